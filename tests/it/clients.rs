@@ -4,7 +4,7 @@
 //! They are installed once under the build folder. Where that is impossible (no network, no pip or
 //! npm) the test says so loudly and is skipped; clients that can be installed must pass.
 
-use crate::process::Folder;
+use crate::process::{Folder, MODEL};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
@@ -100,30 +100,144 @@ fn openai_for_python() {
 fn other_services_clients_through_the_gateway() {
     let (python, installed) = python("python", &scripts().join("requirements.txt"));
     check("Python clients of other services", installed, |_, gateway, key| {
-        Command::new(&python)
-            .arg(scripts().join("dialects.py"))
-            .args([gateway, key])
-            .output()
-            .unwrap()
+        let mut command = Command::new(&python);
+        command.arg(scripts().join("dialects.py")).args([gateway, key]).output().unwrap()
     });
 }
 
 #[test]
-fn openai_for_javascript() {
-    let folder = installed_under("javascript");
-    let installed = install(&folder, &scripts().join("package.json"), || {
-        std::fs::copy(scripts().join("package.json"), folder.join("package.json"))
-            .map_err(|error| error.to_string())?;
+fn instructor_through_the_gateway() {
+    let (python, installed) = python("python", &scripts().join("requirements.txt"));
+    check("instructor", installed, |_, gateway, key| {
+        let mut command = Command::new(&python);
+        command.arg(scripts().join("tools/python/instructor_python.py"));
+        command.args([gateway, key, MODEL]).output().unwrap()
+    });
+}
+
+/// The folder with the packages of `pins`, a `package.json`, and whether they could be installed.
+fn javascript(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
+    let folder = installed_under(name);
+    let installed = install(&folder, pins, || {
+        std::fs::copy(pins, folder.join("package.json")).map_err(|error| error.to_string())?;
         succeeded(
             Command::new("npm")
                 .args(["install", "--silent", "--no-audit", "--no-fund"])
                 .current_dir(&folder),
         )
     });
+    (folder, installed)
+}
+
+/// Node.js with a script. It looks for packages beside the script, so that is copied to them.
+fn node_script(packages: &Path, script: &Path) -> Command {
+    let copy = packages.join(script.file_name().unwrap());
+    std::fs::copy(script, &copy).unwrap();
+    let mut command = Command::new("node");
+    command.arg(copy);
+    command
+}
+
+#[test]
+fn openai_for_javascript() {
+    let (packages, installed) = javascript("javascript", &scripts().join("package.json"));
     check("openai for JavaScript", installed, |base, _, key| {
-        // Node.js looks for packages beside the script, so the script is copied to them.
-        let script = folder.join("openai_node.mjs");
-        std::fs::copy(scripts().join("openai_node.mjs"), &script).unwrap();
-        Command::new("node").arg(script).args([base, key]).output().unwrap()
+        let mut command = node_script(&packages, &scripts().join("openai_node.mjs"));
+        command.args([base, key]).output().unwrap()
     });
+}
+
+#[test]
+fn the_ai_sdk_through_the_gateway() {
+    let (packages, installed) = javascript("javascript", &scripts().join("package.json"));
+    check("the AI SDK", installed, |_, gateway, key| {
+        let mut command = node_script(&packages, &scripts().join("tools/javascript/ai_sdk.mjs"));
+        command.args([gateway, key, MODEL]).output().unwrap()
+    });
+}
+
+/// The folders of `tools`: each has pins and one script for each client.
+fn groups() -> Vec<PathBuf> {
+    files(&scripts().join("tools"))
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<_> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.sort();
+    found
+}
+
+/// Every script of a group with the program that runs it. Panics where a group cannot be installed.
+fn clients_of(group: &Path) -> Vec<(PathBuf, Command)> {
+    let name = format!("tools-{}", group.file_name().unwrap().to_str().unwrap());
+    let is_javascript = group.join("package.json").exists();
+    let (place, installed) = if is_javascript {
+        javascript(&name, &group.join("package.json"))
+    } else {
+        python(&name, &group.join("requirements.txt"))
+    };
+    installed.unwrap();
+    let scripts = files(group).into_iter();
+    scripts
+        .filter_map(|script| match script.extension()?.to_str()? {
+            "mjs" => Some((script.clone(), node_script(&place, &script))),
+            "py" => {
+                let mut command = Command::new(&place);
+                command.arg(&script);
+                Some((script, command))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "installs 2 GB of Python and Node.js packages; .ci/long"]
+fn clients_of_other_makers_work_unchanged_through_the_gateway() {
+    const NAME: &str = "smollm2-135m-instruct";
+    let folder = crate::release::with_release();
+    std::fs::write(
+        folder.path().join("cresset.toml"),
+        "[plans.default]\nrequests_per_minute = 6000\nburst = 600\n",
+    )
+    .unwrap();
+    folder.qualify(NAME);
+    let customer = folder.customer(100_000_000);
+    let node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
+    let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
+    let mut failed = Vec::new();
+    for (script, mut command) in groups().iter().flat_map(|group| clients_of(group)) {
+        let output = command.args([&gateway, &customer.key, NAME]).output().unwrap();
+        let worked = output.status.success()
+            && String::from_utf8_lossy(&output.stdout).trim_end().ends_with("ok");
+        println!("{} {}", if worked { "works " } else { "FAILED" }, script.display());
+        if !worked {
+            failed.push(format!("{}: {output:?}", script.display()));
+        }
+    }
+    assert!(failed.is_empty(), "{}\n{}", failed.join("\n\n"), node.log());
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+/// README says which versions were tried.
+#[test]
+fn readme_names_the_versions_that_are_pinned() {
+    let readme = include_str!("../../README.md");
+    for group in groups() {
+        let pins = ["requirements.txt", "package.json"].map(|name| group.join(name));
+        let pins = pins.iter().find_map(|pins| std::fs::read_to_string(pins).ok()).unwrap();
+        for line in pins.lines() {
+            let Some((name, version)) = line.split_once("==").or_else(|| line.split_once("\": \""))
+            else {
+                continue;
+            };
+            if !version.starts_with(|first: char| first.is_ascii_digit()) {
+                continue;
+            }
+            let name = name.trim().trim_matches('"').split('[').next().unwrap();
+            let told = format!("`{name}` {}", version.trim_end_matches(['"', ',']));
+            assert!(readme.contains(&told), "README.md does not say {told}");
+        }
+    }
 }
