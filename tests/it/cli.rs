@@ -55,7 +55,7 @@ fn exit_codes_tell_failure_from_wrong_usage() {
     check(&["accounts", "create", "--name", "two\nlines"], 2, "control character");
     check(&["keys", "create", "--account", NOBODY, "--expires-in", "soon"], 2, "30d");
     let negative = ["accounts", "create", "--name", "acme", "--trial", "-5_000"];
-    check(&negative, 2, "credits can be granted, and not taken back");
+    check(&negative, 2, "`cresset credits debit` takes credits back");
     check(
         &[
             "credits",

@@ -202,7 +202,7 @@ fn clients_of_other_makers_work_unchanged_through_the_gateway() {
         "[plans.default]\nrequests_per_minute = 6000\nburst = 600\n",
     )
     .unwrap();
-    folder.qualify(NAME);
+    assert_eq!(folder.json(&["qualify", NAME])["grade"], "reference");
     let customer = folder.customer(100_000_000);
     let node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
     let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();

@@ -75,7 +75,7 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
 pub(crate) fn units(text: &str) -> Result<u64, String> {
     if text.starts_with('-') {
         return Err(
-            "an amount is zero or more: credits can be granted, and not taken back".to_owned()
+            "an amount is zero or more; `cresset credits debit` takes credits back".to_owned()
         );
     }
     text.replace('_', "")
@@ -181,6 +181,6 @@ mod tests {
         for wrong in ["", "1.5", "-1", "1M"] {
             check(wrong, None);
         }
-        assert!(units("-5").unwrap_err().contains("not taken back"));
+        assert!(units("-5").unwrap_err().contains("credits debit"));
     }
 }

@@ -11,7 +11,7 @@ const client = new OpenAI({ baseURL: `${gateway}/v1`, apiKey: key });
 for (const Interface of [OpenAIResponsesModel, OpenAIChatCompletionsModel]) {
   const agent = new Agent({
     name: "A", instructions: "Be brief.", model: new Interface(client, name),
-    modelSettings: { maxTokens: 20 },
+    modelSettings: { maxTokens: 400, temperature: 0 },
   });
   assert.equal(typeof (await run(agent, "Hello")).finalOutput, "string");
 }
