@@ -161,7 +161,7 @@ pub struct WeightStats {
     pub name: String,
     /// Whether no value is infinite or none at all.
     pub finite: bool,
-    /// Root of the mean of the squares.
+    /// Root of the mean of the squares of all values but the largest.
     pub rms: f64,
     /// Largest absolute value.
     pub max: f32,

@@ -161,7 +161,8 @@ pub struct TensorStats {
     /// As the file names it.
     pub name: String,
     pub finite: bool,
-    /// Root of the mean of the squares.
+    /// Root of the mean of the squares of all values but the largest, which would hide itself in a
+    /// small tensor.
     pub rms: f64,
     /// Largest absolute value.
     pub max: f32,
@@ -172,12 +173,18 @@ pub fn tensor_stats(source: &ModelSource) -> crate::Result<Vec<TensorStats>> {
     let mut all = Vec::new();
     let read = for_each(source, &mut |name, values| {
         let values = values.flatten_all()?.to_vec1::<f32>()?;
-        let squares: f64 = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+        let (mut max, mut squares) = (0f32, 0f64);
+        for value in &values {
+            let size = value.abs();
+            let other = if size > max { std::mem::replace(&mut max, size) } else { size };
+            squares += f64::from(other) * f64::from(other);
+        }
+        let others = values.len().saturating_sub(1);
         all.push(TensorStats {
             name: name.to_owned(),
             finite: values.iter().all(|x| x.is_finite()),
-            rms: (squares / values.len().max(1) as f64).sqrt(),
-            max: values.iter().fold(0f32, |most, x| most.max(x.abs())),
+            rms: if others == 0 { max.into() } else { (squares / others as f64).sqrt() },
+            max,
         });
         Ok(())
     });
