@@ -2,6 +2,8 @@
 
 use crate::simd::{LANES, Lanes};
 use candle_core::{CpuStorage, WithDType};
+#[cfg(feature = "rounding")]
+use half::bf16;
 use half::f16;
 
 /// An element type of CPU tensors.
@@ -12,6 +14,9 @@ pub(crate) trait Element: WithDType + Default {
     /// Stores lanes, rounded to nearest, ties to even. Values beyond the type's largest number
     /// become that number: one infinite key would make every later output NaN.
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
+    /// The value, rounded to bf16.
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self;
 }
 
 impl Element for f32 {
@@ -27,6 +32,11 @@ impl Element for f32 {
     #[inline(always)]
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
         lanes.store(to);
+    }
+
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self {
+        bf16::from_f32(self).to_f32()
     }
 }
 
@@ -50,6 +60,11 @@ impl Element for f16 {
         let lanes = least.max(negated).mul(minus);
         // SAFETY: as above.
         lanes.store_f16(unsafe { &mut *to.as_mut_ptr().cast() });
+    }
+
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self {
+        Self::from_f32(bf16::from_f32(self.to_f32()).to_f32())
     }
 }
 

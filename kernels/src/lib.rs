@@ -30,6 +30,7 @@ pub mod rope;
 pub mod sampling;
 mod simd;
 mod storage;
+pub mod stored_as_bf16;
 #[cfg(test)]
 mod testing;
 

@@ -3,7 +3,7 @@
 
 use crate::element::Element;
 use crate::operand::TensorView;
-use crate::{Error, Result};
+use crate::{Error, Result, stored_as_bf16};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -49,7 +49,12 @@ pub(crate) fn write<E: Element, T>(
     let range = contiguous(op, view.tensor.layout(), view)?;
     let mut result = None;
     let write = |storage: &mut CpuStorage| {
-        result = E::of_mut(storage).map(|data| f(&mut data[range]));
+        result = E::of_mut(storage).map(|data| {
+            let written = &mut data[range];
+            let result = f(written);
+            stored_as_bf16::round(written);
+            result
+        });
     };
     view.tensor.inplace_op1(&InPlace { op, write: Cell::new(Some(write)) })?;
     result.ok_or_else(|| wrong_type(op, view))

@@ -13,11 +13,16 @@ pub enum OpFault {
     Epsilon,
     /// The gated activation is another one.
     Activation,
+    /// Queries and keys are rotated in the pairs of the other convention.
+    RotationPairs,
+    /// No fault: what ops write is rounded to bf16, but for the logits.
+    Bf16,
 }
 
 #[cfg(any(test, feature = "testing"))]
 mod in_force {
     use super::OpFault;
+    use cresset_kernels::stored_as_bf16;
     use std::cell::Cell;
 
     thread_local! {
@@ -27,8 +32,18 @@ mod in_force {
     /// Computes with a fault on this thread.
     pub fn with<T>(fault: OpFault, compute: impl FnOnce() -> T) -> T {
         FAULT.set(Some(fault));
+        stored_as_bf16::set(fault == OpFault::Bf16);
         let result = compute();
+        stored_as_bf16::set(false);
         FAULT.set(None);
+        result
+    }
+
+    /// Computes logits, which a device stores in f32.
+    pub(crate) fn in_f32<T>(compute: impl FnOnce() -> T) -> T {
+        let rounds = stored_as_bf16::set(false);
+        let result = compute();
+        stored_as_bf16::set(rounds);
         result
     }
 
@@ -37,6 +52,8 @@ mod in_force {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use in_force::in_f32;
 #[cfg(any(test, feature = "testing"))]
 pub use in_force::with;
 
@@ -49,4 +66,9 @@ pub(crate) fn argument<T>(fault: OpFault, right: T, wrong: impl FnOnce(&T) -> T)
 #[cfg(not(any(test, feature = "testing")))]
 pub(crate) fn argument<T>(_: OpFault, right: T, _: impl FnOnce(&T) -> T) -> T {
     right
+}
+
+#[cfg(not(any(test, feature = "testing")))]
+pub(crate) fn in_f32<T>(compute: impl FnOnce() -> T) -> T {
+    compute()
 }

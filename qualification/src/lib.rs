@@ -37,7 +37,7 @@ pub use http::EndpointReport;
 pub use identity::{
     Difference, EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
-pub use record::{CheckResult, CheckState, Grade, Record, Series, Verdict};
+pub use record::{CheckResult, CheckState, Grade, Record, SelfTestLine, Series, Verdict};
 pub use subject::{
     ApiAnswer, ApiManner, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject,
     SubjectError,

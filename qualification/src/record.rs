@@ -44,6 +44,27 @@ pub struct Record {
     /// What took memory when the checks were done: a part's name and its bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<(String, u64)>,
+    /// What became of each fault that was planted to prove that these checks can fail; empty
+    /// without a self-test.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub self_test: Vec<SelfTestLine>,
+}
+
+/// What became of a planted fault.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfTestLine {
+    /// Where it was planted: in a `file`, an `op`, the `scheduler` or over `http`.
+    pub place: String,
+    pub fault: String,
+    /// The check that has to find it; of a harmless change, none.
+    pub check: String,
+    /// The check that found it, or `the loader`, if it refused the file.
+    pub found_by: Option<String>,
+    /// Whether it was found; of a harmless change, whether every check that passes for the healthy
+    /// release passes for it, too.
+    pub right: bool,
+    /// What the check measured, or why the file was refused.
+    pub told: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +146,27 @@ pub enum CheckState {
 }
 
 impl Record {
+    /// The record with what became of planted faults, as one of its own: checks that missed one
+    /// prove nothing.
+    #[must_use]
+    pub fn with_self_test(self, lines: Vec<SelfTestLine>) -> Self {
+        let mut record = Self { id: Uuid::now_v7(), self_test: lines, ..self };
+        record.verdict = record.due_verdict();
+        if record.verdict != Verdict::Qualified {
+            record.qualified_context_tokens = 0;
+        }
+        record
+    }
+
+    /// The verdict that checks and planted faults lead to.
+    fn due_verdict(&self) -> Verdict {
+        if self.self_test.iter().all(|line| line.right) {
+            Verdict::of(&self.checks, self.identity.release.origin)
+        } else {
+            Verdict::Failed
+        }
+    }
+
     pub fn failed_checks(&self) -> impl Iterator<Item = &CheckResult> {
         self.checks.iter().filter(|check| check.state == CheckState::Failed)
     }
@@ -135,7 +177,7 @@ impl Record {
 pub enum RecordFault {
     #[error("its checks are not those of the suite")]
     Checks,
-    #[error("its checks lead to another verdict")]
+    #[error("its checks or planted faults lead to another verdict")]
     Verdict,
     #[error("its checks lead to another grade")]
     Grade,
@@ -177,7 +219,7 @@ impl Record {
         if self.policy_version == POLICY_VERSION && !files.keys().eq(blake3.keys()) {
             return Err(RecordFault::Digests);
         }
-        let right = Verdict::of(&self.checks, self.identity.release.origin) == self.verdict;
+        let right = self.due_verdict() == self.verdict;
         if !right || (self.verdict != Verdict::Qualified && self.qualified_context_tokens > 0) {
             return Err(RecordFault::Verdict);
         }

@@ -74,7 +74,7 @@ fn statement(record: &Record) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Grade;
+    use crate::record::{Grade, SelfTestLine};
     use crate::testing::records;
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD as BASE64;
@@ -131,6 +131,27 @@ mod tests {
             envelope_fault(other_type.to_string().as_bytes()),
             EnvelopeFault::Unreadable(_)
         ));
+    }
+
+    #[test]
+    fn a_missed_fault_fails_a_record_whatever_its_verdict() {
+        let line = |right| SelfTestLine {
+            place: "op".into(),
+            fault: "attention is too sharp".into(),
+            check: "witness".into(),
+            found_by: None,
+            right,
+            told: "t".into(),
+        };
+        let healthy = records::of(Verdict::Qualified);
+        let proven = healthy.clone().with_self_test(vec![line(true)]);
+        assert_ne!(proven.id, healthy.id);
+        assert_eq!(verify(&sign(&proven, &key(1)), &key(1).verifying_key()), Ok(proven));
+        let missed = healthy.with_self_test(vec![line(true), line(false)]);
+        assert_eq!((missed.verdict, missed.qualified_context_tokens), (Verdict::Failed, 0));
+        let claimed = Record { verdict: Verdict::Qualified, ..missed };
+        let found = verify(&sign(&claimed, &key(1)), &key(1).verifying_key());
+        assert!(matches!(found, Err(StatementFault::Record(RecordFault::Verdict))));
     }
 
     #[test]

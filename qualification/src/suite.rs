@@ -179,6 +179,7 @@ impl UnfinishedRun {
             canary: Vec::new(),
             speed: Vec::new(),
             memory: subject.memory(),
+            self_test: Vec::new(),
         }
     }
 }

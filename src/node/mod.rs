@@ -26,8 +26,6 @@ pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{UnqualifiedModel, card, inspect};
 pub use models::Servable;
 pub use rerun::RerunOutcome;
-#[cfg(feature = "self-test")]
-pub use self_test::SelfTestLine;
 
 pub use cresset_kernels::instruction_set;
 

@@ -8,6 +8,8 @@ use super::self_test::{EngineFault, FaultyRunner};
 use crate::engine::runner::{RowResult, Runner};
 use crate::engine::{EngineError, RowSampling, SamplingParams, TokenLogprobs};
 use cresset_models::ForwardBatch;
+#[cfg(feature = "self-test")]
+use cresset_models::planted::OpFault;
 use cresset_qualification::subject::{ScorePath, TOP_LOGPROBS};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +37,18 @@ impl Scoring {
     #[cfg(feature = "self-test")]
     pub(super) fn with_fault(fault: Option<EngineFault>) -> Self {
         Self { fault, ..Self::default() }
+    }
+
+    /// Whether the engine computes as a device of that precision does.
+    #[cfg(feature = "self-test")]
+    pub(super) fn rounds_to_bf16(&self) -> bool {
+        self.fault == Some(EngineFault::Op(OpFault::Bf16))
+    }
+
+    #[cfg(not(feature = "self-test"))]
+    #[expect(clippy::unused_self, reason = "a build for the self-test has such engines")]
+    pub(super) fn rounds_to_bf16(&self) -> bool {
+        false
     }
 
     /// The runner with the planted fault, if there is one.

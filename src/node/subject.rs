@@ -288,7 +288,8 @@ impl EngineSubject {
         let UnqualifiedModel { text, engine, bytes, source, scoring } = model;
         let cache = assembly.kv_bytes() as u64;
         let (settings, card) = (assembly.host().settings, super::card(&source)?);
-        let precision = precision(&settings, &card);
+        let precision =
+            if scoring.rounds_to_bf16() { Precision::Bf16 } else { precision(&settings, &card) };
         let witness_bytes = (assembly.config.qualification.witness_memory_mib as u64) << 20;
         Ok(Self {
             engine,

@@ -7,7 +7,7 @@ use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use crate::planted::{OpFault, argument};
 use cresset_kernels::Ops;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};
-use cresset_kernels::rope::{QkNorm, RopeArgs};
+use cresset_kernels::rope::{QkNorm, RopeArgs, RopeStyle, RopeTable};
 use std::sync::Arc;
 
 pub struct SelfAttention<O: Ops> {
@@ -91,7 +91,13 @@ impl<O: Ops> SelfAttention<O> {
             head_dim,
             positions: s.batch.positions,
             slots: s.batch.slots,
-            table: self.rope.table(),
+            table: argument(OpFault::RotationPairs, self.rope.table(), |table| RopeTable {
+                style: match table.style {
+                    RopeStyle::Neox => RopeStyle::Interleaved,
+                    RopeStyle::Interleaved => RopeStyle::Neox,
+                },
+                ..*table
+            }),
             qk_norm: self.qk_norm.as_ref().map(norm),
             k_cache: O::view(&s.kv.k[s.layer]),
             v_cache: O::view(&s.kv.v[s.layer]),

@@ -12,6 +12,7 @@ mod step;
 pub use load::{DecoderOptions, LayerLoader};
 pub use step::{Activations, LayerStep, StepBatch, Stream};
 
+use crate::planted::in_f32;
 use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::GatherArgs;
@@ -81,9 +82,12 @@ impl<O: Ops> Decoder<O> {
         }
         let last = self.step(batch, kv, self.layers.len() - 1);
         last.add_norm(&self.norm, &mut x)?;
-        last.linear(self.head.as_ref().unwrap_or(&self.embedding), None, x.normed(), logits)?;
-        let cap = self.config.logits_softcap;
-        cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
+        in_f32(|| {
+            let head = self.head.as_ref().unwrap_or(&self.embedding);
+            last.linear(head, None, x.normed(), logits)?;
+            let cap = self.config.logits_softcap;
+            cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
+        })
     }
 
     /// Refuses a batch that contradicts itself, the model, or a cache of so many blocks.

@@ -128,8 +128,21 @@ fn facts(record: &Record, command: &str) -> Vec<(&'static str, String)> {
     facts.extend(
         release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))),
     );
+    facts.extend(planted_faults(record).map(|told| ("Planted faults", told)));
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts
+}
+
+/// How many of the planted faults were found, and which were not.
+fn planted_faults(record: &Record) -> Option<String> {
+    let lines = &record.self_test;
+    let missed = lines.iter().filter(|line| !line.right);
+    let missed: Vec<_> = missed.map(|line| format!("{}: {}", line.place, line.fault)).collect();
+    let right = lines.len() - missed.len();
+    let told = format!("{right} of {} told right", lines.len());
+    let missed =
+        if missed.is_empty() { told } else { format!("{told}; not {}", missed.join(", ")) };
+    (!lines.is_empty()).then_some(missed)
 }
 
 fn reference(goldens: &GoldensOrigin) -> String {

@@ -88,6 +88,7 @@ pub fn with(identity: Identity, verdict: Verdict) -> Record {
         checks,
         canary: Vec::new(),
         memory: Vec::new(),
+        self_test: Vec::new(),
     }
 }
 

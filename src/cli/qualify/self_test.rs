@@ -5,9 +5,8 @@ use crate::catalogue::Manifest;
 use crate::cli::support::context::Context;
 use crate::cli::support::output::{CommandError, CommandResult, note};
 use crate::cli::support::text;
-use crate::node::SelfTestLine;
 use cresset_qualification::report::Report;
-use cresset_qualification::{CheckResult, CheckState, Verdict};
+use cresset_qualification::{CheckResult, CheckState, Record, SelfTestLine};
 use serde_json::json;
 use std::path::Path;
 
@@ -16,17 +15,17 @@ pub(super) async fn run(
     manifest: Manifest,
     report: Option<&Path>,
 ) -> CommandResult {
-    let (assembly, name) = (context.assembly()?.clone(), manifest.name.clone());
+    let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
         assembly.self_test(&manifest, &mut |line| note(&told(line)))
     });
-    let lines = blocking.await.map_err(CommandError::new)??;
-    let document = json!({ "data": lines });
-    let checks: Vec<CheckResult> = lines.iter().map(as_check).collect();
-    write_report(&page(&name, &checks), || document.clone(), report)?;
+    let record = blocking.await.map_err(CommandError::new)??;
+    let document = json!({ "record_id": record.id, "data": record.self_test });
+    let checks: Vec<CheckResult> = record.self_test.iter().map(as_check).collect();
+    write_report(&page(&record, &checks), || document.clone(), report)?;
     let columns = ["place", "fault", "found_by", "right"];
     context.output.result(&document, |shown| text::table(shown, &columns))?;
-    exit(ExitReason::of(verdict(&checks)))
+    exit(ExitReason::of(record.verdict))
 }
 
 fn told(line: &SelfTestLine) -> String {
@@ -43,7 +42,7 @@ fn told(line: &SelfTestLine) -> String {
 fn as_check(line: &SelfTestLine) -> CheckResult {
     CheckResult {
         id: line.check.clone(),
-        stage: line.place.into(),
+        stage: line.place.clone(),
         proves: line.fault.clone(),
         state: if line.right { CheckState::Passed } else { CheckState::Failed },
         value: line.told.clone(),
@@ -53,16 +52,12 @@ fn as_check(line: &SelfTestLine) -> CheckResult {
     }
 }
 
-fn verdict(checks: &[CheckResult]) -> Verdict {
-    let all = checks.iter().all(|check| check.state == CheckState::Passed);
-    if all { Verdict::Qualified } else { Verdict::Failed }
-}
-
-fn page<'a>(name: &str, checks: &'a [CheckResult]) -> Report<'a> {
+fn page<'a>(record: &Record, checks: &'a [CheckResult]) -> Report<'a> {
+    let name = &record.identity.release.name;
     let command = format!("cresset qualify {name} --self-test");
     Report {
         title: format!("Faults planted in {name}"),
-        verdict: verdict(checks),
+        verdict: record.verdict,
         facts: vec![("Reproduce", command.clone())],
         checks,
         command,

@@ -25,6 +25,42 @@ pub(super) const FILE_FAULTS: &[FileFault] = &[
         check: "distributions",
         plant: scale_head,
     },
+    FileFault {
+        what: "queries stand in the order of the other rotation",
+        check: "distributions",
+        plant: permute_queries,
+    },
+    FileFault {
+        what: "two heads' keys are swapped",
+        check: "distributions",
+        plant: swap_key_heads,
+    },
+    FileFault {
+        what: "a layer's two norms are swapped",
+        check: "distributions",
+        plant: swap_norms,
+    },
+    FileFault {
+        what: "every token has the vector of the next one",
+        check: "distributions",
+        plant: shift_embeddings,
+    },
+    FileFault {
+        what: "the base of the rotation is a tenth too large",
+        check: "distributions",
+        plant: |file| multiply(file, ".rope.freq_base", 1.1),
+    },
+    FileFault {
+        what: "the base of the rotation is a tenth too small",
+        check: "distributions",
+        plant: |file| multiply(file, ".rope.freq_base", 0.9),
+    },
+    FileFault { what: "a bit of an exponent is another", check: "weights", plant: flip_exponent },
+    FileFault {
+        what: "a bit of an exponent in a small tensor is another",
+        check: "weights",
+        plant: flip_norm_exponent,
+    },
     FileFault { what: "a tensor is zero", check: "weights", plant: zero_tensor },
     FileFault { what: "a weight is not a number", check: "weights", plant: not_a_number },
     FileFault {
@@ -43,6 +79,12 @@ pub(super) const FILE_FAULTS: &[FileFault] = &[
         plant: overstate_context,
     },
     FileFault {
+        what: "the rotation is said to be stretched",
+        check: "hyper_parameters",
+        plant: stretch_rotation,
+    },
+    FileFault { what: "the last layer is left out", check: "hyper_parameters", plant: drop_layer },
+    FileFault {
         what: "two tokens have changed places",
         check: "tokenizer_goldens",
         plant: swap_tokens,
@@ -51,6 +93,11 @@ pub(super) const FILE_FAULTS: &[FileFault] = &[
         what: "the merges stand in another order",
         check: "tokenizer_goldens",
         plant: turn_merges,
+    },
+    FileFault {
+        what: "text is cut up by the rules of another family",
+        check: "tokenizer_goldens",
+        plant: other_rules,
     },
     FileFault {
         what: "a special token is an ordinary one",
@@ -62,6 +109,16 @@ pub(super) const FILE_FAULTS: &[FileFault] = &[
         what: "the template writes one blank more",
         check: "template_goldens",
         plant: blank,
+    },
+    FileFault {
+        what: "the template is another family's",
+        check: "template_goldens",
+        plant: other_template,
+    },
+    FileFault {
+        what: "the template leaves system messages out",
+        check: "template_goldens",
+        plant: no_system,
     },
     FileFault { what: "another token ends an answer", check: "end_of_turn", plant: other_end },
 ];
@@ -137,6 +194,83 @@ fn scale_head(file: &mut GgufWriter) -> bool {
     true
 }
 
+/// The rows of a tensor of two dimensions: the number of bytes of each.
+fn row_bytes(file: &GgufWriter, name: &str) -> Option<usize> {
+    let (_, shape, _, data) = file.tensors.iter().find(|(own, ..)| own == name)?;
+    Some(data.len() / shape.first()?)
+}
+
+/// Puts the rows of a tensor in another order: row `r` comes from `from(r)`.
+fn reorder(file: &mut GgufWriter, name: &str, from: impl Fn(usize) -> usize) -> bool {
+    let Some(row) = row_bytes(file, name) else { return false };
+    let Some(data) = file.data(name) else { return false };
+    let own = data.clone();
+    for (place, to) in data.chunks_exact_mut(row).enumerate() {
+        to.copy_from_slice(&own[from(place) * row..][..row]);
+    }
+    own != *data
+}
+
+/// The dimensions of a head.
+fn head_dim(file: &GgufWriter) -> Option<usize> {
+    let number = |ending: &str| {
+        let (_, value) = file.metadata.iter().find(|(key, _)| key.ends_with(ending))?;
+        value.as_usize()
+    };
+    Some(number(".embedding_length")? / number(".attention.head_count")?)
+}
+
+fn permute_queries(file: &mut GgufWriter) -> bool {
+    let Some(dim) = head_dim(file) else { return false };
+    reorder(file, "blk.0.attn_q.weight", |row| {
+        let (head, own) = (row / dim, row % dim);
+        head * dim + (own % 2) * (dim / 2) + own / 2
+    })
+}
+
+fn swap_key_heads(file: &mut GgufWriter) -> bool {
+    let Some(dim) = head_dim(file) else { return false };
+    reorder(file, "blk.0.attn_k.weight", |row| match row / dim {
+        0 => row + dim,
+        1 => row - dim,
+        _ => row,
+    })
+}
+
+fn swap_norms(file: &mut GgufWriter) -> bool {
+    swap(file, "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight")
+}
+
+fn shift_embeddings(file: &mut GgufWriter) -> bool {
+    const NAME: &str = "token_embd.weight";
+    let Some((_, shape, ..)) = file.tensors.iter().find(|(own, ..)| own == NAME) else {
+        return false;
+    };
+    let tokens = shape[0];
+    reorder(file, NAME, |token| (token + 1) % tokens)
+}
+
+/// The top bit of the exponent of a block's scale, or of a value: a factor of 2^16 or more.
+fn flip_exponent(file: &mut GgufWriter) -> bool {
+    flip_exponent_of(file, "blk.1.ffn_up.weight")
+}
+
+/// No other layer has such a tensor, and its few values leave little room for outliers.
+fn flip_norm_exponent(file: &mut GgufWriter) -> bool {
+    flip_exponent_of(file, "output_norm.weight")
+}
+
+fn flip_exponent_of(file: &mut GgufWriter, name: &str) -> bool {
+    let found = file.tensors.iter_mut().find(|(own, ..)| own == name);
+    let Some((_, shape, _, data)) = found else { return false };
+    let is_f32 = data.len() == 4 * shape.iter().product::<usize>();
+    // With that bit, a value from one to two is infinite, which is found for itself.
+    let small = |value: &[u8; 4]| f32::from_le_bytes(*value).abs() < 1.0;
+    let place = is_f32.then(|| data.as_chunks::<4>().0.iter().position(small));
+    data[place.flatten().map_or(1, |value| 4 * value + 3)] ^= 0x40;
+    true
+}
+
 fn zero_tensor(file: &mut GgufWriter) -> bool {
     let Some(data) = file.data("blk.1.ffn_down.weight") else { return false };
     data.fill(0);
@@ -163,6 +297,26 @@ fn multiply(file: &mut GgufWriter, ending: &str, by: f32) -> bool {
 
 fn turn_base(file: &mut GgufWriter) -> bool {
     multiply(file, ".rope.freq_base", 10.0)
+}
+
+fn stretch_rotation(file: &mut GgufWriter) -> bool {
+    let Some(family) = file.get("general.architecture").and_then(Value::as_str) else {
+        return false;
+    };
+    let key = |name: &str| format!("{family}.rope.scaling.{name}");
+    let (kind, factor) = (key("type"), key("factor"));
+    file.set(&kind, Value::String("linear".into()));
+    file.set(&factor, Value::F32(2.0));
+    true
+}
+
+fn drop_layer(file: &mut GgufWriter) -> bool {
+    let found = file.metadata.iter_mut().find(|(key, _)| key.ends_with(".block_count"));
+    let Some((_, Value::U32(layers))) = found else { return false };
+    *layers -= 1;
+    let last = format!("blk.{layers}.");
+    file.tensors.retain(|(name, ..)| !name.starts_with(&last));
+    true
 }
 
 fn raise_epsilon(file: &mut GgufWriter) -> bool {
@@ -195,6 +349,19 @@ fn turn_merges(file: &mut GgufWriter) -> bool {
     list(file, "tokenizer.ggml.merges", |merges| merges.reverse())
 }
 
+/// The merges of a small vocabulary do not show where text is cut.
+fn other_rules(file: &mut GgufWriter) -> bool {
+    const KEY: &str = "tokenizer.ggml.pre";
+    const FEW: usize = 1_000;
+    let merges = file.get("tokenizer.ggml.merges");
+    if !matches!(merges, Some(Value::Array(merges)) if merges.len() > FEW) {
+        return false;
+    }
+    let is_other = file.get(KEY).and_then(Value::as_str) == Some("qwen2");
+    file.set(KEY, Value::String(if is_other { "llama-bpe" } else { "qwen2" }.into()));
+    true
+}
+
 fn unmark_special(file: &mut GgufWriter) -> bool {
     const NORMAL: i32 = 1;
     list(file, "tokenizer.ggml.token_type", |types| {
@@ -218,6 +385,23 @@ fn no_prompt(file: &mut GgufWriter) -> bool {
 
 fn blank(file: &mut GgufWriter) -> bool {
     template(file, |text| format!("{{{{ ' ' }}}}{text}"))
+}
+
+fn other_template(file: &mut GgufWriter) -> bool {
+    template(file, |_| {
+        "{% for message in messages %}{% if message.role == 'assistant' %}{{ message.content }}\
+         {% else %}[INST] {{ message.content }} [/INST]{% endif %}{% endfor %}"
+            .into()
+    })
+}
+
+fn no_system(file: &mut GgufWriter) -> bool {
+    template(file, |text| {
+        format!(
+            "{{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}}\
+             {text}"
+        )
+    })
 }
 
 /// An ordinary letter is declared to end an answer.

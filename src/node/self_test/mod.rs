@@ -20,30 +20,12 @@ use cresset_models::{FileLayout, ModelSource};
 use cresset_qualification::testing::own_goldens;
 use cresset_qualification::testing::planted_faults::planted_for;
 use cresset_qualification::{
-    CheckResult, CheckState, Goldens, Suite, SuiteScope, report, run_only,
+    CheckResult, CheckState, Goldens, Record, SelfTestLine, Suite, SuiteScope, report, run_only,
 };
 use file_faults::{FILE_FAULTS, FileFault, HARMLESS};
-use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// What became of a planted fault.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SelfTestLine {
-    /// Where it was planted: in a `file`, an `op`, the `scheduler` or over `http`.
-    pub place: &'static str,
-    pub fault: String,
-    /// The check that has to find it; of a harmless change, none.
-    pub check: String,
-    /// The check that found it, or `the loader`, if it refused the file.
-    pub found_by: Option<String>,
-    /// Whether it was found; of a harmless change, whether every check that passes for the healthy
-    /// release passes for it, too.
-    pub right: bool,
-    /// What the check measured, or why the file was refused.
-    pub told: String,
-}
 
 /// An engine's fault, with its place and the check that has to find it.
 const ENGINE_FAULTS: &[(EngineFault, &str, &str, &str)] = &[
@@ -56,6 +38,12 @@ const ENGINE_FAULTS: &[(EngineFault, &str, &str, &str)] = &[
     (EngineFault::Op(OpFault::AttentionWindow), "op", "attention sees a short window", "witness"),
     (EngineFault::Op(OpFault::Epsilon), "op", "the norms' epsilon is another one", "witness"),
     (EngineFault::Op(OpFault::Activation), "op", "the activation is another one", "witness"),
+    (
+        EngineFault::Op(OpFault::RotationPairs),
+        "op",
+        "the rotation takes the pairs of the other convention",
+        "witness",
+    ),
     (EngineFault::ChunkOffByOne, "scheduler", "a chunk begins with a wrong token", "prompt_cuts"),
     (
         EngineFault::ResumedWithoutOutputs,
@@ -99,20 +87,23 @@ const HTTP_CHECKS: &[&str] = &[
 ];
 
 impl Assembly {
-    /// Plants every fault in a release that is one GGUF file. What its checks compare with is what
-    /// the healthy release computes first. Blocking.
+    /// Runs the quick suite over a release that is one GGUF file, plants every fault in it and
+    /// keeps a record of both. What the checks of the faults compare with is what the healthy
+    /// release computes first. Blocking.
     pub fn self_test(
         &self,
         manifest: &Manifest,
         on_line: &mut dyn FnMut(&SelfTestLine),
-    ) -> Result<Vec<SelfTestLine>, NodeError> {
-        let source = self.catalogue().source(manifest).map_err(NodeError::new)?;
+    ) -> Result<Record, NodeError> {
+        let catalogue = self.catalogue();
+        let source = catalogue.source(manifest).map_err(NodeError::new)?;
         let FileLayout::Gguf(file) = source.layout().clone() else {
             return Err(NodeError::new(
                 "the self-test changes a GGUF file, and this release is a folder",
             )
             .remedy("name a release that is one GGUF file"));
         };
+        let record = self.qualify(manifest, Suite::Quick, None, &mut |_| {})?;
         let folder = self.data_dir.join("self-test");
         std::fs::create_dir_all(&folder).map_err(NodeError::new)?;
         let altered = folder.join(file.file_name().unwrap_or_default());
@@ -123,7 +114,9 @@ impl Assembly {
             lines.push(line);
         })?;
         std::fs::remove_dir_all(&folder).map_err(NodeError::new)?;
-        Ok(lines)
+        let record = record.with_self_test(lines);
+        catalogue.save_record(&record).map_err(NodeError::new)?;
+        Ok(record)
     }
 }
 
@@ -166,6 +159,7 @@ impl<'a> FaultBench<'a> {
         for fault in FILE_FAULTS.iter().chain(HARMLESS) {
             self.in_file(fault)?.into_iter().for_each(&mut *on_line);
         }
+        on_line(self.in_bf16()?);
         for &(fault, place, what, check) in ENGINE_FAULTS {
             let subject = load(self.assembly, self.manifest, &self.healthy, Some(fault));
             let subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
@@ -193,7 +187,7 @@ impl<'a> FaultBench<'a> {
         Ok(Some(match load(self.assembly, self.manifest, &self.altered, None) {
             Ok(subject) => self.judged(subject, "file", fault.what, fault.check),
             Err(told) => SelfTestLine {
-                place: "file",
+                place: "file".to_owned(),
                 fault: fault.what.to_owned(),
                 check: fault.check.to_owned(),
                 found_by: Some("the loader".to_owned()),
@@ -203,11 +197,22 @@ impl<'a> FaultBench<'a> {
         }))
     }
 
+    /// The healthy release as a device of that precision computes it, with its weights in f32: no
+    /// fault by the bounds of bf16.
+    fn in_bf16(&self) -> Result<SelfTestLine, NodeError> {
+        let mut assembly = self.assembly.clone();
+        assembly.config.engine.dequantise = true;
+        let rounded = Some(EngineFault::Op(OpFault::Bf16));
+        let subject = load(&assembly, self.manifest, &self.healthy, rounded);
+        let subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
+        Ok(self.judged(subject, "op", "what ops write is rounded to bf16", ""))
+    }
+
     /// Runs the check that has to find the fault; of a harmless change, all that compare.
     fn judged(
         &self,
         mut subject: EngineSubject,
-        place: &'static str,
+        place: &str,
         what: &str,
         check: &str,
     ) -> SelfTestLine {
@@ -222,7 +227,7 @@ impl<'a> FaultBench<'a> {
             Some(result) => result.value.clone(),
             None => format!("{} of {} checks passed as before", passed.len(), self.passed.len()),
         };
-        let (fault, check) = (what.to_owned(), check.to_owned());
+        let [place, fault, check] = [place, what, check].map(str::to_owned);
         let found_by = red.map(|result| result.id.clone());
         SelfTestLine { place, fault, check, found_by, right, told }
     }
@@ -312,7 +317,9 @@ mod tests {
 
     /// Plants everything; `beyond` names the checks that cannot find theirs in such a model.
     fn all_are_right(assembly: &Assembly, manifest: &Manifest, beyond: &[&str]) {
-        let lines = assembly.self_test(manifest, &mut |line| println!("{line:?}")).unwrap();
+        let record = assembly.self_test(manifest, &mut |line| println!("{line:?}")).unwrap();
+        assert_eq!(assembly.catalogue().records(&manifest.name).unwrap()[0], record);
+        let lines = record.self_test;
         let wrong: Vec<_> = lines
             .iter()
             .filter(|line| !line.right && !beyond.contains(&line.check.as_str()))
