@@ -9,7 +9,9 @@ import tempfile
 gateway, key, name = sys.argv[1:]
 with tempfile.TemporaryDirectory() as folder:
     command = [str(pathlib.Path(sys.executable).parent / "aider"), "--model", f"openai/{name}"]
-    switches = "--no-git --yes-always --no-show-model-warnings --no-check-update --analytics-disable"
+    switches = (
+        "--no-git --yes-always --no-show-model-warnings --no-check-update --analytics-disable"
+    )
     environment = {
         **os.environ,
         "HOME": folder,

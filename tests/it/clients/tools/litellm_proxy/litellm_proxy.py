@@ -26,7 +26,9 @@ with tempfile.TemporaryDirectory() as folder:
         [command, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     )
     try:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}", api_key="sk-of-the-proxy", max_retries=0)
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}", api_key="sk-of-the-proxy", max_retries=0
+        )
         hello = [{"role": "user", "content": "Hello"}]
         for attempt in range(90):
             try:
