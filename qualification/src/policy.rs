@@ -91,6 +91,8 @@ pub(crate) struct MarginBounds {
 #[serde(deny_unknown_fields)]
 pub(crate) struct SoakBounds {
     pub leak: Threshold,
+    /// The widest interval of a slope that proves anything.
+    pub width: Threshold,
 }
 
 #[derive(Debug, Deserialize)]
@@ -127,6 +129,7 @@ mod tests {
         (4, "b5b599a11cb569009a1424422b96aa6afd185504f78fb91b2458a0dc9a74137e"),
         (5, "b5b599a11cb569009a1424422b96aa6afd185504f78fb91b2458a0dc9a74137e"),
         (6, "85e0c03dde7047ba187e770c1ff69afb44b8ccb38382d68f0dc063f56f986154"),
+        (7, "b3056c40d643c35cc0d4ee410c3c221eef5a6a40afe1b02c0439ddf2bc1b992e"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

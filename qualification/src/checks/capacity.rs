@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "a soak lasts for a time")]
 
 use super::{CheckFinding, CheckInput};
-use crate::policy::policy;
+use crate::policy::{SoakBounds, policy};
 use crate::record::Series;
 use crate::subject::{ChatTurn, Request, Result, SubjectError};
 use serde_json::json;
@@ -76,8 +76,11 @@ const STRETCHES: usize = 8;
 const STUDENT: f64 = 9.08;
 
 pub(super) fn soak(input: &mut CheckInput) -> Result<CheckFinding> {
-    let leak = policy().soak.leak.value;
-    let gate = format!("a slope that may be ≤ {leak} bytes a request, and every block comes back");
+    let SoakBounds { leak, width } = &policy().soak;
+    let (leak, width) = (leak.value, width.value);
+    let gate = format!(
+        "a slope that may be ≤ {leak} bytes a request, known to {width}, and every block comes back"
+    );
     let room = match input.suite_room() {
         Ok(room) => room,
         Err(why) => return Ok(CheckFinding::not_run(why, gate)),
@@ -87,15 +90,18 @@ pub(super) fn soak(input: &mut CheckInput) -> Result<CheckFinding> {
     }
     let text = input.varied_text(SOAK_BLOCKS * room.block_tokens, "market")?;
     let soaked = input.with_blocks(SOAK_BLOCKS, |input| soaked(input, &text, room.block_tokens))?;
-    let Some(slope) = soaked.slope() else {
+    let Some([low, high]) = soaked.interval() else {
         return Ok(CheckFinding::not_run("this platform does not tell its memory", gate));
     };
-    let (low, high) = (slope.0 - slope.1, slope.0 + slope.1);
     let value = format!(
         "{} requests, {low:.0} to {high:.0} bytes a request; {} blocks in use at the end",
         soaked.requests, soaked.blocks_used
     );
     let passed = low <= leak && soaked.blocks_used == 0;
+    if passed && high - low > width {
+        let why = format!("the memory of the process moves too much: {value}");
+        return Ok(CheckFinding::not_run(why, gate));
+    }
     Ok(CheckFinding { series: vec![soaked.curve()], ..CheckFinding::new(passed, value, gate) })
 }
 
@@ -108,12 +114,14 @@ struct Soaked {
     blocks_used: usize,
 }
 
-/// Runs rounds of mixed requests until the time is over.
+/// Runs rounds of mixed requests until the time is over, and as long again while the slope is not
+/// known well enough.
 fn soaked(input: &mut CheckInput, text: &[u32], block: usize) -> Result<Soaked> {
     let (began, lasts) = (Instant::now(), Duration::from_secs(input.scope.soak_seconds.into()));
     let mut soaked = Soaked::default();
     for round in 0.. {
-        if began.elapsed() >= lasts && round >= LEAST_ROUNDS {
+        let is_over = |times: u32| began.elapsed() >= times * lasts && round >= LEAST_ROUNDS;
+        if is_over(2) || (is_over(1) && soaked.is_known()) {
             break;
         }
         let requests = mixed(text, block, round as u32);
@@ -164,6 +172,15 @@ impl Soaked {
         (points.len() == STRETCHES).then(|| fitted(&points))
     }
 
+    fn interval(&self) -> Option<[f64; 2]> {
+        self.slope().map(|(slope, error)| [slope - error, slope + error])
+    }
+
+    /// Without figures there is nothing to wait for.
+    fn is_known(&self) -> bool {
+        self.interval().is_none_or(|[low, high]| high - low <= policy().soak.width.value)
+    }
+
     fn curve(&self) -> Series {
         Series {
             name: "memory of the process during the soak".into(),
@@ -202,15 +219,17 @@ mod tests {
     #[test]
     fn a_leak_is_told_from_noise_and_from_a_single_step() {
         let noise = |n: usize| ((n * 7919) % 101) as f64 * 1e3;
-        let slope = |bytes: fn(usize) -> f64| {
+        let soaked = |bytes: fn(usize) -> f64| {
             let points = (0..90).map(|n| (8.0 * n as f64, 1e8 + noise(n) + bytes(n)));
-            let soaked = Soaked { memory: points.collect(), ..Soaked::default() };
-            let (slope, error) = soaked.slope().unwrap();
-            slope - error
+            Soaked { memory: points.collect(), ..Soaked::default() }
         };
+        let slope = |bytes| soaked(bytes).interval().unwrap()[0];
         assert!(slope(|_| 0.0) <= 0.0);
         assert!(slope(|n| if n > 60 { 1e6 } else { 0.0 }) <= 0.0, "an arena grew once");
         assert!(slope(|n| n as f64 * 8.0 * 4096.0) > 1024.0);
+        assert!(soaked(|_| 0.0).is_known());
+        let restless = soaked(|n| ((n * 37) % 83) as f64 * 1e5);
+        assert!(!restless.is_known(), "memory that comes and goes proves nothing");
     }
 
     #[test]
