@@ -23,7 +23,7 @@ async fn impatient(choose: impl FnOnce(&mut Setup)) -> World {
             http.body_seconds,
             http.write_stall_seconds,
         ) = (1, 1, 1, 1);
-        (http.idle_seconds, http.linger_seconds) = (1, 1);
+        (http.idle_seconds, http.linger_seconds) = (2, 1);
         choose(setup);
     })
     .await
@@ -168,14 +168,27 @@ async fn the_connections_of_one_address_are_limited() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_in_all_are_bounded_and_given_back() {
-    let world = impatient(|setup| setup.config.http.max_connections = 2).await;
-    let silent = [
-        TcpStream::connect(world.address).await.unwrap(),
-        TcpStream::connect(world.address).await.unwrap(),
-    ];
-    assert_eq!(world.get("/v1/me").await.status, 200, "it waits until a silent one is let go");
-    drop(silent);
+async fn a_good_client_gets_the_place_of_one_that_asks_nothing() {
+    let world = World::with(|setup| {
+        setup.config.http.max_connections = 3;
+        (setup.config.http.first_byte_seconds, setup.config.http.header_seconds) = (600, 600);
+    })
+    .await;
+    let mut heard = TcpStream::connect(world.address).await.unwrap();
+    heard.write_all(b"GET /v1/me HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    heard.read_u8().await.unwrap();
+    let silent = TcpStream::connect(world.address).await.unwrap();
+    let mut slow = TcpStream::connect(world.address).await.unwrap();
+    slow.write_all(b"GET /v1/me HTTP/1.1\r\n").await.unwrap();
+    let mut later = Vec::new();
+    for mut oldest in [silent, slow] {
+        assert_eq!(world.get("/v1/me").await.status, 200);
+        assert_eq!(oldest.read(&mut [0]).await.unwrap_or(0), 0, "closed without an answer");
+        later.push(TcpStream::connect(world.address).await.unwrap());
+    }
+    heard.write_all(b"GET /v1/me HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    assert!(heard.read_u8().await.is_ok(), "what has asked before keeps its place");
+    drop(later);
     world.close().await;
 }
 

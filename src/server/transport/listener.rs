@@ -4,6 +4,7 @@
 use super::client_stream::{ClientStream, HeadRefusal};
 use super::http2::{self, Streams};
 use super::permits::{ConnectionPermit, ConnectionPermits, Peer};
+use super::unheard::{UnheardConnection, UnheardConnections};
 use crate::config::HttpSettings;
 use crate::server::finish_response;
 use axum::Router;
@@ -17,13 +18,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -49,21 +49,26 @@ pub async fn serve(
     let limits = Arc::new(limits.clone());
     let slots = Arc::new(Semaphore::new(limits.max_connections));
     let permits = ConnectionPermits::new(limits.max_connections_per_ip);
+    let unheard = UnheardConnections::default();
     let connections = TaskTracker::new();
-    loop {
-        let accepted = tokio::select! {
-            () = shutdown.cancelled() => break,
-            accepted = accept(&listener, &slots) => accepted,
-        };
-        let Ok((socket, address, slot)) = accepted else {
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        let Ok((socket, address)) = accepted else {
             sleep(ACCEPT_PAUSE).await;
             continue;
         };
         let peer = Peer::from(address.ip());
         let Some(permit) = permits.take(peer) else { continue };
-        let (router, limits, shutdown) = (router.clone(), limits.clone(), shutdown.clone());
-        let connection =
-            ClientConnection { peer, router, limits, shutdown, _slot: slot, _permit: permit };
+        let slot = shutdown.run_until_cancelled(slot(&slots, &unheard)).await;
+        let Some(Ok(slot)) = slot else { break };
+        let connection = ClientConnection {
+            peer,
+            router: router.clone(),
+            limits: limits.clone(),
+            shutdown: shutdown.clone(),
+            unheard: unheard.enter().into(),
+            _slot: slot,
+            _permit: permit,
+        };
         connections.spawn(connection.serve(socket));
     }
     drop(listener);
@@ -71,13 +76,17 @@ pub async fn serve(
     connections.wait().await;
 }
 
-async fn accept(
-    listener: &TcpListener,
+/// A place for a connection. If all are taken, the connection that has sent no request for longest
+/// gives up its own.
+async fn slot(
     slots: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-    let slot = slots.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (socket, peer) = listener.accept().await?;
-    Ok((socket, peer, slot))
+    unheard: &UnheardConnections,
+) -> Result<OwnedSemaphorePermit, AcquireError> {
+    if let Ok(slot) = slots.clone().try_acquire_owned() {
+        return Ok(slot);
+    }
+    unheard.close_oldest();
+    slots.clone().acquire_owned().await
 }
 
 struct ClientConnection {
@@ -85,12 +94,21 @@ struct ClientConnection {
     router: Router,
     limits: Arc<HttpSettings>,
     shutdown: CancellationToken,
+    unheard: Arc<UnheardConnection>,
     _slot: OwnedSemaphorePermit,
     _permit: ConnectionPermit,
 }
 
 impl ClientConnection {
-    async fn serve(self, mut socket: TcpStream) {
+    async fn serve(self, socket: TcpStream) {
+        let unheard = self.unheard.clone();
+        tokio::select! {
+            () = unheard.closed() => {}
+            () = self.converse(socket) => {}
+        }
+    }
+
+    async fn converse(self, mut socket: TcpStream) {
         // Without it the few bytes of a token would wait for the acknowledgement of the previous
         // ones.
         if socket.set_nodelay(true).is_err() {
@@ -114,8 +132,9 @@ impl ClientConnection {
         let refusal = HeadRefusal::default();
         let io =
             TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
-        let (router, peer) = (self.router, self.peer);
+        let (router, peer, unheard) = (self.router, self.peer, self.unheard);
         let service = service_fn(move |request| {
+            unheard.heard();
             let (router, refused) = (router.clone(), refusal.get().cloned());
             async move {
                 match refused {
@@ -148,8 +167,9 @@ impl ClientConnection {
         let streams = Streams::new(stall);
         let builder = http2_builder(&self.limits, streams.clone());
         let io = TokioIo::new(ClientStream::http2(socket, read, self.limits.clone()));
-        let (router, peer) = (self.router, self.peer);
+        let (router, peer, unheard) = (self.router, self.peer, self.unheard);
         let service = service_fn(move |request| {
+            unheard.heard();
             let router = router.clone();
             async move { answer(router, peer, request).await.map(http2::timed) }
         });

@@ -8,3 +8,4 @@ pub mod http1_head;
 mod http2;
 pub mod listener;
 pub mod permits;
+pub mod unheard;

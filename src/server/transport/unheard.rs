@@ -1,0 +1,73 @@
+//! Connections on which no request has arrived yet. They are the ones that can be closed for others
+//! when all places are taken: nobody loses an answer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio_util::sync::CancellationToken;
+
+/// The connections without a request, by the order in which they came.
+#[derive(Clone, Default)]
+pub struct UnheardConnections(Arc<Mutex<BTreeMap<u64, CancellationToken>>>);
+
+/// A connection's place among them, until its first request or its end.
+pub struct UnheardConnection {
+    number: u64,
+    all: UnheardConnections,
+    closed: CancellationToken,
+}
+
+impl UnheardConnections {
+    pub fn enter(&self) -> UnheardConnection {
+        let (mut waiting, closed) = (self.lock(), CancellationToken::new());
+        let number = waiting.last_key_value().map_or(0, |(last, _)| last + 1);
+        waiting.insert(number, closed.clone());
+        UnheardConnection { number, all: self.clone(), closed }
+    }
+
+    /// Has the one closed that has waited longest.
+    pub fn close_oldest(&self) {
+        if let Some((_, oldest)) = self.lock().pop_first() {
+            oldest.cancel();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnheardConnection {
+    /// A request has arrived.
+    pub fn heard(&self) {
+        self.all.lock().remove(&self.number);
+    }
+
+    /// Returns when the connection is to be closed for another one.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+}
+
+impl Drop for UnheardConnection {
+    fn drop(&mut self) {
+        self.heard();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_without_a_request_is_closed_first() {
+        let all = UnheardConnections::default();
+        let [first, second, third] = [(); 3].map(|()| all.enter());
+        first.heard();
+        all.close_oldest();
+        let closed = [&first, &second, &third].map(|one| one.closed.is_cancelled());
+        assert_eq!(closed, [false, true, false]);
+        drop(third);
+        all.close_oldest();
+        assert!(all.lock().is_empty());
+    }
+}
