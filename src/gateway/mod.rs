@@ -17,44 +17,38 @@ mod tests;
 mod upstream;
 
 use crate::config::HttpSettings;
-use crate::server::own_names::OwnNames;
+use crate::server::{self, own_names::OwnNames};
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
+use axum::Router;
+use axum::body::Body;
 use bytes::Bytes;
 use calls::{Calls, Exchange};
 use dialects::{ApiDialect, Asked, Question, TranslatedStream};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
     HeaderValue, TRANSFER_ENCODING,
 };
 use hyper::http::request::Parts;
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use json_members::JsonMembers;
 use log_line::GatewayLine;
 use model_names::ModelNames;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpListener;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use upstream::NodeConnections;
 use uuid::Uuid;
 
 /// Time in which the end of a broken connection is noticed, although the client's next one came
 /// first. Only a request that equals one under way waits for it.
 const NOTICE: Duration = Duration::from_millis(20);
-/// Pause after a connection could not be accepted, such as for want of files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 /// The beginning of the path of one model.
@@ -105,58 +99,19 @@ pub fn reachable(public: SocketAddr) -> Uri {
 
 /// Answers on `listener` until `shutdown`, and then ends answers that are being sent.
 pub async fn serve(listener: TcpListener, gateway: Gateway, shutdown: CancellationToken) {
-    let (gateway, connections) = (Arc::new(gateway), TaskTracker::new());
-    let places = Arc::new(Semaphore::new(gateway.http.max_connections));
-    while let Some((place, stream)) = shutdown.run_until_cancelled(next(&listener, &places)).await {
-        let (gateway, stopped) = (gateway.clone(), shutdown.clone());
-        connections.spawn(async move {
-            connection(gateway, stream, stopped).await;
-            drop(place);
-        });
-    }
-    connections.close();
-    let linger = Duration::from_secs(gateway.http.linger_seconds);
-    let _ = tokio::time::timeout(linger, connections.wait()).await;
-}
-
-/// The next connection, once there is a place for it.
-async fn next(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (OwnedSemaphorePermit, TcpStream) {
-    let place = places.clone().acquire_owned().await.expect("invariant: it is never closed");
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return (place, stream),
-            Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
-
-async fn connection(gateway: Arc<Gateway>, stream: TcpStream, shutdown: CancellationToken) {
-    let _ = stream.set_nodelay(true);
-    let head_time = Duration::from_secs(gateway.http.header_seconds);
-    let service = service_fn(move |request| {
+    let (limits, gateway) = (gateway.http.clone(), Arc::new(gateway));
+    let linger = Duration::from_secs(limits.linger_seconds);
+    let router = Router::new().fallback(move |request| {
         let gateway = gateway.clone();
-        async move { Ok::<_, Infallible>(gateway.answer(request).await) }
+        async move { gateway.answer(request).await }
     });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_time)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut served = pin!(served);
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        () = shutdown.cancelled() => {
-            served.as_mut().graceful_shutdown();
-            served.await
-        }
+    let patience = async {
+        shutdown.cancelled().await;
+        sleep(linger).await;
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a client's connection ended badly");
+    tokio::select! {
+        () = server::serve(listener, router, &limits, shutdown.clone()) => {}
+        () = patience => {}
     }
 }
 
@@ -193,7 +148,7 @@ impl Gateway {
         })
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<GatewayBody> {
+    async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
         let mut line = GatewayLine::begin(&head);
         let origin = origins::take_allowed(&mut head.headers, &self.origins);
@@ -205,14 +160,14 @@ impl Gateway {
         if let Some(origin) = origin {
             origins::let_read(&mut answer, origin);
         }
-        answer::logged(answer, line)
+        answer::logged(answer, line).map(Body::new)
     }
 
     /// Answers what is addressed to the gateway; `is_page` if a page that may use it asks.
     async fn admit(
         &self,
         head: Parts,
-        body: Incoming,
+        body: Body,
         is_page: bool,
         line: &mut GatewayLine,
     ) -> Response<GatewayBody> {

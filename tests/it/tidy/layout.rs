@@ -251,7 +251,7 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 /// Paths that may be named only in files whose path begins with one of the given prefixes.
 const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
-    ("axum", &["src/server/"]),
+    ("axum", &["src/server/", "src/gateway/"]),
     ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/"]),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
