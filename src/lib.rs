@@ -29,3 +29,4 @@ pub mod request;
 pub mod server;
 pub mod store;
 pub mod text;
+pub mod tls;

@@ -3,6 +3,7 @@
 use super::support::context::Context;
 use super::support::http::{HttpCall, json};
 use super::support::output::{CommandError, CommandResult};
+use crate::tls::NodeAddress;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -92,7 +93,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let root = arguments.gateway.trim_end_matches('/').trim_end_matches("/v1");
     let model = match arguments.model {
         Some(model) => model,
-        None => first_model(root, &arguments.key).await?,
+        None => first_model(&context.node_address(root)?, &arguments.key).await?,
     };
     let text = tool.told(root, &arguments.key, &model);
     let document = json!({ "tool": tool.name, "api": tool.api, "model": model, "text": text });
@@ -105,14 +106,14 @@ fn listed(tools: &[Tool]) -> String {
 }
 
 /// The first model that the gateway lists for this key.
-async fn first_model(root: &str, key: &str) -> CommandResult<String> {
+async fn first_model(gateway: &NodeAddress, key: &str) -> CommandResult<String> {
     let remedy = "name the model with --model, or start a gateway: `cresset serve --gateway \
                   127.0.0.1:11435`";
     let call = HttpCall::get("/v1/models").bearer(key);
-    let answer = call.send(root).await.map_err(|error| error.remedy(remedy))?;
+    let answer = call.send(gateway).await.map_err(|error| error.remedy(remedy))?;
     let (_, page): (_, Value) = json(answer).await?;
     let name = page["data"][0]["id"].as_str().map(str::to_owned);
-    name.ok_or_else(|| CommandError::new(format!("{root} lists no model")).remedy(remedy))
+    name.ok_or_else(|| CommandError::new(format!("{} lists no model", gateway.url)).remedy(remedy))
 }
 
 #[cfg(test)]

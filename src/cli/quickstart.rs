@@ -107,7 +107,7 @@ fn summary(
     credits: &Value,
 ) -> Value {
     json!({
-        "listen": api.base,
+        "listen": api.node.url,
         "data_dir": context.data_dir,
         "model": api.model,
         "account_id": me["id"],
@@ -144,7 +144,7 @@ fn facts(document: &Value) -> String {
 /// id.
 fn snippets(context: &Context, api: &ApiClient) -> String {
     let key = local_key::path(&context.data_dir);
-    let (base, model, key) = (&api.base, &api.model, key.display());
+    let (base, model, key) = (&api.node.url, &api.model, key.display());
     let session = format!("X-{}-Session-Id", context.config.service_name);
     format!(
         r#"With curl:

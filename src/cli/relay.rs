@@ -4,8 +4,9 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
-use crate::config::HttpSettings;
+use crate::config::{HttpSettings, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
+use crate::tls::{self, TlsListeners};
 use clap::Args;
 use hyper::Uri;
 use serde_json::json;
@@ -30,12 +31,16 @@ pub(super) struct Arguments {
         value_parser = values::listen_address
     )]
     listen: SocketAddr,
-    /// The node, as http://host:port
+    /// The node, as http://host:port or https://host:port
     #[arg(long, value_name = "URL")]
     upstream: Uri,
     /// File with the key to send in place of the client's; only on a loopback address
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
+    /// PEM file with certificates of authorities that are trusted besides the public ones, for an
+    /// https:// node [default: tls.trusted]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// Session for requests that name none [default: a fresh one for this run]
     #[arg(long, value_name = "UUID")]
     session: Option<Uuid>,
@@ -54,8 +59,11 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     })?;
     let (listen, upstream) = (listener.local_addr()?, arguments.upstream.clone());
     let session = arguments.session.unwrap_or_else(Uuid::new_v4);
+    let trusted = arguments.ca.as_deref().or(context.config.tls.trusted.as_deref());
+    let listeners = TlsListeners::read(&context.config.tls).map_err(CommandError::new)?;
     let options = GatewayOptions {
         upstream: arguments.upstream,
+        tls: tls::client(trusted).map_err(CommandError::new)?,
         http: HttpSettings { max_body_bytes: MAX_BODY, ..context.config.http.clone() },
         key: arguments.key_file.as_deref().map(key).transpose()?,
         session,
@@ -63,10 +71,11 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         origins: arguments.origin,
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
-    let address = format!("http://{listen}");
+    let address = listeners.url(ListenerName::Gateway, listen);
     let ready = json!({ "event": "ready", "listen": address, "session": session });
     context.output.line(&ready, format!("relaying {address} to {upstream}"))?;
-    gateway::serve(listener, gateway, shutdown::on_signal()?).await;
+    let tls = listeners.acceptor(ListenerName::Gateway);
+    gateway::serve(listener, tls, gateway, shutdown::on_signal()?).await;
     Ok(())
 }
 

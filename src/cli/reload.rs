@@ -38,6 +38,9 @@ fn screen(answer: &Value) -> String {
         let [key, before, now] = ["key", "before", "now"].map(|name| word(&change[name]));
         let _ = writeln!(out, "{key}: {before} -> {now}, for new requests");
     }
+    if answer["certificate"] == true {
+        let _ = writeln!(out, "another certificate is shown to connections from now on");
+    }
     for key in rows(answer, "restart") {
         let _ = writeln!(out, "{} has changed and needs a restart", word(key));
     }

@@ -2,7 +2,7 @@
 //! of the JSON Schema; the check reads them from there, and so does `config show`. Only rules that
 //! no schema can express are written out here.
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, TlsSettings};
 use serde_json::Value;
 
 /// One setting of a configuration.
@@ -96,6 +96,11 @@ impl Config {
         if listen.public == listen.operator && listen.public.port() != 0 {
             let key = "listen.public = listen.operator";
             return Err(refused(key, listen.public, "give each a port of its own"));
+        }
+        let TlsSettings { certificate, key, .. } = &self.tls;
+        if certificate.is_some() != key.is_some() {
+            let text = "tls.certificate and tls.key: each needs the other one";
+            return Err(ConfigError(text.into()));
         }
         let is_address = |text: &str| text.starts_with("https://") || text.starts_with("http://");
         match &self.hub.endpoint {

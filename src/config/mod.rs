@@ -20,8 +20,8 @@ pub use paths::{
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GatewaySettings,
     GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings,
-    LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings, RequestSettings,
-    TemplateSettings,
+    ListenerName, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
+    RequestSettings, TemplateSettings, TlsSettings,
 };
 
 use schemars::JsonSchema;
@@ -36,6 +36,7 @@ pub struct Config {
     /// digits and dashes.
     pub service_name: String = "Cresset".into(),
     pub listen: ListenSettings = ListenSettings::default(),
+    pub tls: TlsSettings = TlsSettings::default(),
     pub engine: EngineSettings = EngineSettings::default(),
     pub http: HttpSettings = HttpSettings::default(),
     pub gateway: GatewaySettings = GatewaySettings::default(),

@@ -50,6 +50,33 @@ pub struct ListenSettings {
 }
 
 section! {
+/// TLS of the node's listeners, and of commands that are given an https:// address.
+pub struct TlsSettings {
+    /// PEM file with the certificate that listeners show, followed by those that lead to its
+    /// issuer. A reload reads it and the key again. Absent: no listener speaks TLS.
+    pub certificate: Option<PathBuf> = None,
+    /// PEM file with the certificate's private key.
+    pub key: Option<PathBuf> = None,
+    /// The listeners that speak TLS: `public`, `operator`, `gateway`. Where `public` does, the node
+    /// has a free port of 127.0.0.1 without TLS besides, for its own gateway and for commands on
+    /// this machine.
+    pub listeners: Vec<ListenerName> = vec![ListenerName::Public],
+    /// PEM file with certificates of authorities that `relay`, `bench` and `connect` trust besides
+    /// the public ones.
+    pub trusted: Option<PathBuf> = None,
+}
+}
+
+/// A listener, as `tls.listeners` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ListenerName {
+    Public,
+    Operator,
+    Gateway,
+}
+
+section! {
 /// The inference engine.
 pub struct EngineSettings {
     /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:

@@ -42,6 +42,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ClientConfig;
 use tokio_util::sync::CancellationToken;
 use upstream::NodeConnections;
 use uuid::Uuid;
@@ -71,8 +73,10 @@ const FOREIGN_SESSIONS: [&str; 4] =
 /// How a gateway runs.
 #[derive(Debug)]
 pub struct GatewayOptions {
-    /// The node: `http`, a host and a port.
+    /// The node: `http` or `https`, a host and a port.
     pub upstream: Uri,
+    /// How TLS is spoken to it.
+    pub tls: ClientConfig,
     /// Its limits: of connections, of the time for a request's head and body, of the body's size,
     /// and of the time after the end in which answers are sent.
     pub http: HttpSettings,
@@ -97,8 +101,14 @@ pub fn reachable(public: SocketAddr) -> Uri {
     format!("http://{address}").parse().expect("invariant: an address is a URI's host and port")
 }
 
-/// Answers on `listener` until `shutdown`, and then ends answers that are being sent.
-pub async fn serve(listener: TcpListener, gateway: Gateway, shutdown: CancellationToken) {
+/// Answers on `listener`, with TLS if there is a `tls`, until `shutdown`. Then it ends the answers
+/// that are being sent.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    gateway: Gateway,
+    shutdown: CancellationToken,
+) {
     let (limits, gateway) = (gateway.http.clone(), Arc::new(gateway));
     let linger = Duration::from_secs(limits.linger_seconds);
     let router = Router::new().fallback(move |request| {
@@ -110,7 +120,7 @@ pub async fn serve(listener: TcpListener, gateway: Gateway, shutdown: Cancellati
         sleep(linger).await;
     };
     tokio::select! {
-        () = server::serve(listener, router, &limits, shutdown.clone()) => {}
+        () = server::serve(listener, tls, router, &limits, shutdown.clone()) => {}
         () = patience => {}
     }
 }
@@ -138,7 +148,7 @@ impl Gateway {
         }
         let credential = options.key.map(|key| bearer(key.trim())).transpose()?;
         Ok(Self {
-            node: NodeConnections::new(options.upstream)?,
+            node: NodeConnections::new(options.upstream, options.tls)?,
             http: options.http,
             credential,
             session: options.session,

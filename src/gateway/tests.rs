@@ -92,7 +92,7 @@ impl Running {
         let address = listener.local_addr().unwrap();
         let options = GatewayOptions { http, ..settings(&format!("http://{}", node.address)) };
         let gateway = Gateway::new(options, loopback()).unwrap();
-        tokio::spawn(serve(listener, gateway, shutdown));
+        tokio::spawn(serve(listener, None, gateway, shutdown));
         Self { node, gateway: address }
     }
 
@@ -149,6 +149,7 @@ async fn whole(mut stream: TcpStream) -> String {
 
 fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
+        tls: crate::tls::client(None).unwrap(),
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),
         key: Some("own\n".into()),
@@ -286,7 +287,7 @@ async fn a_node_that_breaks_off_is_not_to_be_asked_again_by_itself() {
     let gateway = gateway(&format!("http://{}", closing.local_addr().unwrap()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let running = Running { gateway: listener.local_addr().unwrap(), ..running };
-    tokio::spawn(serve(listener, gateway, CancellationToken::new()));
+    tokio::spawn(serve(listener, None, gateway, CancellationToken::new()));
     let breaking = tokio::spawn(async move {
         for _ in 0..upstream::SENDS {
             let (mut stream, _) = closing.accept().await.unwrap();

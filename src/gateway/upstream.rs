@@ -8,10 +8,12 @@ use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use tokio_rustls::rustls::ClientConfig;
 
 /// Times that one request is sent when its connection breaks before an answer begins. Sending it
 /// again is safe because it carries the same idempotency key.
@@ -21,18 +23,21 @@ const PAGE: u32 = 100;
 
 #[derive(Debug)]
 pub(super) struct NodeConnections {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     address: Uri,
 }
 
 impl NodeConnections {
-    pub(super) fn new(address: Uri) -> Result<Self, String> {
-        let is_plain = address.scheme_str() == Some("http") && address.authority().is_some();
-        if !is_plain || address.path_and_query().is_some_and(|path| path != "/") {
+    pub(super) fn new(address: Uri, tls: ClientConfig) -> Result<Self, String> {
+        let is_known = matches!(address.scheme_str(), Some("http" | "https"));
+        if !is_known || address.path_and_query().is_some_and(|path| path != "/") {
             return Err(format!("{address}: an address like http://host:port is needed, no path"));
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
+        connector.enforce_http(false);
+        let secured = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        let connector = secured.enable_http1().wrap_connector(connector);
         Ok(Self { client: Client::builder(TokioExecutor::new()).build(connector), address })
     }
 
@@ -84,8 +89,9 @@ impl NodeConnections {
 
     pub(super) fn target(&self, asked: &Uri) -> Result<Uri, hyper::http::Error> {
         let path = asked.path_and_query().map_or("/", |path| path.as_str());
-        let authority = self.address.authority().map_or("", |authority| authority.as_str());
-        Uri::builder().scheme("http").authority(authority).path_and_query(path).build()
+        let mut parts = self.address.clone().into_parts();
+        parts.path_and_query = Some(path.parse()?);
+        Ok(Uri::from_parts(parts)?)
     }
 }
 

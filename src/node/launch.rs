@@ -8,7 +8,7 @@ use super::reload::{AskedReload, Reloader};
 use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
-use crate::config::Config;
+use crate::config::{Config, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
 use crate::request::Services;
@@ -17,9 +17,10 @@ use crate::server::operator::{
     Live, LongCommands, OperatorRoutes, Reloads, StartPhase, StartState, socket, status,
 };
 use crate::store::OpenProgress;
+use crate::tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -139,7 +140,7 @@ impl Assembly {
             return Err(why);
         }
         running.take_over_changes(self.clone());
-        running.accept_clients(public);
+        running.accept_clients(public).await?;
         if let Some(listener) = gateway {
             running.open_gateway(listener, self.gateway_key()?)?;
         }
@@ -209,13 +210,18 @@ impl StartingNode {
         public: SocketAddr,
         operator: TcpListener,
     ) -> Result<Self, NodeError> {
-        let address = operator.local_addr().map_err(NodeError::new)?;
-        let start = StartState::new(public, address, StartPhase::Models);
+        let addresses = [public, operator.local_addr().map_err(NodeError::new)?];
+        let tls = TlsListeners::read(&config.tls)
+            .map_err(|why| NodeError::new(why).remedy("check tls.certificate and tls.key"))?;
+        let secured = tls.acceptor(ListenerName::Operator);
+        let start = StartState::new(addresses, tls, StartPhase::Models);
         let routes = OperatorRoutes::new(start.clone());
         let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
         let [_, limits, _] = open_files::limited(config);
         let (listener, stopped) = (routes.listener(config), stop.clone());
-        surfaces.spawn(async move { server::serve(operator, listener, &limits, stopped).await });
+        surfaces.spawn(async move {
+            server::serve(operator, secured, listener, &limits, stopped).await;
+        });
         let bound = socket::bind(data_dir).map_err(|error| {
             let shown = data_dir.display();
             NodeError::new(format!("cannot open the operator socket in {shown}: {error}"))
@@ -265,20 +271,32 @@ impl RunningNode {
 
     /// Keeps the node in step with its data folder and its configuration.
     fn take_over_changes(&mut self, assembly: Assembly) {
-        let reloader = Reloader { assembly, node: self.live.node.clone() };
+        let (node, start) = (self.live.node.clone(), self.live.start.clone());
+        let reloader = Reloader { assembly, node, start };
         if let Some(asked) = self.asked.take() {
             self.surfaces.spawn(reloader.run(asked, self.stop.clone()));
         }
     }
 
     /// Serves the public surface on `listener`.
-    pub fn accept_clients(&mut self, listener: TcpListener) {
+    pub async fn accept_clients(&mut self, listener: TcpListener) -> Result<(), NodeError> {
         let node = self.live.node.clone();
-        let [limits, ..] = open_files::limited(&node.config);
-        let stopped = self.stop.clone();
-        let routes = server::router(node);
-        self.surfaces.spawn(async move { server::serve(listener, routes, &limits, stopped).await });
+        let [limits, _, local_limits] = open_files::limited(&node.config);
+        let (routes, stopped) = (server::router(node), self.stop.clone());
+        let tls = self.live.start.tls.acceptor(ListenerName::Public);
+        if tls.is_some() {
+            let own = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
+            let _ = self.live.start.local.set(own.local_addr().map_err(NodeError::new)?);
+            let (routes, stopped) = (routes.clone(), stopped.clone());
+            self.surfaces.spawn(async move {
+                server::serve(own, None, routes, &local_limits, stopped).await;
+            });
+        }
+        self.surfaces.spawn(async move {
+            server::serve(listener, tls, routes, &limits, stopped).await;
+        });
         self.live.start.enter(StartPhase::Serving);
+        Ok(())
     }
 
     /// Serves clients that do not know the node's ways on `listener`. With a `key` they need none
@@ -291,8 +309,10 @@ impl RunningNode {
         let config = &self.live.node.config;
         let [.., http] = open_files::limited(config);
         let listen = listener.local_addr().map_err(NodeError::new)?;
+        let start = &self.live.start;
         let options = GatewayOptions {
-            upstream: gateway::reachable(self.live.start.public),
+            upstream: gateway::reachable(*start.local.get().unwrap_or(&start.public)),
+            tls: tls::client(None).map_err(NodeError::new)?,
             http,
             key,
             session: Uuid::new_v4(),
@@ -300,9 +320,9 @@ impl RunningNode {
             origins: config.gateway.origins.clone(),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
-        let stopped = self.stop.clone();
-        self.surfaces.spawn(async move { gateway::serve(listener, gateway, stopped).await });
-        let _ = self.live.start.gateway.set(listen);
+        let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());
+        let _ = start.gateway.set(listen);
+        self.surfaces.spawn(async move { gateway::serve(listener, tls, gateway, stopped).await });
         Ok(listen)
     }
 
@@ -312,17 +332,18 @@ impl RunningNode {
 
     /// The address at which clients are accepted.
     pub fn public_url(&self) -> String {
-        format!("http://{}", self.live.start.public)
+        self.live.start.tls.url(ListenerName::Public, self.live.start.public)
     }
 
     /// The address of health, readiness and metrics.
     pub fn operator_url(&self) -> String {
-        format!("http://{}", self.live.start.operator)
+        self.live.start.tls.url(ListenerName::Operator, self.live.start.operator)
     }
 
     /// The address of the gateway, if the node has one.
     pub fn gateway_url(&self) -> Option<String> {
-        self.live.start.gateway.get().map(|address| format!("http://{address}"))
+        let start = &self.live.start;
+        start.gateway.get().map(|address| start.tls.url(ListenerName::Gateway, *address))
     }
 
     /// The status document, as the operator's surfaces show it.

@@ -164,7 +164,7 @@ async fn serve(
     let routes = server::changed(server::router(node), spoil.change);
     #[cfg(not(feature = "self-test"))]
     let (Spoiled {}, routes) = (spoil, server::router(node));
-    tokio::spawn(async move { server::serve(listener, routes, &limits, stop).await });
+    tokio::spawn(async move { server::serve(listener, None, routes, &limits, stop).await });
     Ok((address, key))
 }
 

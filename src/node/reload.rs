@@ -9,6 +9,7 @@ use crate::config::{Config, SettingChange, changes};
 use crate::ids::ModelId;
 use crate::pool::ServedModel;
 use crate::request::Services;
+use crate::server::operator::StartState;
 use cresset_qualification::HostIdentity;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -31,6 +32,7 @@ fn is_live(key: &str) -> bool {
 pub(super) struct Reloader {
     pub assembly: Assembly,
     pub node: Arc<Services>,
+    pub start: Arc<StartState>,
 }
 
 /// What a reload found, as the command shows it.
@@ -40,6 +42,8 @@ struct ReloadReport {
     offered: Vec<String>,
     /// Settings and prices that hold for new requests from now on.
     changed: Vec<SettingChange>,
+    /// Another certificate is shown to connections from now on.
+    certificate: bool,
     /// Keys of settings that have changed and need a restart.
     restart: Vec<String>,
     /// What could not be read or taken over; it stays as it was.
@@ -91,6 +95,10 @@ impl Reloader {
     async fn reload(&mut self) -> Value {
         let mut report = ReloadReport::default();
         self.reread_settings(&mut report);
+        match self.start.tls.read_again() {
+            Ok(is_other) => report.certificate = is_other,
+            Err(why) => report.problems.push(why),
+        }
         self.review(true, &mut report).await;
         if let Err(why) = self.offer_news(&mut report).await {
             report.problems.push(why.to_string());
@@ -105,6 +113,9 @@ impl Reloader {
         }
         for why in &report.problems {
             tracing::error!(why, "reload: left as it was");
+        }
+        if report.certificate {
+            tracing::info!("reload: another certificate is shown from now on");
         }
         tracing::info!(offered = report.offered.join(", "), "reload: done");
         let mut answer = json!(report);

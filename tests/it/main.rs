@@ -52,6 +52,7 @@ mod text_goldens;
 mod text_parity;
 mod text_parity_templates;
 mod tidy;
+mod tls;
 mod tool_calls;
 mod unavailable;
 mod volley;

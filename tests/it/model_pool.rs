@@ -6,7 +6,9 @@ use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::operator::{Live, LongCommands, StartPhase, StartState, metrics, status};
 use cresset::text::TextModel;
+use cresset::tls::TlsListeners;
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -95,10 +97,10 @@ fn ask(world: &World, model: &str, extra: Value) -> Value {
 
 /// State of a model in the status document.
 fn state(world: &World, model: &str) -> Value {
-    let nowhere = ([127, 0, 0, 1], 1).into();
+    let nowhere = [SocketAddr::from(([127, 0, 0, 1], 1)); 2];
     let live = Live {
         node: world.node.clone(),
-        start: StartState::new(nowhere, nowhere, StartPhase::Serving),
+        start: StartState::new(nowhere, TlsListeners::default(), StartPhase::Serving),
         long_commands: LongCommands::default(),
         reloads: tokio::sync::mpsc::channel(1).0,
     };

@@ -156,7 +156,7 @@ impl World {
                 .map(Result::unwrap);
         let address = listener.local_addr().unwrap();
         let mut running = RunningNode::open(node.clone(), &ledger, address, operator).unwrap();
-        running.accept_clients(listener);
+        running.accept_clients(listener).await.unwrap();
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
         let model = node.pool.models()[0].qualified.id().to_string();

@@ -49,8 +49,8 @@ pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandRe
             .map_or((clients * REQUESTS_PER_CLIENT).max(MIN_REQUESTS), |n| n as usize);
         levels.push(level(&shape, clients, requests, longest).await);
     }
-    let Target { base, model, .. } = &*shape.target;
-    Ok(json!({ "url": base, "model": model, "input_tokens": arguments.input_tokens,
+    let Target { node, model, .. } = &*shape.target;
+    Ok(json!({ "url": node.url, "model": model, "input_tokens": arguments.input_tokens,
                "output_tokens": arguments.output_tokens, "levels": levels }))
 }
 
@@ -140,7 +140,7 @@ impl RequestShape {
     ) -> io::Result<LoadConnection> {
         let mut connection = match kept {
             Some(connection) => connection,
-            None => LoadConnection::open(&self.target.authority).await?,
+            None => LoadConnection::open(&self.target.node).await?,
         };
         let request = self.target.post("/v1/chat/completions", &self.body());
         let mut answer = AnswerStream::begin();

@@ -1,15 +1,15 @@
 //! A kept-alive HTTP/1.1 connection that costs little per answer, so that the node is measured and
 //! not the client.
 
+use crate::tls::{NodeAddress, Socket};
 use std::io;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 
 /// Largest answer that is read into memory, bytes.
 const MAX_ANSWER: usize = 16 << 20;
 
 pub(super) struct LoadConnection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Socket>,
     line: Vec<u8>,
     body: RemainingBody,
 }
@@ -27,11 +27,9 @@ enum RemainingBody {
 }
 
 impl LoadConnection {
-    /// `authority` is `host:port`.
-    pub(super) async fn open(authority: &str) -> io::Result<Self> {
-        let stream = TcpStream::connect(authority).await?;
-        stream.set_nodelay(true)?;
-        Ok(Self { stream: BufReader::new(stream), line: Vec::new(), body: RemainingBody::Done })
+    pub(super) async fn open(node: &NodeAddress) -> io::Result<Self> {
+        let stream = BufReader::new(node.connect().await?);
+        Ok(Self { stream, line: Vec::new(), body: RemainingBody::Done })
     }
 
     /// Sends a whole request and reads the answer up to its body; returns the status.
@@ -144,7 +142,9 @@ mod tests {
     /// Status and body that a client reads when a server sends `bytes` and closes the connection.
     async fn read(bytes: &'static str) -> io::Result<(u16, String)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let mut connection = LoadConnection::open(&listener.local_addr()?.to_string()).await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let node = NodeAddress::new(&url, None).map_err(io::Error::other)?;
+        let mut connection = LoadConnection::open(&node).await?;
         let (mut server, _) = listener.accept().await?;
         server.write_all(bytes.as_bytes()).await?;
         drop(server);

@@ -113,8 +113,10 @@ pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandRe
         let key = key.ok_or_else(|| {
             CommandError::new("--url needs a key").remedy("give one with --key or in CRESSET_KEY")
         })?;
+        let node = context.node_address(url.trim_end_matches('/').trim_end_matches("/v1"))?;
         let measuring = async {
-            measure(&target::client(url, &key, arguments.model.as_deref()).await?, &arguments).await
+            measure(&target::client(node, &key, arguments.model.as_deref()).await?, &arguments)
+                .await
         };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
         return show(&context, &document);
@@ -136,7 +138,7 @@ fn lift_limits(context: &mut Context) {
 }
 
 async fn measure(api: &ApiClient, arguments: &Arguments) -> CommandResult<Value> {
-    let target = Arc::new(Target::new(api)?);
+    let target = Arc::new(Target::new(api));
     if arguments.reads {
         reads::run(api, &target, arguments).await
     } else {

@@ -33,7 +33,7 @@ pub(super) async fn run(
             rows.push(measure(target, path, clients, span).await?);
         }
     }
-    Ok(json!({ "url": target.base, "reads": rows }))
+    Ok(json!({ "url": target.node.url, "reads": rows }))
 }
 
 async fn measure(
@@ -77,7 +77,7 @@ async fn load(
     let (until, request) = (Instant::now() + span, Arc::<[u8]>::from(target.get(path)));
     let mut workers = JoinSet::new();
     for number in 0..clients {
-        let connection = LoadConnection::open(&target.authority).await?;
+        let connection = LoadConnection::open(&target.node).await?;
         // The first requests are spread over the pause, as those of independent clients would be.
         let first =
             pause.map(|pause| Instant::now() + pause.mul_f64(number as f64 / clients as f64));

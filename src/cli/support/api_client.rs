@@ -3,14 +3,14 @@
 
 use super::http::{EventStream, HttpCall, accepted, json, refusal};
 use super::output::{CommandError, CommandResult};
+use crate::tls::NodeAddress;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// The node to ask, and the key, model and conversation to ask with.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiClient {
-    /// `http://host:port`
-    pub base: String,
+    pub node: NodeAddress,
     pub secret: String,
     /// Model id.
     pub model: String,
@@ -43,7 +43,7 @@ impl ApiClient {
             .bearer(&self.secret)
             .header("idempotency-key", request.to_string())
             .header("x-service-session-id", self.session.to_string());
-        let response = call.send(&self.base).await?;
+        let response = call.send(&self.node).await?;
         if !response.status().is_success() {
             let (status, body) = json(response).await?;
             return Err(refusal(status, &body));
@@ -64,7 +64,7 @@ impl ApiClient {
 
     /// Reads what belongs to the key, such as `/v1/me`.
     pub(crate) async fn get(&self, path: &str) -> CommandResult<Value> {
-        accepted(HttpCall::get(path).bearer(&self.secret).send(&self.base).await?).await
+        accepted(HttpCall::get(path).bearer(&self.secret).send(&self.node).await?).await
     }
 }
 

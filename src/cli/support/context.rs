@@ -8,6 +8,7 @@ use crate::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Overri
 use crate::ids::AccountId;
 use crate::node::{Assembly, NodeError, files, ledger};
 use crate::server::operator::{AdminCommand, AdminError, socket};
+use crate::tls::NodeAddress;
 use clap::Args;
 use serde_json::Value;
 use std::cell::OnceCell;
@@ -87,6 +88,11 @@ impl Context {
             ConfigFile::Named(path) => Some(path),
             ConfigFile::IfThere(_) => None,
         }
+    }
+
+    /// Where a node is reached, with the trust that this machine's configuration gives.
+    pub(crate) fn node_address(&self, url: &str) -> CommandResult<NodeAddress> {
+        NodeAddress::new(url, self.config.tls.trusted.as_deref()).map_err(CommandError::new)
     }
 
     /// Runs an operator command in the node that owns the folder, or on the store when no node

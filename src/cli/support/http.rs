@@ -2,15 +2,16 @@
 //! data folder.
 
 use super::output::{CommandError, CommandResult};
+use crate::tls::NodeAddress;
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::path::Path;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 
 /// Largest answer that is read into memory, bytes. Statements and lists of a large ledger fit.
 const MAX_ANSWER: usize = 256 << 20;
@@ -43,15 +44,12 @@ impl HttpCall {
         self.header("authorization", format!("Bearer {secret}"))
     }
 
-    /// Sends to `base`, an `http://host:port` address.
-    pub(crate) async fn send(self, base: &str) -> CommandResult<Response<Incoming>> {
-        let authority = authority(base)?;
-        let stream = TcpStream::connect(authority.as_str()).await.map_err(|error| {
-            CommandError::new(format!("cannot connect to {base}: {error}"))
+    pub(crate) async fn send(self, node: &NodeAddress) -> CommandResult<Response<Incoming>> {
+        let stream = node.connect().await.map_err(|error| {
+            CommandError::new(format!("cannot connect to {}: {error}", node.url))
                 .remedy("start a node with `cresset serve`")
         })?;
-        stream.set_nodelay(true)?;
-        self.exchange(stream, &authority).await
+        self.exchange(stream, &node.authority).await
     }
 
     /// Sends to a node's operator socket. `None` when no node listens on it.
@@ -79,20 +77,6 @@ impl HttpCall {
         }
         let request = request.body(Full::new(self.body)).map_err(CommandError::new)?;
         sender.send_request(request).await.map_err(broken)
-    }
-}
-
-/// `host:port` of an `http://` address.
-pub(crate) fn authority(base: &str) -> CommandResult<String> {
-    let wrong =
-        || CommandError::new(format!("{base:?} is not an address like http://127.0.0.1:8080"));
-    let uri: Uri = base.parse().map_err(|_| wrong())?;
-    match (uri.scheme_str(), uri.host()) {
-        (Some("http"), Some(host)) => Ok(format!("{host}:{}", uri.port_u16().unwrap_or(80))),
-        (Some("https"), _) => Err(CommandError::new(
-            "https addresses need a proxy in between: give its http:// address",
-        )),
-        _ => Err(wrong()),
     }
 }
 
@@ -173,19 +157,6 @@ fn take_line(buffer: &mut BytesMut) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses() {
-        let check = |base: &str, expect: Option<&str>| {
-            assert_eq!(authority(base).ok().as_deref(), expect, "{base}");
-        };
-        check("http://127.0.0.1:8080", Some("127.0.0.1:8080"));
-        check("http://[::1]:9/", Some("[::1]:9"));
-        check("http://node", Some("node:80"));
-        check("https://node", None);
-        check("127.0.0.1:8080", None);
-        check("", None);
-    }
 
     #[test]
     fn lines_arrive_in_pieces() {

@@ -40,8 +40,9 @@ pub(crate) async fn client(
     key: &KeyChoice,
     own_node: bool,
 ) -> CommandResult<ApiClient> {
+    let node = context.node_address(base)?;
     let client = |secret: String| ApiClient {
-        base: base.to_owned(),
+        node: node.clone(),
         secret,
         model: model.to_owned(),
         session: Uuid::new_v4(),

@@ -31,7 +31,7 @@ pub(crate) async fn open(
         let running = start(context.assembly()?, PortFallback::AnyPort, &wanted).await?;
         (running.status(), Some(running))
     };
-    let base = status["listen"].as_str().unwrap_or_default();
+    let base = status["local"].as_str().or(status["listen"].as_str()).unwrap_or_default();
     let model = pick(&status, model)?;
     let api = local_key::client(context, base, &model, key, own.is_some()).await?;
     Ok(NodeClient { api, own })

@@ -5,6 +5,7 @@ use super::{AdminCommand, AdminError, Live, health, socket, status};
 use crate::config::Config;
 use crate::server::own_names::OwnNames;
 use crate::store::OpenProgress;
+use crate::tls::TlsListeners;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -32,14 +33,23 @@ pub enum StartPhase {
 pub struct StartState {
     pub public: SocketAddr,
     pub operator: SocketAddr,
+    /// The address without TLS at which commands on this machine reach what `public` offers with
+    /// TLS.
+    pub local: OnceLock<SocketAddr>,
+    pub tls: TlsListeners,
     /// The address of the node's own gateway, once it has one.
     pub gateway: OnceLock<SocketAddr>,
     phase: Mutex<StartPhase>,
 }
 
 impl StartState {
-    pub fn new(public: SocketAddr, operator: SocketAddr, phase: StartPhase) -> Arc<Self> {
-        Arc::new(Self { public, operator, gateway: OnceLock::new(), phase: Mutex::new(phase) })
+    pub fn new(
+        [public, operator]: [SocketAddr; 2],
+        tls: TlsListeners,
+        phase: StartPhase,
+    ) -> Arc<Self> {
+        let (local, gateway) = (OnceLock::new(), OnceLock::new());
+        Arc::new(Self { public, operator, local, tls, gateway, phase: Mutex::new(phase) })
     }
 
     pub fn enter(&self, phase: StartPhase) {

@@ -2,6 +2,7 @@
 
 use super::{Live, StartState, view};
 use crate::clock::shown_now;
+use crate::config::ListenerName;
 use crate::config::resident_bytes;
 use crate::engine::{EngineHandle, EngineStats};
 use crate::pool::ModelView;
@@ -81,9 +82,10 @@ fn of_process(start: &StartState, not_ready_because: Option<&str>) -> Value {
         "starting": start.doing(),
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
-        "listen": format!("http://{}", start.public),
-        "operator": format!("http://{}", start.operator),
-        "gateway": start.gateway.get().map(|address| format!("http://{address}")),
+        "listen": start.tls.url(ListenerName::Public, start.public),
+        "local": start.local.get().map(|address| format!("http://{address}")),
+        "operator": start.tls.url(ListenerName::Operator, start.operator),
+        "gateway": start.gateway.get().map(|at| start.tls.url(ListenerName::Gateway, *at)),
     })
 }
 

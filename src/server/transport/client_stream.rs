@@ -8,6 +8,7 @@
 use super::http1_head::{self, RequestHead};
 use crate::config::HttpSettings;
 use crate::server::error::ApiError;
+use crate::tls::Socket;
 use bytes::{Buf, BytesMut};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -15,7 +16,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 /// Why the connection's last request is refused, once a head was refused.
@@ -28,7 +28,7 @@ const LAST_REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n
 const HEAD_ROOM: usize = 4096;
 
 pub(super) struct ClientStream {
-    socket: TcpStream,
+    socket: Socket,
     limits: Arc<HttpSettings>,
     /// Bytes read from the socket and not handed on.
     buffer: BytesMut,
@@ -50,7 +50,7 @@ pub(super) struct ClientStream {
 impl ClientStream {
     /// `read` was read from the socket before.
     pub(super) fn http1(
-        socket: TcpStream,
+        socket: Socket,
         read: BytesMut,
         limits: Arc<HttpSettings>,
         refusal: HeadRefusal,
@@ -70,7 +70,7 @@ impl ClientStream {
     }
 
     /// Passes everything on as it is: HTTP/2 has one framing only.
-    pub(super) fn http2(socket: TcpStream, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
+    pub(super) fn http2(socket: Socket, read: BytesMut, limits: Arc<HttpSettings>) -> Self {
         let passed = read.len();
         Self { passed, body: u64::MAX, ..Self::http1(socket, read, limits, HeadRefusal::default()) }
     }

@@ -7,6 +7,7 @@ use super::permits::{ConnectionPermit, ConnectionPermits, Peer};
 use super::unheard::{UnheardConnection, UnheardConnections};
 use crate::config::HttpSettings;
 use crate::server::finish_response;
+use crate::tls::Socket;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
@@ -25,6 +26,8 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -38,10 +41,11 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// other refusal.
 const SLACK: usize = 96 << 10;
 
-/// Serves `router` until `shutdown`, then lets open exchanges end. Nothing new is accepted
-/// meanwhile.
+/// Serves `router`, with TLS if there is a `tls`, until `shutdown`, then lets open exchanges end.
+/// Nothing new is accepted meanwhile.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     router: Router,
     limits: &HttpSettings,
     shutdown: CancellationToken,
@@ -62,6 +66,7 @@ pub async fn serve(
         let Some(Ok(slot)) = slot else { break };
         let connection = ClientConnection {
             peer,
+            tls: tls.clone(),
             router: router.clone(),
             limits: limits.clone(),
             shutdown: shutdown.clone(),
@@ -91,6 +96,7 @@ async fn slot(
 
 struct ClientConnection {
     peer: Peer,
+    tls: Option<TlsAcceptor>,
     router: Router,
     limits: Arc<HttpSettings>,
     shutdown: CancellationToken,
@@ -108,27 +114,44 @@ impl ClientConnection {
         }
     }
 
-    async fn converse(self, mut socket: TcpStream) {
+    async fn converse(self, socket: TcpStream) {
         // Without it the few bytes of a token would wait for the acknowledgement of the previous
         // ones.
         if socket.set_nodelay(true).is_err() {
             return;
         }
-        let greeted = tokio::select! {
-            () = self.shutdown.cancelled() => return,
-            greeted = greet(&mut socket, &self.limits) => greeted,
+        let begun = async {
+            let mut socket = self.secured(socket).await?;
+            let read = greet(&mut socket, &self.limits).await?;
+            Some((socket, read))
         };
-        let ended = match greeted {
+        let begun = self.shutdown.run_until_cancelled(begun).await;
+        let ended = match begun.flatten() {
             None => return,
-            Some(read) if read.starts_with(PREFACE) => self.http2(socket, read).await,
-            Some(read) => self.http1(socket, read).await,
+            Some((socket, read)) if read.starts_with(PREFACE) => self.http2(socket, read).await,
+            Some((socket, read)) => self.http1(socket, read).await,
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended early");
         }
     }
 
-    async fn http1(self, socket: TcpStream, read: BytesMut) -> hyper::Result<()> {
+    /// The connection, with TLS where the listener speaks it. `None` when the client does not, or
+    /// takes too long.
+    async fn secured(&self, socket: TcpStream) -> Option<Socket> {
+        let Some(tls) = &self.tls else { return Some(Either::Left(socket)) };
+        let HttpSettings { first_byte_seconds, header_seconds, .. } = *self.limits;
+        let time = Duration::from_secs(first_byte_seconds + header_seconds);
+        match timeout(time, Box::pin(tls.accept(socket))).await.ok()? {
+            Ok(socket) => Some(Either::Right(Box::new(socket.into()))),
+            Err(error) => {
+                tracing::debug!(%error, "a client does not speak TLS as this listener does");
+                None
+            }
+        }
+    }
+
+    async fn http1(self, socket: Socket, read: BytesMut) -> hyper::Result<()> {
         let refusal = HeadRefusal::default();
         let io =
             TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
@@ -161,7 +184,7 @@ impl ClientConnection {
         }
     }
 
-    async fn http2(self, socket: TcpStream, read: BytesMut) -> hyper::Result<()> {
+    async fn http2(self, socket: Socket, read: BytesMut) -> hyper::Result<()> {
         let stall = Duration::from_secs(self.limits.write_stall_seconds);
         let idle = Duration::from_secs(self.limits.idle_seconds);
         let streams = Streams::new(stall);
@@ -186,7 +209,7 @@ impl ClientConnection {
 
 /// Reads enough of the first bytes to tell HTTP/1 from HTTP/2. `None` when they do not come in
 /// time.
-async fn greet(socket: &mut TcpStream, limits: &HttpSettings) -> Option<BytesMut> {
+async fn greet(socket: &mut Socket, limits: &HttpSettings) -> Option<BytesMut> {
     let mut read = BytesMut::with_capacity(4096);
     let first =
         timeout(Duration::from_secs(limits.first_byte_seconds), socket.read_buf(&mut read)).await;

@@ -14,6 +14,7 @@ const MODULES: Rows = &[
     ("failpoint", &[]),
     ("clock", &["failpoint"]),
     ("config", &[]),
+    ("tls", &["config"]),
     ("metrics", &["engine"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
@@ -51,6 +52,7 @@ const MODULES: Rows = &[
             "request",
             "store",
             "text",
+            "tls",
         ],
     ),
     ("gateway", &["config", "server"]),
@@ -72,6 +74,7 @@ const MODULES: Rows = &[
             "server",
             "store",
             "text",
+            "tls",
         ],
     ),
     (
@@ -89,6 +92,7 @@ const MODULES: Rows = &[
             "qualification",
             "server",
             "store",
+            "tls",
         ],
     ),
 ];
@@ -252,7 +256,7 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
     ("axum", &["src/server/", "src/gateway/"]),
-    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/"]),
+    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/", "src/tls.rs"]),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
     ("std::env::var_os", ENVIRONMENT),

@@ -1,0 +1,189 @@
+//! TLS: the certificate that listeners show, and connections to nodes at https addresses.
+
+use crate::config::{ListenerName, TlsSettings};
+use hyper::Uri;
+use std::fmt::Debug;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+use tokio_util::either::Either;
+
+/// A connection with or without TLS, whose state is large.
+pub type Socket = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
+/// Which listeners speak TLS, and the certificate that they show.
+#[derive(Debug, Default)]
+pub struct TlsListeners {
+    shown: Option<Arc<ShownCertificate>>,
+    names: Vec<ListenerName>,
+}
+
+/// A certificate with its key. It can be read again while listeners show it: connections that are
+/// opened later are shown the new one.
+#[derive(Debug)]
+struct ShownCertificate {
+    certificate: PathBuf,
+    key: PathBuf,
+    current: RwLock<Arc<CertifiedKey>>,
+}
+
+impl TlsListeners {
+    /// Reads certificate and key. The error is a sentence that names the file.
+    pub fn read(settings: &TlsSettings) -> Result<Self, String> {
+        let TlsSettings { certificate: Some(certificate), key: Some(key), .. } = settings else {
+            return Ok(Self::default());
+        };
+        let current = RwLock::new(certified(certificate, key)?);
+        let shown =
+            ShownCertificate { certificate: certificate.clone(), key: key.clone(), current };
+        Ok(Self { shown: Some(shown.into()), names: settings.listeners.clone() })
+    }
+
+    /// Reads the files again, and says whether the certificate is another one. What cannot be read
+    /// changes nothing.
+    pub fn read_again(&self) -> Result<bool, String> {
+        let Some(shown) = &self.shown else { return Ok(false) };
+        let read = certified(&shown.certificate, &shown.key)?;
+        let mut current = shown.current.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = current.cert != read.cert;
+        *current = read;
+        Ok(is_other)
+    }
+
+    /// Accepts the connections of a listener that speaks TLS.
+    pub fn acceptor(&self, listener: ListenerName) -> Option<TlsAcceptor> {
+        let shown = self.shown.clone().filter(|_| self.names.contains(&listener))?;
+        let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("invariant: the library supports its own versions")
+            .with_no_client_auth()
+            .with_cert_resolver(shown);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Some(Arc::new(config).into())
+    }
+
+    /// The address of a listener, with its scheme.
+    pub fn url(&self, listener: ListenerName, address: SocketAddr) -> String {
+        let is_secured = self.shown.is_some() && self.names.contains(&listener);
+        format!("{}://{address}", if is_secured { "https" } else { "http" })
+    }
+}
+
+impl ResolvesServerCert for ShownCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+fn certified(certificate: &Path, key: &Path) -> Result<Arc<CertifiedKey>, String> {
+    let read = PrivateKeyDer::from_pem_file(key);
+    let private = read.map_err(|error| unreadable(key, "private key", &error))?;
+    let pair =
+        CertifiedKey::from_der(certificates(certificate)?, private, &ring::default_provider());
+    pair.map(Arc::new).map_err(|error| {
+        format!("{} and {} cannot be used together: {error}", certificate.display(), key.display())
+    })
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
+    let all: Vec<_> = read.map_err(|error| unreadable(file, "certificate", &error))?;
+    if all.is_empty() {
+        return Err(format!("{} holds no certificate: a PEM file is needed", file.display()));
+    }
+    Ok(all)
+}
+
+fn unreadable(file: &Path, what: &str, error: &dyn Debug) -> String {
+    format!("{} holds no {what} that can be read: {error:?}", file.display())
+}
+
+/// How this program speaks TLS to nodes. It trusts the public authorities, and those whose
+/// certificates stand in the PEM file `trusted`.
+pub fn client(trusted: Option<&Path>) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    if let Some(file) = trusted {
+        for certificate in certificates(file)? {
+            let added = roots.add(certificate);
+            added.map_err(|error| format!("{}: {error}", file.display()))?;
+        }
+    }
+    Ok(ClientConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("invariant: the library supports its own versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth())
+}
+
+/// Where a node is reached.
+#[derive(Clone, Debug)]
+pub struct NodeAddress {
+    /// `http://host:port` or `https://host:port`.
+    pub url: String,
+    /// `host:port`.
+    pub authority: String,
+    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+}
+
+impl NodeAddress {
+    /// `trusted` is a PEM file, as [`client`] takes it. The error is a sentence that says what is
+    /// wrong.
+    pub fn new(url: &str, trusted: Option<&Path>) -> Result<Self, String> {
+        let wrong = || format!("{url:?} is not an address like http://127.0.0.1:8080");
+        let uri: Uri = url.parse().map_err(|_| wrong())?;
+        let host = uri.host().ok_or_else(wrong)?;
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => {
+                let bare = host.trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(bare).map_err(|_| wrong())?;
+                (443, Some((Arc::new(client(trusted)?), name)))
+            }
+            _ => return Err(wrong()),
+        };
+        let authority = format!("{host}:{}", uri.port_u16().unwrap_or(port));
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), authority, tls })
+    }
+
+    pub async fn connect(&self) -> io::Result<Socket> {
+        let stream = TcpStream::connect(&self.authority).await?;
+        stream.set_nodelay(true)?;
+        match self.tls.clone() {
+            None => Ok(Either::Left(stream)),
+            Some((config, name)) => {
+                let connecting = TlsConnector::from(config).connect(name, stream);
+                Ok(Either::Right(Box::new(Box::pin(connecting).await?.into())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let check = |url: &str, expect: Option<&str>| {
+            let found = NodeAddress::new(url, None).ok();
+            assert_eq!(found.as_ref().map(|at| at.authority.as_str()), expect, "{url}");
+        };
+        check("http://127.0.0.1:8080", Some("127.0.0.1:8080"));
+        check("http://[::1]:9/", Some("[::1]:9"));
+        check("http://node", Some("node:80"));
+        check("https://node", Some("node:443"));
+        check("https://[::1]", Some("[::1]:443"));
+        check("127.0.0.1:8080", None);
+        check("ftp://node", None);
+        check("", None);
+    }
+}
