@@ -375,7 +375,7 @@ fn a_key_is_for_loopback_alone() {
     check("10.0.0.7:80", Some("own"), false);
     check("10.0.0.7:80", None, true);
     check("[::ffff:127.0.0.1]:80", Some("own"), true);
-    for upstream in ["https://node", "http://node/v1", "node:80"] {
+    for upstream in ["ftp://node", "http://node/v1", "node:80"] {
         assert!(Gateway::new(settings(upstream), loopback()).is_err(), "{upstream}");
     }
 }
