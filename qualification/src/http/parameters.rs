@@ -1,15 +1,15 @@
 //! Checks that sampling parameters do what they claim.
 
-use super::client::{Reply, question, with};
+use super::client::{question, with};
 use crate::checks::{CheckFinding, CheckInput};
-use crate::subject::{ChatTurn, Result, SubjectError};
+use crate::subject::{Result, SubjectError};
 use serde_json::{Value, json};
 
 /// An id that is text in every vocabulary with more than a thousand tokens.
 const ANY_ID: u32 = 1_000;
 /// Tokens of answers that are compared as they are, and of those in which words come again.
 const ANSWER: u32 = 8;
-const REPEATED: u32 = 24;
+const REPEATED: u32 = 64;
 
 fn sampled(input: &CheckInput, temperature: f64, seed: u64) -> Value {
     with(input.long(ANSWER), json!({ "temperature": temperature, "seed": seed }))
@@ -140,15 +140,23 @@ fn is_repeated(text: &str, times: usize) -> bool {
 }
 
 /// A penalty of 2 keeps what was said already from being said again, in at least one of three
-/// answers.
+/// answers that are long enough to say something twice.
 fn penalty(input: &mut CheckInput, name: &str) -> Result<Effect> {
+    let mut unsteady = None;
     for topic in TOPICS {
-        let messages = [ChatTurn::new("user", &format!("Say it again and again: {topic}."))];
+        let messages = question(topic);
+        let plain = match input.steady(&messages, &input.long(REPEATED)) {
+            Ok(plain) => plain,
+            Err(why @ SubjectError::Unavailable(_)) => {
+                unsteady = Some(why);
+                continue;
+            }
+            Err(other) => return Err(other),
+        };
         let body = with(input.long(REPEATED), json!({ name: 2.0 }));
-        let changed: Reply = input.ask_for(name, &messages, body)?;
-        if changed.text != input.ask(&messages, input.long(REPEATED))?.text {
+        if input.ask_for(name, &messages, body)?.text != plain.text {
             return Ok(Effect::Right);
         }
     }
-    Ok(Effect::Wrong("2 changes none of three answers".into()))
+    unsteady.map_or_else(|| Ok(Effect::Wrong("2 changes none of three answers".into())), Err)
 }
