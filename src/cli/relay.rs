@@ -51,6 +51,16 @@ pub(super) struct Arguments {
     /// Origin of a web page that may use the relay, such as http://localhost:3000; may be repeated
     #[arg(long, value_name = "URL")]
     origin: Vec<String>,
+    /// Further name of a model, such as claude-*=smollm2-135m-instruct; may be repeated
+    #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
+    alias: Vec<(String, String)>,
+}
+
+/// `NAME=MODEL`.
+fn alias(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(name, model)| !name.is_empty() && !model.is_empty());
+    let (name, model) = pair.ok_or("give a name and a model, as NAME=MODEL")?;
+    Ok((name.to_owned(), model.to_owned()))
 }
 
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
@@ -69,6 +79,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         session,
         hosts: arguments.host,
         origins: arguments.origin,
+        aliases: arguments.alias.into_iter().collect(),
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);

@@ -4,6 +4,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -266,6 +267,9 @@ pub struct GatewaySettings {
     pub names: Vec<String> = Vec::new(),
     /// Origins of web pages that may use it, such as `http://localhost:3000`.
     pub origins: Vec<String> = Vec::new(),
+    /// Further names of models: a client that names the left one means the model on the right. A
+    /// left one that ends in `*` stands for every name that begins so, such as `claude-*`.
+    pub aliases: BTreeMap<String, String> = BTreeMap::new(),
     /// Open connections. Each takes three of the files that the system lets the process open, and
     /// further ones wait.
     #[schemars(range(min = 1, max = 65_536))]

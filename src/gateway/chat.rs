@@ -12,6 +12,9 @@ const OF_ANSWERS: [&str; 6] =
     ["annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal"];
 /// Values that say nothing.
 const EMPTY: [&str; 4] = ["null", "[]", "{}", "\"\""];
+/// Values that ask a model not to think. Those that can be served do not.
+const WITHOUT_THOUGHT: [&str; 3] =
+    ["\"none\"", "{\"enable_thinking\":false}", "{\"thinking\":false}"];
 /// Members that switch how a model thinks, and what the client has to turn off.
 const THINKING: [(&str, &str); 2] =
     [("reasoning_effort", "reasoning effort"), ("chat_template_kwargs", "template arguments")];
@@ -20,7 +23,11 @@ const THINKING: [(&str, &str); 2] =
 pub(super) fn translate(request: &mut JsonMembers) -> Result<(), String> {
     for (name, what) in THINKING {
         let given = request.0.iter().find(|(own, _)| own == name);
-        if given.is_some_and(|(_, value)| !EMPTY.contains(&value.get())) {
+        let says_nothing = |value: &RawValue| {
+            let value: String = value.get().split_whitespace().collect();
+            EMPTY.contains(&value.as_str()) || WITHOUT_THOUGHT.contains(&value.as_str())
+        };
+        if given.is_some_and(|(_, value)| !says_nothing(value)) {
             return Err(format!("{name} is not supported: turn {what} off in the client."));
         }
     }
@@ -72,6 +79,8 @@ mod tests {
         );
         check(r#"{"prompt_cache_key":"k","stream":true}"#, r#"{"stream":true}"#);
         check(r#"{"reasoning_effort":null,"chat_template_kwargs":{}}"#, "{}");
+        check(r#"{"reasoning_effort":"none"}"#, "{}");
+        check(r#"{"chat_template_kwargs":{"enable_thinking": false}}"#, "{}");
         let reasoned = r#"{"messages":[{"role":"assistant","reasoning":"x"}]}"#;
         check(reasoned, reasoned);
         check(r#"{"messages":"none"}"#, r#"{"messages":"none"}"#);
@@ -81,8 +90,9 @@ mod tests {
     fn what_would_change_the_answer_is_refused() {
         for request in [
             r#"{"reasoning_effort":"high"}"#,
-            r#"{"reasoning_effort":"none"}"#,
-            r#"{"chat_template_kwargs":{"enable_thinking":false}}"#,
+            r#"{"reasoning_effort":"minimal"}"#,
+            r#"{"chat_template_kwargs":{"enable_thinking":true}}"#,
+            r#"{"chat_template_kwargs":{"enable_thinking":false,"x":1}}"#,
         ] {
             assert!(translated(request).is_err_and(|why| why.contains("turn")), "{request}");
         }

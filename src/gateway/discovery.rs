@@ -54,7 +54,7 @@ impl Gateway {
         let name = name.ok_or_else(|| refuse(StatusCode::BAD_REQUEST, why, false))?;
         let models = self.node.models(head).await?;
         let names = ModelNames::of(&models);
-        let id = super::known_id(&names, &name)?;
+        let id = self.known_id(&names, &name)?;
         let model = models.iter().find(|model| model["id"] == id);
         Ok(known(&model_lists::ollama_show(model.unwrap_or(&Value::Null))))
     }

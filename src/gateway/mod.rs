@@ -37,6 +37,7 @@ use model_names::ModelNames;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -88,6 +89,8 @@ pub struct GatewayOptions {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use the gateway, such as `http://localhost:3000`.
     pub origins: Vec<String>,
+    /// Further names of models, as `gateway.aliases` has them.
+    pub aliases: BTreeMap<String, String>,
 }
 
 /// The address at which a process reaches its own listener at `public`.
@@ -134,6 +137,7 @@ pub struct Gateway {
     session: Uuid,
     names: OwnNames,
     origins: Vec<String>,
+    aliases: BTreeMap<String, String>,
     calls: Arc<Calls>,
 }
 
@@ -154,6 +158,7 @@ impl Gateway {
             session: options.session,
             names: OwnNames::new(listen, &options.hosts),
             origins: options.origins,
+            aliases: options.aliases,
             calls: Arc::default(),
         })
     }
@@ -288,7 +293,7 @@ impl Gateway {
         line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         let names = self.model_names(&head).await?;
-        let id = known_id(&names, &name)?;
+        let id = self.known_id(&names, &name)?;
         let path = format!("{MODEL}{id}");
         let why = "the node lists an id that cannot stand in a path";
         head.uri = path.parse().map_err(|_| refuse(StatusCode::BAD_GATEWAY, why, false))?;
@@ -302,6 +307,12 @@ impl Gateway {
         head.headers.remove(CONTENT_LENGTH);
         let text = serde_json::to_vec(&model).expect("invariant: members are JSON");
         Ok(answer::whole(head, text.into()))
+    }
+
+    fn known_id<'a>(&self, names: &'a ModelNames, name: &str) -> Result<&'a str, GatewayRefusal> {
+        let why = || format!("the model is not known; this key can use: {names}");
+        let known = names.id_with(&self.aliases, name);
+        known.ok_or_else(|| refuse(StatusCode::NOT_FOUND, &why(), false).into())
     }
 
     async fn model_names(&self, head: &Parts) -> Result<ModelNames, GatewayRefusal> {
@@ -338,7 +349,7 @@ impl Gateway {
         name: &str,
     ) -> Result<Renaming, GatewayRefusal> {
         let names = self.model_names(head).await?;
-        let id = known_id(&names, name)?;
+        let id = self.known_id(&names, name)?;
         request.set("model", id);
         Ok(Renaming::new(id, name))
     }
@@ -395,11 +406,6 @@ fn asked_model(head: &Parts) -> Option<String> {
 }
 
 /// The id of the model `name`, or a refusal that lists the names.
-fn known_id<'a>(names: &'a ModelNames, name: &str) -> Result<&'a str, GatewayRefusal> {
-    let why = || format!("the model is not known; this key can use: {names}");
-    names.id(name).ok_or_else(|| refuse(StatusCode::NOT_FOUND, &why(), false).into())
-}
-
 /// The `Authorization` header made of `key`.
 fn bearer(key: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(&format!("Bearer {key}"));

@@ -2,6 +2,7 @@
 //! address, or its release's label where it has no address.
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// What Ollama's clients add to a name without a tag.
@@ -29,6 +30,18 @@ impl ModelNames {
             })
         });
         Self(named.collect())
+    }
+
+    /// The id of the model that `name` means by itself or as one of the `aliases`. The longest
+    /// alias counts, and those that end in `*` stand for every name that begins so.
+    pub(super) fn id_with(&self, aliases: &BTreeMap<String, String>, name: &str) -> Option<&str> {
+        let means = |alias: &str| match alias.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == alias,
+        };
+        let meant = || aliases.iter().filter(|(alias, _)| means(alias));
+        let model = || meant().max_by_key(|(alias, _)| alias.len()).map(|(_, model)| model);
+        self.id(name).or_else(|| self.id(model()?))
     }
 
     /// The id of the model that `name` means: the one with this address, or else the only one with
@@ -90,6 +103,17 @@ mod tests {
         check("small:latest", Some("1"));
         check("twin:latest", None);
         check(":latest", None);
+        let aliases = [("claude-*", "own"), ("claude-3*", "small"), ("gpt-4", "small"), ("x", "y")];
+        let aliases = aliases.map(|(alias, model)| (alias.to_owned(), model.to_owned())).into();
+        let check = |name: &str, expect: Option<&str>| {
+            assert_eq!(names.id_with(&aliases, name), expect, "{name}");
+        };
+        check("claude-sonnet-4", Some("2"));
+        check("claude-3-haiku", Some("1"));
+        check("gpt-4", Some("1"));
+        check("gpt-4o", None);
+        check("x", None);
+        check("own", Some("2"));
         names.rename(&mut models[..5]);
         let ids = models[..5].iter().map(|model| &model["id"]);
         assert!(ids.eq(["small", "own", "3", "4", "5"]));

@@ -150,6 +150,7 @@ async fn whole(mut stream: TcpStream) -> String {
 fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
         tls: crate::tls::client(None).unwrap(),
+        aliases: BTreeMap::new(),
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),
         key: Some("own\n".into()),

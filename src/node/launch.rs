@@ -318,6 +318,7 @@ impl RunningNode {
             session: Uuid::new_v4(),
             hosts: config.gateway.names.clone(),
             origins: config.gateway.origins.clone(),
+            aliases: config.gateway.aliases.clone(),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());
