@@ -2,6 +2,7 @@
 //! when it is counted. Names follow those of vLLM, which dashboards use, under our prefix.
 
 use crate::engine::EngineStats;
+use crate::store::StoreStats;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,6 +29,11 @@ const BETWEEN_TOKENS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
 const REQUEST: [f64; 14] =
     [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
+/// Upper bounds of buckets of tokens in a prompt or an answer.
+const TOKENS: [f64; 16] = [
+    1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
+    32768.0, 65536.0, 131_072.0,
+];
 const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
 
 /// Defines the metrics. Each has the function that registers it with its arguments: the name, the
@@ -69,6 +75,16 @@ metrics! {
         || Histogram::new(REQUEST));
     request_latency: By<1, Histogram> = histograms("e2e_request_latency_seconds",
         "Seconds from a request's admission to its settlement", || Histogram::new(REQUEST));
+    prefill_time: By<1, Histogram> = histograms("request_prefill_time_seconds",
+        "Seconds from a request's first computed token to its first output token",
+        || Histogram::new(REQUEST));
+    decode_time: By<1, Histogram> = histograms("request_decode_time_seconds",
+        "Seconds from a request's first output token to its settlement",
+        || Histogram::new(REQUEST));
+    prompt_length: By<1, Histogram> = histograms("request_prompt_tokens",
+        "Prompt tokens of a settled request", || Histogram::new(TOKENS));
+    answer_length: By<1, Histogram> = histograms("request_generation_tokens",
+        "Output tokens of a settled request", || Histogram::new(TOKENS));
     charged_units: By<1, Counter> = add("charged_microcredits",
         "Microcredits charged at settlements");
     prompt_tokens: By<1, Counter> = add("prompt_tokens", "Prompt tokens of settled requests");
@@ -88,6 +104,12 @@ metrics! {
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
          device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
+    gateway_requests: By<2, Counter> = add("gateway_requests",
+        "Requests that the node's gateway answered, by route and status; the status is 0 when the \
+         client went away before there was one");
+    gateway_latency: By<1, Histogram> = histograms("gateway_request_seconds",
+        "Seconds from a request to the gateway until its answer was sent, by route",
+        || Histogram::new(REQUEST));
     ready: Gauge = add("ready", "1 while the node can serve, else 0");
 
     // The loaded models' engines, by model.
@@ -116,7 +138,13 @@ metrics! {
         "Models that could not be loaded or whose engine ended by itself, by kind: \
          not_loaded, files_changed, unproven, wrong_answers, out_of_memory, device_lost, integrity, panic, shape, compute");
 
+    qualification_age: By<1, Gauge> = add("qualification_age_seconds",
+        "Seconds since the model's qualification");
+
     // The ledger.
+    disk_free: Gauge = add("disk_free_bytes", "Bytes free where the ledger is kept");
+    ledger_files: By<1, Gauge> = add("ledger_file_bytes",
+        "Bytes that the ledger's files take, by what they hold: ledger, answers, journal");
     open_reservations: Gauge = add("ledger_open_reservations",
         "Requests that hold a reservation now");
     audit_ok: Gauge = add("ledger_audit_ok",
@@ -172,6 +200,10 @@ pub struct ModelMetrics {
     pub time_to_first_token: Histogram,
     pub inter_token_latency: Histogram,
     pub queue_time: Histogram,
+    pub prefill_time: Histogram,
+    pub decode_time: Histogram,
+    prompt_length: Histogram,
+    answer_length: Histogram,
     pub request_latency: Histogram,
     pub charged_units: Counter,
     prompt_tokens: Counter,
@@ -182,6 +214,8 @@ pub struct ModelMetrics {
 
 impl ModelMetrics {
     pub fn tokens(&self, prompt: u32, cached: u32, generated: u32) {
+        self.prompt_length.observe(prompt.into());
+        self.answer_length.observe(generated.into());
         self.prompt_tokens.inc_by(prompt.into());
         self.cached_tokens.inc_by(cached.into());
         self.generation_tokens.inc_by(generated.into());
@@ -230,6 +264,10 @@ impl Metrics {
             time_to_first_token: self.time_to_first_token.get_or_create_owned(label),
             inter_token_latency: self.inter_token_latency.get_or_create_owned(label),
             queue_time: self.queue_time.get_or_create_owned(label),
+            prefill_time: self.prefill_time.get_or_create_owned(label),
+            decode_time: self.decode_time.get_or_create_owned(label),
+            prompt_length: self.prompt_length.get_or_create_owned(label),
+            answer_length: self.answer_length.get_or_create_owned(label),
             request_latency: self.request_latency.get_or_create_owned(label),
             charged_units: self.charged_units.get_or_create_owned(label),
             prompt_tokens: self.prompt_tokens.get_or_create_owned(label),
@@ -255,6 +293,15 @@ impl Metrics {
         self.responses
             .get_or_create(&[("status", status.to_string()), ("code", code.to_owned())])
             .inc();
+    }
+
+    /// Counts a request to the gateway. `route` is none that a client chose.
+    pub fn gateway_answered(&self, route: &'static str, status: Option<u16>, took: Duration) {
+        let status = status.unwrap_or_default().to_string();
+        let labels = &[("route", route.to_owned()), ("status", status)];
+        self.gateway_requests.get_or_create(labels).inc();
+        let label = &[("route", route.to_owned())];
+        self.gateway_latency.get_or_create(label).observe(took.as_secs_f64());
     }
 
     /// `end` is `completed`, `cancelled` or `failed`.
@@ -310,16 +357,22 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
-    /// Sets the totals that the ledger has counted since the start of the node.
-    pub fn sample_ledger(
-        &self,
-        violations: u64,
-        oldest: Duration,
-        releases: &BTreeMap<&'static str, u64>,
-    ) {
-        self.violations.inner().store(violations, Ordering::Relaxed);
+    /// Sets the age of a model's qualification, seconds.
+    pub fn sample_qualification(&self, model: &str, age: u64) {
+        self.qualification_age.get_or_create(&[("model", model.to_owned())]).set(age as i64);
+    }
+
+    /// Sets what the ledger has counted since the start of the node, and its sizes.
+    pub fn sample_ledger(&self, ledger: &StoreStats) {
+        self.violations.inner().store(ledger.violations, Ordering::Relaxed);
+        let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
         self.oldest_reservation.set(oldest.as_secs_f64());
-        tell_totals(&self.releases, "cause", releases);
+        tell_totals(&self.releases, "cause", &ledger.releases);
+        self.disk_free.set(ledger.free_bytes.unwrap_or_default() as i64);
+        for (file, bytes) in &ledger.file_bytes {
+            let label = &[("file", (*file).to_owned())];
+            self.ledger_files.get_or_create(label).set(*bytes as i64);
+        }
     }
 
     /// All metrics in OpenMetrics text form.
@@ -347,7 +400,15 @@ mod tests {
         let processor = Duration::from_millis(2_500);
         metrics.sample_process(ProcessSample { open_files: 9, processor, ..Default::default() });
         metrics.sample_node(3, true, false);
-        metrics.sample_ledger(0, Duration::from_millis(1_500), &BTreeMap::from([("draining", 2)]));
+        metrics.sample_ledger(&StoreStats {
+            oldest_reservation_ms: 1_500,
+            releases: BTreeMap::from([("draining", 2)]),
+            free_bytes: Some(7),
+            file_bytes: BTreeMap::from([("answers", 8)]),
+            ..StoreStats::default()
+        });
+        metrics.gateway_answered("/api/chat", None, Duration::from_secs(1));
+        metrics.sample_qualification("m", 5);
         let stats =
             EngineStats { running: 1, blocks_total: 4, blocks_used: 1, ..EngineStats::default() };
         metrics.sample_engine("m", false, &stats);
@@ -369,6 +430,11 @@ mod tests {
             "cresset_ledger_oldest_reservation_seconds 1.5",
             "cresset_ledger_releases_total{cause=\"draining\"} 2",
             "cresset_ready 0",
+            "cresset_disk_free_bytes 7",
+            "cresset_ledger_file_bytes{file=\"answers\"} 8",
+            "cresset_gateway_requests_total{route=\"/api/chat\",status=\"0\"} 1",
+            "cresset_qualification_age_seconds{model=\"m\"} 5",
+            "cresset_request_prompt_tokens_sum{model=\"m\"} 5.0",
             "cresset_time_to_first_token_seconds_count{model=\"m\"} 1",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

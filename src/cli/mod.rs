@@ -13,6 +13,7 @@ mod goldens;
 mod init;
 mod keys;
 mod ledger;
+mod metrics;
 mod models;
 mod qualify;
 mod quickstart;
@@ -72,6 +73,9 @@ enum CliCommand {
     Bench(bench::Arguments),
     /// Show the state of the node, its models and its load
     Status(status::Arguments),
+    /// Write what a monitoring system shows and watches
+    #[command(subcommand)]
+    Metrics(metrics::MetricsCommand),
     /// Look for problems on this machine, and say how to mend them
     Doctor,
     /// Make a data folder with an empty ledger
@@ -188,6 +192,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Chat(arguments) => chat::run(context, arguments).await,
         CliCommand::Bench(arguments) => bench::run(context, arguments).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,
+        CliCommand::Metrics(command) => metrics::run(&context, command),
         CliCommand::Init => init::run(&context),
         CliCommand::Accounts(command) => accounts::run(&context, command).await,
         CliCommand::Keys(command) => keys::run(&context, command).await,

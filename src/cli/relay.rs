@@ -80,6 +80,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         hosts: arguments.host,
         origins: arguments.origin,
         aliases: arguments.alias.into_iter().collect(),
+        metrics: None,
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);

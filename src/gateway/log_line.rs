@@ -1,11 +1,13 @@
-//! One line of the log for each request, written when its answer was sent or its client has gone.
-//! It names paths, models and figures, and nothing else that a client chose.
+//! One line of the log for each request, and its metrics, when its answer was sent or its client
+//! has gone. It names paths, models and figures, and nothing else that a client chose.
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
+use crate::metrics::Metrics;
 use crate::server::access_log;
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Paths of other services that are logged as they are.
@@ -39,11 +41,14 @@ pub(super) struct GatewayLine {
     request_id: Option<String>,
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
+    metrics: Option<Arc<Metrics>>,
 }
 
 impl GatewayLine {
-    pub(super) fn begin(head: &Parts) -> Self {
+    /// `metrics` count the request too.
+    pub(super) fn begin(head: &Parts, metrics: Option<Arc<Metrics>>) -> Self {
         Self {
+            metrics,
             began: Instant::now(),
             method: access_log::known_method(&head.method),
             route: route(head.uri.path()),
@@ -84,7 +89,11 @@ impl Drop for GatewayLine {
         let Self { route, status, prompt_tokens, completion_tokens, .. } = *self;
         let method = self.method.as_ref().map(Method::as_str);
         let (model, request_id) = (self.model.as_deref(), self.request_id.as_deref());
-        let milliseconds = self.began.elapsed().as_millis() as u64;
+        let took = self.began.elapsed();
+        if let Some(metrics) = &self.metrics {
+            metrics.gateway_answered(route, status, took);
+        }
+        let milliseconds = took.as_millis() as u64;
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(

@@ -17,6 +17,7 @@ mod tests;
 mod upstream;
 
 use crate::config::HttpSettings;
+use crate::metrics::Metrics;
 use crate::server::{self, own_names::OwnNames};
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
 use axum::Router;
@@ -91,6 +92,8 @@ pub struct GatewayOptions {
     pub origins: Vec<String>,
     /// Further names of models, as `gateway.aliases` has them.
     pub aliases: BTreeMap<String, String>,
+    /// Those of the node, if it is the node's own gateway.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
 /// The address at which a process reaches its own listener at `public`.
@@ -138,6 +141,7 @@ pub struct Gateway {
     names: OwnNames,
     origins: Vec<String>,
     aliases: BTreeMap<String, String>,
+    metrics: Option<Arc<Metrics>>,
     calls: Arc<Calls>,
 }
 
@@ -159,13 +163,14 @@ impl Gateway {
             names: OwnNames::new(listen, &options.hosts),
             origins: options.origins,
             aliases: options.aliases,
+            metrics: options.metrics,
             calls: Arc::default(),
         })
     }
 
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
-        let mut line = GatewayLine::begin(&head);
+        let mut line = GatewayLine::begin(&head, self.metrics.clone());
         let origin = origins::take_allowed(&mut head.headers, &self.origins);
         let dialect = ApiDialect::of_errors(&head);
         let mut answer = self.admit(head, body, origin.is_some(), &mut line).await;

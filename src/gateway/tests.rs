@@ -151,6 +151,7 @@ fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
         tls: crate::tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
+        metrics: None,
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),
         key: Some("own\n".into()),

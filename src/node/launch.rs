@@ -319,6 +319,7 @@ impl RunningNode {
             hosts: config.gateway.names.clone(),
             origins: config.gateway.origins.clone(),
             aliases: config.gateway.aliases.clone(),
+            metrics: Some(self.live.node.metrics.clone()),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());

@@ -140,6 +140,8 @@ struct RunningRequest {
     started: Option<JoinHandle<()>>,
     began: Instant,
     first_token: Option<Duration>,
+    /// From the admission to the first computed token.
+    queued: Duration,
     last_token: Option<Instant>,
 }
 
@@ -168,6 +170,7 @@ impl RunningRequest {
             started: None,
             began,
             first_token: None,
+            queued: Duration::ZERO,
             last_token: None,
         }
     }
@@ -231,7 +234,9 @@ impl RunningRequest {
     /// Tells the ledger that the attempt runs. The command is not awaited here, so that no token
     /// waits for it.
     fn start(&mut self) {
-        self.metrics.queue_time.observe(self.began.elapsed().as_secs_f64());
+        let queued = self.began.elapsed();
+        self.metrics.queue_time.observe(queued.as_secs_f64());
+        self.queued = queued;
         let services = self.services.clone();
         let (key, attempt) = (self.live.key, self.record.latest().id);
         self.started = Some(tokio::spawn(async move {
@@ -247,6 +252,7 @@ impl RunningRequest {
             None => {
                 let passed = now - self.began;
                 metrics.time_to_first_token.observe(passed.as_secs_f64());
+                metrics.prefill_time.observe(passed.saturating_sub(self.queued).as_secs_f64());
                 self.first_token = Some(passed);
             }
             Some(last) => metrics.inter_token_latency.observe((now - last).as_secs_f64()),
@@ -446,7 +452,11 @@ impl RunningRequest {
     }
 
     fn count(&self, end: RequestEnd) {
-        self.metrics.request_latency.observe(self.began.elapsed().as_secs_f64());
+        let passed = self.began.elapsed();
+        self.metrics.request_latency.observe(passed.as_secs_f64());
+        if let Some(first) = self.first_token {
+            self.metrics.decode_time.observe(passed.saturating_sub(first).as_secs_f64());
+        }
         self.services.metrics.request_ended(match end {
             RequestEnd::Completed(..) => "completed",
             RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => "cancelled",
@@ -541,6 +551,7 @@ mod tests {
             started: None,
             began: Instant::now(),
             first_token: None,
+            queued: Duration::ZERO,
             last_token: None,
         };
         let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 1 };

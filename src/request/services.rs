@@ -25,7 +25,7 @@ pub struct Services {
     pub clock: Arc<dyn Clock>,
     /// Of the data folder, whose key signs receipts.
     pub catalogue: Catalogue,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     pub pool: Arc<ModelPool>,
     pub live: LiveRequests,
     /// The plans in force: `config.plans` are those of the start.
@@ -52,7 +52,7 @@ impl Services {
             store,
             clock,
             catalogue,
-            metrics,
+            metrics: metrics.into(),
             live: LiveRequests::default(),
             recent_errors: RecentErrors::default(),
             tasks: TaskTracker::new(),

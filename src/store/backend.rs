@@ -54,6 +54,7 @@ use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::Pin;
 
@@ -139,6 +140,10 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
 
     /// Free bytes where the ledger is kept; `None` where that cannot be told.
     fn free_bytes(&self) -> Option<u64>;
+
+    /// Bytes that the files take, by what they hold: `ledger`, `answers`, `journal` (its closed
+    /// parts).
+    fn file_bytes(&self) -> BTreeMap<&'static str, u64>;
 
     /// Whether what was opened is still found where it was: a ledger that was removed or replaced
     /// loses all that is written from then on.

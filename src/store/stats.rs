@@ -14,6 +14,10 @@ pub struct StoreStats {
     pub oldest_reservation_ms: u64,
     /// Attempts that ended uncharged since the start of the node, by cause.
     pub releases: BTreeMap<&'static str, u64>,
+    /// Free where the ledger is kept; `None` where that cannot be told.
+    pub free_bytes: Option<u64>,
+    /// Bytes that the files take, by what they hold.
+    pub file_bytes: BTreeMap<&'static str, u64>,
 }
 
 impl Store {
@@ -30,6 +34,8 @@ impl Store {
             oldest_reservation_ms: oldest
                 .map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
             releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            free_bytes: shared.reader.free_bytes(),
+            file_bytes: shared.reader.file_bytes(),
         }
     }
 }

@@ -17,6 +17,7 @@ mod clock;
 mod control_plane;
 mod crash;
 mod crash_points;
+mod dashboards;
 mod door;
 mod edge;
 mod families;

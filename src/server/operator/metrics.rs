@@ -10,19 +10,20 @@ use std::time::Duration;
 /// The text that a scrape gets.
 pub async fn text(services: &Services) -> String {
     let Services { pool, store, live, metrics, .. } = services;
-    let ledger = store.stats().await;
+    let (ledger, now) = (store.stats().await, store.now().seconds());
     for view in pool.views() {
         let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
         let name = &view.model.qualified.manifest().name;
         metrics.sample_engine(name, view.engine.is_some(), &stats);
+        let age = now.saturating_sub(view.model.qualified.evidence().qualified_at);
+        metrics.sample_qualification(name, age);
     }
     let [budget, free] = pool.memory();
     let [loads, unloads] = pool.load_counts();
     metrics.sample_pool(budget - free, loads, unloads);
     metrics.sample_model_failures(&pool.failures());
     metrics.sample_node(live.len(), store.healthy(), services.is_ready());
-    let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
-    metrics.sample_ledger(ledger.violations, oldest, &ledger.releases);
+    metrics.sample_ledger(&ledger);
     metrics.sample_process(process());
     metrics.text()
 }

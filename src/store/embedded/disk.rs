@@ -8,7 +8,7 @@ use super::segments::SEGMENT_ENTRIES;
 use crate::failpoint::failpoint;
 use crate::store::{StoreError, StoreResult};
 use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -85,6 +85,10 @@ pub(in crate::store) trait Disk: Send + Sync + 'static {
     /// up to another schema. What was copied before stays as it is.
     fn keep_older(&self, schema: u32) -> StoreResult;
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Sizes of the files, by what they hold.
+    fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
     /// Whether the files are still found under their names.
     fn is_in_place(&self) -> bool {
         true
@@ -198,6 +202,22 @@ impl Disk for LockedFolder {
         let lock = self.lock.metadata().ok().map(|found| number(&found));
         number_at(&self.dir.join(LOCK)) == lock
             && self.opened().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
+    }
+
+    fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
+        let mut sizes = BTreeMap::from([("ledger", 0), ("answers", 0), ("journal", 0)]);
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let (name, bytes) =
+                (entry.file_name(), entry.metadata().map_or(0, |found| found.len()));
+            let kind = match name.to_str() {
+                Some(name) if name == File::Ledger.name() => "ledger",
+                Some(name) if name == File::Bodies.name() => "answers",
+                Some(name) if name.starts_with("journal-") => "journal",
+                _ => continue,
+            };
+            *sizes.entry(kind).or_default() += bytes;
+        }
+        sizes
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

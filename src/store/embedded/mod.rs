@@ -46,6 +46,7 @@ use redb::ReadableDatabase;
 use rows::SealedPosition;
 use snapshot::{EmbeddedSnapshot, ready};
 use state::WriteState;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -136,6 +137,10 @@ impl LedgerReader for EmbeddedBackend {
 
     fn free_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()
+    }
+
+    fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
+        self.disk.file_bytes()
     }
 
     fn is_in_place(&self) -> bool {

@@ -15,7 +15,7 @@ const MODULES: Rows = &[
     ("clock", &["failpoint"]),
     ("config", &[]),
     ("tls", &["config"]),
-    ("metrics", &["engine"]),
+    ("metrics", &["engine", "store"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
     ("store", &["ledger", "ids", "clock", "failpoint"]),
@@ -55,7 +55,7 @@ const MODULES: Rows = &[
             "tls",
         ],
     ),
-    ("gateway", &["config", "server"]),
+    ("gateway", &["config", "metrics", "server", "tls"]),
     (
         "node",
         &[
