@@ -325,6 +325,14 @@ impl JournalEntry {
             _ => None,
         }
     }
+
+    /// The request and the attempt that this entry charges; `None` for other entries.
+    pub fn settlement(&self) -> Option<(RequestKey, AttemptId)> {
+        match self.kind {
+            EntryKind::Settle { key, attempt } => Some((key, attempt)),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 use crate::process::{Customer, Folder, Served, eventually, get, request};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
+use uuid::Uuid;
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("{value} is no string"))
@@ -194,6 +195,55 @@ fn a_debit_takes_what_is_free_once() {
     let statement = folder.run(&["credits", "statement", "--account", &account]).stdout;
     assert!(statement.contains("debit") && statement.contains("called back"), "{statement}");
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+/// Today's month and the next one, as a person types them.
+fn months() -> [String; 2] {
+    let now = chrono::Utc::now();
+    [now, now + chrono::Months::new(1)].map(|at| at.format("%Y-%m").to_string())
+}
+
+#[test]
+fn a_month_is_summed_up_by_model_and_key() {
+    let folder = Folder::ready();
+    let Customer { account, key, key_id } = folder.customer(1_000_000);
+    let node = folder.serve();
+    let second = folder.json(&["keys", "create", "--account", &account]);
+    let [other, other_id] = ["secret", "id"].map(|name| second[name].as_str().unwrap());
+    let body = json!({ "model": node.model, "max_tokens": 3, "ignore_eos": true,
+                       "messages": [{ "role": "user", "content": "hi" }] });
+    let mut charged = [0; 2];
+    for (index, key) in [&*key, &*key, other].into_iter().enumerate() {
+        let answer = node.chat(key, &Uuid::new_v4().to_string(), &body).finish().json();
+        let units: u64 = answer["credits"]["chargedUnits"].as_str().unwrap().parse().unwrap();
+        charged[usize::from(index == 2)] += units;
+    }
+    let reference = "an \"invoice\", unpaid";
+    let debit = ["credits", "debit", "--bucket", "trial", "--units", "5", "--reference", reference];
+    folder.json(&[&debit[..], &["--account", &account]].concat());
+    let of = ["credits", "statement", "--account", &account];
+    let [month, next] = months();
+
+    let sums = folder.json(&[&of[..], &["--month", &month, "--summary"]].concat());
+    for (key, requests, units) in [(&*key_id, 2, charged[0]), (other_id, 1, charged[1])] {
+        let rows = sums["data"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["credential_id"] == key).unwrap();
+        assert_eq!((&row["model"], &row["requests"]), (&json!("tiny"), &json!(requests)), "{row}");
+        assert_eq!(row["completion_tokens"], 3 * requests);
+        assert_eq!(row["chargedUnits"], units.to_string());
+    }
+    let csv = folder.run(&[&of[..], &["--month", &month, "--csv"]].concat()).stdout;
+    let rows: Vec<csv::StringRecord> =
+        csv::Reader::from_reader(csv.as_bytes()).records().map(Result::unwrap).collect();
+    let total: i64 = rows.iter().map(|row| row[3].parse::<i64>().unwrap()).sum();
+    let left = folder.json(&["credits", "show", "--account", &account])["trialUnits"].clone();
+    assert_eq!(json!(total.to_string()), left, "the changes add up to the balance");
+    assert!(rows.iter().any(|row| &row[2] == "debit" && &row[11] == reference), "{csv}");
+    for period in [["--month", &*next], ["--from", &*next], ["--until", &*month]] {
+        let none = folder.run(&[&of[..], &period, &["--csv"]].concat()).stdout;
+        assert_eq!(none.lines().count(), 1, "{period:?}: {none}");
+    }
+    assert!(node.terminate().success());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::ids::AccountId;
+use chrono::{Months, NaiveDate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,6 +36,23 @@ pub(crate) fn account(text: &str) -> Result<AccountArgument, String> {
         Ok(id) => Ok(AccountArgument::Id(id)),
         Err(_) => label(text).map(AccountArgument::Name),
     }
+}
+
+/// The beginning of a day or a month (UTC).
+pub(crate) fn date(text: &str) -> Result<UnixMillis, String> {
+    let day = if text.len() == 7 { format!("{text}-01") } else { text.to_owned() };
+    let time = day.parse::<NaiveDate>().ok().and_then(|day| day.and_hms_opt(0, 0, 0));
+    let milliseconds = time.and_then(|time| time.and_utc().timestamp_millis().try_into().ok());
+    let expected = "expected a day or a month (UTC), such as 2026-11-24 or 2026-11";
+    milliseconds.map(UnixMillis).ok_or_else(|| expected.to_owned())
+}
+
+/// A month (UTC): its beginning and that of the next one.
+pub(crate) fn month(text: &str) -> Result<[UnixMillis; 2], String> {
+    let expected = || "expected a month, such as 2026-11".to_owned();
+    let begin = format!("{text}-01").parse::<NaiveDate>().map_err(|_| expected())?;
+    let next = begin.checked_add_months(Months::new(1)).ok_or_else(expected)?;
+    Ok([date(text)?, date(&next.to_string())?])
 }
 
 /// Checks the report path before the (long) run, so that a bad path does not cost the run.
@@ -111,6 +129,22 @@ pub(crate) fn from_now(time: Duration) -> UnixMillis {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn days_and_months() {
+        let second = |at: UnixMillis| at.seconds();
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(date(text).ok().map(second), expect, "{text}");
+        };
+        check("1970-01-02", Some(86_400));
+        check("1970-02", Some(31 * 86_400));
+        check("1969-12-31", None);
+        check("2026-13", None);
+        check("2026-1-1x", None);
+        check("today", None);
+        assert_eq!(month("1970-12").unwrap().map(second), [334 * 86_400, 365 * 86_400]);
+        assert!(month("1970-12-01").is_err() && month("1970").is_err());
+    }
 
     #[test]
     fn durations() {

@@ -79,8 +79,9 @@ impl Operator<'_> {
                 self.adjust(account, debit, view::adjustment(bucket, units, &reference)).await
             }
             C::CreditShow { account } => self.show_credits(account).await,
-            C::CreditStatement { account, after, limit } => {
-                self.read(lists::statement(self.store.clone(), account, after, limit)).await
+            C::CreditStatement { account, after, limit, from, until } => {
+                let period = from.unwrap_or(UnixMillis(0))..until.unwrap_or(UnixMillis(u64::MAX));
+                self.read(lists::statement(self.store.clone(), account, after, limit, period)).await
             }
             C::RequestList { account, state, after } => {
                 self.read(lists::requests(self.store.clone(), account, state, after)).await

@@ -92,10 +92,13 @@ pub enum AdminCommand {
     CreditShow {
         account: AccountId,
     },
+    /// The entries of a period: from `from` on, before `until`.
     CreditStatement {
         account: AccountId,
         after: u64,
         limit: usize,
+        from: Option<UnixMillis>,
+        until: Option<UnixMillis>,
     },
     RequestList {
         account: AccountId,

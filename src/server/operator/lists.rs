@@ -3,11 +3,13 @@
 
 use super::command::AdminError;
 use super::view;
+use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{Account, AttemptState, Credential, CredentialKind, Refusal, RequestRecord};
 use crate::store::{Snapshot, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::ops::Range;
 
 /// Stored rows that are looked at for one page. A page of requests takes about 2.5 MB while it is
 /// made, and a few milliseconds. Each thread that made or sent one keeps about as much for the
@@ -107,13 +109,29 @@ async fn tokens_of(snapshot: &dyn Snapshot, ids: &[ApplicationId]) -> Result<Vec
     Ok(tokens)
 }
 
-pub(super) async fn statement(store: Store, of: AccountId, after: u64, limit: usize) -> Result {
+pub(super) async fn statement(
+    store: Store,
+    of: AccountId,
+    after: u64,
+    limit: usize,
+    period: Range<UnixMillis>,
+) -> Result {
     let limit = limit.min(PAGE_ROWS);
     let snapshot = store.read().await?;
     let account = find_account(&*snapshot, of).await?;
-    let entries = snapshot.entries(of, after, limit + 1).await?;
+    let mut entries = snapshot.entries(of, after, limit + 1).await?;
+    // Entries are in the order of time, so that none of the period comes after these.
+    entries.truncate(entries.partition_point(|entry| entry.at < period.end));
     let page = ListPage::of(entries, limit, |entry| entry.sequence);
-    let lines = page.view(page.rows.iter().map(view::entry));
+    let mut rows = Vec::new();
+    for entry in page.rows.iter().filter(|entry| entry.at >= period.start) {
+        let request = match entry.settlement() {
+            Some((key, _)) => snapshot.request(&key).await?,
+            None => None,
+        };
+        rows.push(view::entry(entry, request.as_ref()));
+    }
+    let lines = page.view(rows);
     Ok(view::merged(view::credits(&account, snapshot.balances(of).await?), lines))
 }
 
@@ -251,7 +269,10 @@ mod tests {
         assert_eq!(listed, expect);
         let none = requests(store.clone(), owner.0, Some(AttemptState::Failed), 0).await.unwrap();
         assert_eq!(none["data"], json!([]), "all of them run again");
-        let first = statement(store.clone(), owner.0, 0, usize::MAX).await.unwrap();
+        let first =
+            statement(store.clone(), owner.0, 0, usize::MAX, UnixMillis(0)..UnixMillis(u64::MAX))
+                .await
+                .unwrap();
         assert_eq!(first["data"].as_array().unwrap().len(), PAGE_ROWS);
         let found = requests_by_id(store, sent[7].key.request, None).await.unwrap();
         assert_eq!(found.len(), 1);

@@ -38,7 +38,7 @@ pub(super) async fn check(
     let entry = settlement(&*snapshot, account, &receipt).await?;
     let kept = Kept { row, entry, facts };
     Ok(json!({
-        "entry": kept.entry.as_ref().map(view::entry),
+        "entry": kept.entry.as_ref().map(|entry| view::entry(entry, kept.row.as_ref())),
         "row_kept": kept.row.is_some(),
         "answer_kept": kept.facts.is_some(),
         "differences": differences(&receipt, &kept),

@@ -116,15 +116,33 @@ fn attempt(attempt: &Attempt) -> Value {
     })
 }
 
-pub fn entry(entry: &JournalEntry) -> Value {
+/// `request` is the one that the entry charges, if the ledger still has it.
+pub fn entry(entry: &JournalEntry, request: Option<&RequestRecord>) -> Value {
+    let attempt = entry.settlement().and_then(|(_, attempt)| request?.attempt(attempt));
+    let usage = attempt.and_then(|attempt| attempt.usage);
     let line = json!({
+        "model": request.map(|request| request.model),
+        "credential_id": attempt.map(|attempt| attempt.credential),
+        "prompt_tokens": usage.map(|usage| usage.prompt_tokens),
+        "completion_tokens": usage.map(|usage| usage.completion_tokens),
         "sequence": entry.sequence,
         "at": entry.at.seconds(),
         "amount": split(entry.amount),
+        "changeUnits": change(entry).to_string(),
         "after": amounts(entry.after),
         "hash": hex::encode(entry.hash),
     });
     merged(cause(&entry.kind), line)
+}
+
+/// By how much the entry changed what the account owns, microcredits. What is reserved is its own.
+fn change(entry: &JournalEntry) -> i128 {
+    let amount = i128::from(entry.amount.total().get());
+    match entry.kind {
+        EntryKind::Grant { .. } => amount,
+        EntryKind::Debit { .. } | EntryKind::Settle { .. } => -amount,
+        EntryKind::Reserve { .. } | EntryKind::Release { .. } => 0,
+    }
 }
 
 fn cause(kind: &EntryKind) -> Value {
