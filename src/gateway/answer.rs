@@ -90,6 +90,8 @@ pub(super) async fn assembled(
         }
     };
     head.status = status;
+    // A stored answer of the node has a length, which is not this one's.
+    head.headers.remove(CONTENT_LENGTH);
     head.headers.insert(CONTENT_TYPE, JSON);
     let body = Full::new(text.to_string().into());
     Ok(watched(Response::from_parts(head, Either::Right(body)), exchange, None))

@@ -98,10 +98,14 @@ impl Running {
 
     /// Sends a request on a connection of its own.
     async fn send(&self, lines: &str, body: &str) -> TcpStream {
+        self.send_to(CHAT, lines, body).await
+    }
+
+    async fn send_to(&self, path: &str, lines: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.gateway).await.unwrap();
         let length = body.len();
         let text = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
              {lines}Content-Length: {length}\r\n\r\n{body}"
         );
         stream.write_all(text.as_bytes()).await.unwrap();
@@ -270,6 +274,35 @@ async fn a_stream_that_breaks_is_repeated_under_its_key() {
     drop(stream);
     running.ask("", SAME).await;
     assert_eq!(running.calls(), [0, 0, 0, 1], "it left after the last event");
+}
+
+#[tokio::test]
+async fn a_stored_answer_in_another_form_has_a_length_of_its_own() {
+    const STORED: &str = r#"data: {"id":"r","created":1,"choices":[{"delta":{"content":"Hi"}}]}
+
+data: {"id":"r","created":1,"choices":[{"delta":{},"finish_reason":"stop"}]}
+
+data: [DONE]
+
+"#;
+    let running = Running::start().await;
+    for (path, question) in [
+        ("/v1/completions", r#""prompt":"Say hi""#),
+        ("/v1/responses", r#""input":"Say hi""#),
+        ("/v1/messages", r#""max_tokens":9,"messages":[{"role":"user","content":"Say hi"}]"#),
+        ("/api/generate", r#""stream":false,"prompt":"Say hi""#),
+    ] {
+        let length = STORED.len().to_string().leak();
+        let pen = running.node.will_answer(200, &[("content-length", length)]);
+        let body = format!("{},{question}}}", SAME.trim_end_matches('}'));
+        let stream = running.send_to(path, "", &body).await;
+        pen.send(Some(STORED)).await.unwrap();
+        drop(pen);
+        let answer = whole(stream).await;
+        let (head, text) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        let told = format!("content-length: {}", text.len());
+        assert!(head.contains(&told) && text.contains("Hi"), "{path}: {answer}");
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,8 @@ const baseURL = `${gateway}/v1`;
 const node = createOpenAICompatible({
   name: "cresset", baseURL, apiKey: key, supportsStructuredOutputs: true,
 });
-const asked = { model: node(name), prompt: "Hello", maxOutputTokens: 60 };
+// Greedy, so that the object is the same one each time.
+const asked = { model: node(name), prompt: "Hello", maxOutputTokens: 60, temperature: 0 };
 assert((await generateText(asked)).usage.outputTokens >= 1);
 const stream = streamText(asked);
 for await (const part of stream.textStream) void part;
