@@ -5,7 +5,7 @@ use super::{GatewayRefusal, IDEMPOTENCY_KEY, MODELS};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -56,7 +56,13 @@ impl NodeConnections {
             (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) =
                 (head.method.clone(), uri.clone(), head.headers.clone());
             match self.client.request(request).await {
-                Ok(response) => return Ok(response),
+                Ok(mut response) => {
+                    // How the node framed its answer says nothing of the gateway's.
+                    for hop in [CONNECTION, TRANSFER_ENCODING] {
+                        response.headers_mut().remove(hop);
+                    }
+                    return Ok(response);
+                }
                 Err(error) => {
                     may_have_arrived |= !error.is_connect();
                     tracing::warn!(%error, send, "the node did not answer");
