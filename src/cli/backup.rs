@@ -4,11 +4,13 @@ use super::ledger;
 use super::support::context::{Context, Globals, config_file};
 use super::support::output::CommandResult;
 use super::support::text;
+use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::node;
 use crate::server::operator::AdminCommand;
 use crate::store::RestoreScope;
 use clap::Args;
-use std::path::PathBuf;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 
 const BACKUP: &str = "The file holds accounts, balances, the journal, requests, the stored answers, the configuration, \
 the manifests of models, the records of their qualification and the node's key that signed them. It holds no weights, \
@@ -16,13 +18,27 @@ which `cresset models pull NAME` fetches again or you copy into models/NAME, and
 the data folder: it has the texts of answers, the hub's token and the node's key.
 
 Examples:
-  cresset backup /var/backups/cresset-2026-01-31.node       (also while the node runs)";
+  cresset backup /var/backups/cresset-2026-01-31.node       (also while the node runs)
+  cresset backup --into /var/backups/cresset --keep 14      (every day)";
 
 #[derive(Args, Debug)]
 #[command(after_help = BACKUP)]
 pub(super) struct BackupArguments {
     /// The file to write; a file that exists is left as it is
-    file: PathBuf,
+    #[arg(required_unless_present = "into", conflicts_with = "into")]
+    file: Option<PathBuf>,
+    /// Folder to write a file into that is named after the time
+    #[arg(long, value_name = "DIR")]
+    into: Option<PathBuf>,
+    /// Remove the oldest of the folder's files that were named so, down to this number, after the
+    /// new one was written and checked
+    #[arg(
+        long,
+        value_name = "COUNT",
+        requires = "into",
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
+    keep: Option<u32>,
 }
 
 const RESTORE: &str = "The backup is checked as a whole before anything is replaced. Every file that it replaces is \
@@ -49,11 +65,62 @@ pub(super) async fn backup(
 ) -> CommandResult {
     let config = config_file(globals, &context.data_dir).map(std::path::absolute).transpose()?;
     let files = node::files::to_back_up(&context.data_dir, config.as_deref())?;
-    let to = std::path::absolute(&arguments.file)?;
-    context.show(AdminCommand::Backup { to, files }, text::fields).await
+    let named = |dir: &PathBuf| dir.join(file_name(SystemClock.now()));
+    let file = arguments.file.clone().or(arguments.into.as_ref().map(named)).unwrap_or_default();
+    let to = std::path::absolute(file)?;
+    let mut document = context.admin(AdminCommand::Backup { to, files }).await?;
+    if let (Some(dir), Some(keep)) = (&arguments.into, arguments.keep) {
+        document["removed"] = json!(remove_oldest(dir, keep as usize)?);
+    }
+    context.output.result(&document, text::fields)
+}
+
+/// The name of a backup of this time. Names are in the order of time.
+fn file_name(at: UnixMillis) -> String {
+    let time: String = at.to_string().chars().filter(char::is_ascii_digit).collect();
+    format!("cresset-{time}.node")
+}
+
+/// Whether [`file_name`] gave this name.
+fn is_own(name: &str) -> bool {
+    let time = name.strip_prefix("cresset-").and_then(|rest| rest.strip_suffix(".node"));
+    time.is_some_and(|time| time.len() == 14 && time.bytes().all(|digit| digit.is_ascii_digit()))
+}
+
+/// Removes the oldest backups of a folder, and returns their names.
+fn remove_oldest(dir: &Path, keep: usize) -> CommandResult<Vec<String>> {
+    let mut own = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        own.extend(entry?.file_name().into_string().ok().filter(|name| is_own(name)));
+    }
+    own.sort();
+    own.truncate(own.len().saturating_sub(keep));
+    own.iter().try_for_each(|name| std::fs::remove_file(dir.join(name)))?;
+    Ok(own)
 }
 
 pub(super) async fn restore(context: &Context, arguments: &RestoreArguments) -> CommandResult {
     node::ledger::make_folder(&context.data_dir)?;
     ledger::restore(context, &arguments.file, RestoreScope::Node).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_oldest_own_backups_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = [1_700_000_000, 1_700_000_001, 1_800_000_000]
+            .map(|at| file_name(UnixMillis(at * 1_000)));
+        assert_eq!(own[0], "cresset-20231114221320.node");
+        let others = ["cresset-2020.node", "cresset-20231114221320.node.bak", "ledger.redb"];
+        for name in own.iter().map(String::as_str).chain(others) {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert_eq!(remove_oldest(dir.path(), 3).unwrap(), [""; 0]);
+        assert_eq!(remove_oldest(dir.path(), 2).unwrap(), own[..1]);
+        assert_eq!(remove_oldest(dir.path(), 1).unwrap(), own[1..2]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4);
+    }
 }

@@ -23,11 +23,15 @@ mod reload;
 mod requalify;
 mod requests;
 mod serve;
+mod service;
 mod status;
 mod support;
 
+use crate::clock::built_at;
 use clap::{CommandFactory, Parser, Subcommand};
+use std::env::consts::{ARCH, OS};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use support::context::{Context, Globals};
 use support::logging;
 use support::output::{self, CommandResult, Output};
@@ -43,11 +47,21 @@ Amounts are microcredits; 1 000 000 of them are one credit.
 Every command prints JSON with --json, and works whether or not a node is running on the data folder.
 Exit codes: 0 done, 1 failed, 2 wrong usage; `cresset qualify --help` lists its own.";
 
+/// The version, the date of its sources, and what it was built for.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        let date = built_at().to_string();
+        let (day, _) = date.split_once(' ').unwrap_or((&date, ""));
+        format!("{} (sources of {day}, {OS} {ARCH})", env!("CARGO_PKG_VERSION"))
+    });
+    &VERSION
+}
+
 /// Serve language models on your own hardware, every token accounted for.
 #[derive(Debug, Parser)]
 #[command(
     name = "cresset",
-    version,
+    version = version(),
     after_help = EXAMPLES,
     max_term_width = 110,
     arg_required_else_help = true
@@ -76,6 +90,9 @@ enum CliCommand {
     /// Write what a monitoring system shows and watches
     #[command(subcommand)]
     Metrics(metrics::MetricsCommand),
+    /// Write the units of a service manager that run the node and back it up
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
     /// Look for problems on this machine, and say how to mend them
     Doctor,
     /// Make a data folder with an empty ledger
@@ -193,6 +210,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Bench(arguments) => bench::run(context, arguments).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,
         CliCommand::Metrics(command) => metrics::run(&context, command),
+        CliCommand::Service(command) => service::run(&context, command),
         CliCommand::Init => init::run(&context),
         CliCommand::Accounts(command) => accounts::run(&context, command).await,
         CliCommand::Keys(command) => keys::run(&context, command).await,

@@ -4,7 +4,7 @@
 use super::requalify;
 use super::support::context::Context;
 use super::support::output::{CommandResult, note};
-use super::support::{node_client, shutdown, values};
+use super::support::{node_client, service_manager, shutdown, values};
 use crate::config::Override;
 use crate::node::PortFallback;
 use clap::Args;
@@ -95,6 +95,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     let tools = running.gateway_url().map(|url| format!("; for tools: {url}/v1"));
     let listening = format!("listening on {}{}", running.public_url(), tools.unwrap_or_default());
     context.output.line(&ready, listening)?;
+    service_manager::ready();
     let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
     loop {
         tokio::select! {
@@ -102,6 +103,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
             _ = hangup.recv() => running.reload().await,
         }
     }
+    service_manager::stopping();
     note("draining: nothing new is taken; a second signal ends at once");
     if let Some(full) = full {
         full.end().await;

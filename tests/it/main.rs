@@ -43,6 +43,7 @@ mod receipts;
 mod release;
 mod reload;
 mod secrecy;
+mod service;
 mod soak;
 mod sse;
 mod stalled;

@@ -9,6 +9,7 @@ pub(super) mod logging;
 pub(super) mod node_client;
 pub(super) mod output;
 pub(super) mod progress;
+pub(super) mod service_manager;
 pub(super) mod shutdown;
 pub(super) mod text;
 pub(super) mod values;

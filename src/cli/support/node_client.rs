@@ -6,6 +6,7 @@ use super::context::Context;
 use super::local_key::{self, KeyChoice};
 use super::output::{CommandError, CommandResult, note};
 use super::progress::TaskProgress;
+use super::service_manager;
 use crate::catalogue::Manifest;
 use crate::node::{Assembly, PortFallback, RunningNode, StartEvent};
 use crate::server::operator::AdminCommand;
@@ -50,7 +51,10 @@ pub(crate) async fn start(
         }
         match event {
             StartEvent::Note(text) => note(&text),
-            StartEvent::Doing(what) => loading = Some(TaskProgress::steps(what)),
+            StartEvent::Doing(what) => {
+                service_manager::doing(&what);
+                loading = Some(TaskProgress::steps(what));
+            }
         }
     };
     let started = assembly.start(fallback, pinned, &mut watcher).await;
