@@ -179,7 +179,8 @@ impl ModelPool {
 
     /// Loads a model now and waits until that is done, however long it takes.
     pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
-        let mut slot = match self.acquire(id) {
+        // The bound is one of requests, so a queue that they have filled does not refuse this.
+        let mut slot = match self.acquire(id, usize::MAX) {
             Ok(EngineAccess::Granted(_)) => return Ok(()),
             Ok(EngineAccess::Queued(slot)) => slot,
             Err(_) => return Err(self.last_failure(id)),
@@ -215,7 +216,7 @@ impl ModelPool {
         request: GenerateRequest,
     ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
-        let submission = match self.acquire(id)? {
+        let submission = match self.acquire(id, self.max_waiting)? {
             EngineAccess::Granted(lease) => {
                 let sequence = lease.engine.submit_to(request, events)?;
                 SubmittedRequest::running(lease, sequence)
@@ -229,9 +230,9 @@ impl ModelPool {
         Ok((submission, receiver))
     }
 
-    /// The model's engine, or a place in the model's queue. After a place was given, the caller
-    /// calls `run_actions`, which begins the load.
-    fn acquire(self: &Arc<Self>, id: ModelId) -> Result<EngineAccess, Refused> {
+    /// The model's engine, or a place in the model's queue unless `max_waiting` wait there. After a
+    /// place was given, the caller calls `run_actions`, which begins the load.
+    fn acquire(self: &Arc<Self>, id: ModelId, max_waiting: usize) -> Result<EngineAccess, Refused> {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.mark_dead(state, id);
@@ -247,7 +248,7 @@ impl ModelPool {
         {
             return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), id, engine }));
         }
-        if entry.waiters.len() >= self.max_waiting {
+        if entry.waiters.len() >= max_waiting {
             return Err(Refused::Overloaded { retry_after: self.max_wait });
         }
         let (waiter, granted) = oneshot::channel();
