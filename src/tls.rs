@@ -4,7 +4,7 @@ use crate::config::{ListenerName, TlsSettings};
 use hyper::Uri;
 use std::fmt::Debug;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::net::TcpStream;
@@ -138,7 +138,9 @@ impl NodeAddress {
     /// `trusted` is a PEM file, as [`client`] takes it. The error is a sentence that says what is
     /// wrong.
     pub fn new(url: &str, trusted: Option<&Path>) -> Result<Self, String> {
-        let wrong = || format!("{url:?} is not an address like http://127.0.0.1:8080");
+        let wrong = || {
+            format!("{url:?} is not an address like http://127.0.0.1:8080 or https://node.example")
+        };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
         let host = uri.host().ok_or_else(wrong)?;
         let (port, tls) = match uri.scheme_str() {
@@ -152,6 +154,14 @@ impl NodeAddress {
         };
         let authority = format!("{host}:{}", uri.port_u16().unwrap_or(port));
         Ok(Self { url: url.trim_end_matches('/').to_owned(), authority, tls })
+    }
+
+    /// Whether nobody else can read what is sent there: by TLS, or because it stays on this
+    /// machine.
+    pub fn is_private(&self) -> bool {
+        let host = self.authority.rsplit_once(':').map_or("", |(host, _)| host);
+        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        self.tls.is_some() || host == "localhost" || address.is_ok_and(|ip| ip.is_loopback())
     }
 
     pub async fn connect(&self) -> io::Result<Socket> {

@@ -50,6 +50,9 @@ async fn audit(context: &Context) -> CommandResult {
 /// The audit report of the running node. When no node runs, the ledger is only read, so that one
 /// which is too damaged to be opened for work is reported all the same.
 pub(super) async fn report(context: &Context) -> CommandResult<Value> {
+    if context.remote.is_some() {
+        return context.admin(AdminCommand::LedgerAudit).await;
+    }
     node::ledger::require(&context.data_dir)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),

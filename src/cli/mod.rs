@@ -1,6 +1,7 @@
 //! The command line: one file per command. Results go to stdout, progress and logs to stderr.
 
 mod accounts;
+mod admin;
 mod applications;
 mod backup;
 mod bench;
@@ -29,12 +30,13 @@ mod support;
 
 use crate::clock::built_at;
 use clap::{CommandFactory, Parser, Subcommand};
+use models::ModelsCommand;
 use std::env::consts::{ARCH, OS};
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use support::context::{Context, Globals};
 use support::logging;
-use support::output::{self, CommandResult, Output};
+use support::output::{self, CommandError, CommandResult, Output};
 
 const EXAMPLES: &str = "Examples:
   cresset quickstart                                   from nothing to an answer, then keep serving
@@ -112,6 +114,9 @@ enum CliCommand {
     /// List, show, cancel and unblock requests
     #[command(subcommand)]
     Requests(requests::RequestsCommand),
+    /// Say who may give commands from other machines, and show what operators did
+    #[command(subcommand)]
+    Admin(admin::AdminSubcommand),
     /// Check receipts of completed requests
     #[command(subcommand)]
     Receipts(receipts::ReceiptsCommand),
@@ -142,6 +147,25 @@ enum CliCommand {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+impl CliCommand {
+    /// Whether the command only asks a node, so that it may be on another machine.
+    fn is_for_any_node(&self) -> bool {
+        matches!(
+            self,
+            Self::Reload
+                | Self::Status(_)
+                | Self::Accounts(_)
+                | Self::Keys(_)
+                | Self::Applications(_)
+                | Self::Credits(_)
+                | Self::Requests(_)
+                | Self::Admin(_)
+                | Self::Ledger(ledger::LedgerCommand::Audit)
+                | Self::Models(ModelsCommand::Load { .. } | ModelsCommand::Unload { .. })
+        )
+    }
 }
 
 /// Parses the command line, runs the command, and turns what happened into an exit code.
@@ -201,6 +225,10 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         _ => (Vec::new(), true),
     };
     let context = Context::load(&globals, &flags, attended)?;
+    if context.remote.is_some() && !command.is_for_any_node() {
+        let what = "this command works on the data folder itself, not with --node";
+        return Err(CommandError::new(what).remedy("run it on the node's machine"));
+    }
     logging::start(&context.config.log)?;
     match command {
         CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
@@ -217,6 +245,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Applications(command) => applications::run(&context, command).await,
         CliCommand::Credits(command) => credits::run(&context, command).await,
         CliCommand::Requests(command) => requests::run(&context, command).await,
+        CliCommand::Admin(command) => admin::run(&context, command).await,
         CliCommand::Receipts(command) => receipts::run(&context, command).await,
         CliCommand::Backup(arguments) => backup::backup(&context, &globals, &arguments).await,
         CliCommand::Restore(arguments) => backup::restore(&context, &arguments).await,

@@ -65,6 +65,18 @@ pub(super) enum ModelsCommand {
         #[arg(value_name = "NAME")]
         release: String,
     },
+    /// Load a served model into the running node's memory now
+    Load {
+        /// The model, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// Take a model without requests out of the running node's memory; the next request loads it
+    Unload {
+        /// The model, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
     /// Show a release's manifest and its records
     Show {
         /// The release, by name or id
@@ -101,6 +113,12 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
         }
         ModelsCommand::Remove { release } => {
             changed(context, remove(&catalogue, &release)?, removed_text).await
+        }
+        ModelsCommand::Load { release } => {
+            context.show(AdminCommand::ModelLoad { name: release }, text::fields).await
+        }
+        ModelsCommand::Unload { release } => {
+            context.show(AdminCommand::ModelUnload { name: release }, text::fields).await
         }
         ModelsCommand::Show { release } => output.result(&show(&catalogue, &release)?, show_text),
     }

@@ -47,9 +47,12 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
 }
 
 /// The status of the node; one that says so when no node runs or there is no data folder. The keys
-/// are read from the folder: they sign receipts and qualification records.
+/// are read from the folder, if it is here: they sign receipts and qualification records.
 async fn ask(context: &Context) -> CommandResult<Value> {
     let mut found = context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped);
+    if context.remote.is_some() {
+        return Ok(found);
+    }
     let keys = Catalogue::new(&context.data_dir).keys().unwrap_or_else(|error| {
         tracing::warn!("{error}");
         Vec::new()

@@ -247,12 +247,16 @@ fn in_words(error: &toml::de::Error) -> String {
 }
 
 /// `CRESSET_ENGINE__KV_MIB` sets `engine.kv_mib`. `CRESSET_DATA_DIR` and `CRESSET_CONFIG` are not
-/// settings, nor is `CRESSET_KEY`, which holds a key for clients on the same machine.
+/// settings, nor are those that hold secrets or name a node for commands.
 fn variable_key(name: &str) -> Option<String> {
     match name {
         "HF_ENDPOINT" => return Some("hub.endpoint".into()),
         "HF_TOKEN" => return Some("hub.token".into()),
-        "CRESSET_DATA_DIR" | "CRESSET_CONFIG" | "CRESSET_KEY" => return None,
+        "CRESSET_DATA_DIR"
+        | "CRESSET_CONFIG"
+        | "CRESSET_KEY"
+        | "CRESSET_NODE"
+        | "CRESSET_OPERATOR_TOKEN" => return None,
         _ => {}
     }
     let rest = name.strip_prefix("CRESSET_")?;

@@ -16,6 +16,7 @@ pub use layers::{
 pub use memory::{memory_bytes, peak_bytes, resident_bytes};
 pub use paths::{
     cache_dir, client_key, colours_allowed, default_config_file, default_data_dir, key_in,
+    operator_token,
 };
 pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GatewaySettings,

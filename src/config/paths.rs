@@ -34,6 +34,11 @@ pub fn client_key() -> Option<String> {
     std::env::var("CRESSET_KEY").ok().filter(|key| !key.is_empty())
 }
 
+/// The token with which commands reach a node on another machine: `CRESSET_OPERATOR_TOKEN`.
+pub fn operator_token() -> Option<String> {
+    key_in("CRESSET_OPERATOR_TOKEN")
+}
+
 /// The key that a variable holds, whose name the user gave.
 pub fn key_in(variable: &str) -> Option<String> {
     std::env::var(variable).ok().filter(|key| !key.is_empty())

@@ -8,20 +8,22 @@ use super::reload::{AskedReload, Reloader};
 use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::SystemClock;
-use crate::config::{Config, ListenerName};
+use crate::config::{Config, ConfigFile, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
 use crate::request::Services;
 use crate::server;
+use crate::server::operator::page::PageState;
 use crate::server::operator::{
-    Live, LongCommands, OperatorRoutes, Reloads, StartPhase, StartState, socket, status,
+    Live, LongCommands, OperatorFiles, OperatorRoutes, OwnProgram, Reloads, StartPhase, StartState,
+    page, socket, status,
 };
 use crate::store::OpenProgress;
 use crate::tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::net::TcpListener;
@@ -75,6 +77,8 @@ struct StartingNode {
     routes: Arc<OperatorRoutes>,
     stop: CancellationToken,
     surfaces: JoinSet<()>,
+    files: OperatorFiles,
+    program: OwnProgram,
 }
 
 /// A started node. Dropping it without `drain` ends its work at once.
@@ -111,7 +115,8 @@ impl Assembly {
         };
         let locked = ledger::lock(&self.data_dir, &self.config)?;
         let address = public.local_addr().map_err(NodeError::new)?;
-        let starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
+        let mut starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
+        starting.program.config = self.named_config();
         watcher(StartEvent::Doing("opening the ledger".into()));
         let progress = Arc::<OpenProgress>::default();
         starting.start.enter(StartPhase::Ledger(progress.clone()));
@@ -145,6 +150,14 @@ impl Assembly {
             running.open_gateway(listener, self.gateway_key()?)?;
         }
         Ok(running)
+    }
+
+    /// The configuration file, where it is not the data folder's own.
+    fn named_config(&self) -> Option<PathBuf> {
+        match &self.source.as_ref()?.file {
+            ConfigFile::Named(path) => Some(path.clone()),
+            ConfigFile::IfThere(_) => None,
+        }
     }
 
     /// The key that the gateway sends for its clients.
@@ -214,6 +227,7 @@ impl StartingNode {
         let tls = TlsListeners::read(&config.tls)
             .map_err(|why| NodeError::new(why).remedy("check tls.certificate and tls.key"))?;
         let secured = tls.acceptor(ListenerName::Operator);
+        let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
         let start = StartState::new(addresses, tls, StartPhase::Models);
         let routes = OperatorRoutes::new(start.clone());
         let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
@@ -228,15 +242,19 @@ impl StartingNode {
         })?;
         let (commands, dir, stopped) = (routes.socket(), data_dir.to_owned(), stop.clone());
         surfaces.spawn(async move { socket::serve(bound, commands, &dir, stopped).await });
-        Ok(Self { start, routes, stop, surfaces })
+        let program = OwnProgram { data_dir: data_dir.to_owned(), config: None };
+        Ok(Self { start, routes, stop, surfaces, files, program })
     }
 
     /// Passes operators on to the assembled node.
     fn assembled(self, node: Arc<Services>) -> RunningNode {
-        let Self { start, routes, stop, surfaces } = self;
+        let Self { start, routes, stop, mut surfaces, files, program } = self;
         let (reloads, asked) = mpsc::channel(1);
         let long_commands = LongCommands::default();
-        let live = Arc::new(Live { node, start, long_commands, reloads });
+        let (public, page) = (server::router(node.clone()), PageState::default());
+        let live =
+            Arc::new(Live { node, start, long_commands, reloads, files, page, program, public });
+        surfaces.spawn(page::history::sample(live.clone(), stop.clone()));
         routes.pass_on(&live);
         RunningNode { live, stop, surfaces, asked: Some(asked) }
     }

@@ -3,7 +3,7 @@
 use super::NodeError;
 use crate::clock::{SystemClock, built_at};
 use crate::config::Config;
-use crate::server::operator::{AdminCommand, Operator};
+use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
     ClockLimits, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
 };
@@ -132,8 +132,10 @@ pub async fn execute(
     let place = place(data_dir, config);
     match Store::open_briefly(&place, Arc::new(SystemClock), limits(config)) {
         Ok(store) => {
-            let operator = Operator { store: &store, config, live: None };
-            operator.execute(command).await.map(Some).map_err(NodeError::new)
+            let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
+            let operator = Operator { files: Some(&files), ..Operator::of_store(&store, config) };
+            let executed = operator.execute_for(&Actor::node_user(), command).await;
+            executed.map(Some).map_err(NodeError::new)
         }
         Err(StoreError::InUse(_)) => Ok(None),
         Err(error) => Err(NodeError::new(error)),

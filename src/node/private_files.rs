@@ -1,6 +1,7 @@
 //! Keeps the files of a data folder from other users of the machine. New ones are made private by
 //! the process's file mode mask; those of earlier versions may still be open to all.
 
+use crate::server::operator::{ACTS, TOKENS};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ pub fn open_to_others(data_dir: &Path) -> Vec<PathBuf> {
     collect(data_dir, &mut found);
     found.retain(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name == "lock" || name.contains(".redb") || name.ends_with(".key")
+        let own = ["lock", TOKENS, ACTS].contains(&&*name);
+        own || name.contains(".redb") || name.ends_with(".key")
     });
     collect_below(&data_dir.join("qualification"), &mut found);
     found

@@ -218,7 +218,7 @@ fn throw_away_folder(records: &Path) -> Result<PathBuf, NodeError> {
 
 /// Makes an account with credits, and returns a key for it.
 async fn customer(node: &Services) -> Result<String, NodeError> {
-    let operator = Operator { store: &node.store, config: &node.config, live: None };
+    let operator = Operator::of_store(&node.store, &node.config);
     let run = async |command| operator.execute(command).await.map_err(NodeError::new);
     let account = AdminCommand::AccountCreate {
         name: "qualification".into(),

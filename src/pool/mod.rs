@@ -190,6 +190,23 @@ impl ModelPool {
         loaded.map_err(|_| self.last_failure(id))
     }
 
+    /// Unloads a model that has no requests. The next request for it loads it again.
+    pub fn unload_idle(self: &Arc<Self>, id: ModelId) -> Result<(), String> {
+        let mut state = self.lock();
+        let usage = *state.eviction.get(id);
+        if usage.pinned {
+            return Err("it was started with --model, so it stays in memory".into());
+        }
+        if usage.active + usage.waiting > 0 {
+            return Err(format!("it has {} requests", usage.active + usage.waiting));
+        }
+        if usage.phase != LoadPhase::Loaded {
+            return Err("it is not in memory".into());
+        }
+        state.end_engine(self, id);
+        Ok(())
+    }
+
     /// Whether a model could be loaded without unloading another.
     pub fn has_room(&self, id: ModelId) -> bool {
         let state = self.lock();

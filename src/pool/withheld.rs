@@ -99,7 +99,7 @@ impl ModelPool {
 
 impl PoolState {
     /// Turns the waiting requests away and ends the engine, which fails those that run.
-    fn end_engine(&mut self, pool: &Arc<ModelPool>, id: ModelId) {
+    pub(super) fn end_engine(&mut self, pool: &Arc<ModelPool>, id: ModelId) {
         let entry = self.entry(id);
         entry.waiters.clear();
         let engine = entry.engine.take();

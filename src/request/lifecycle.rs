@@ -13,6 +13,7 @@ use super::guard::ReservationGuard;
 use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
 use super::recent_errors::RecentError;
+use super::recent_latencies::RequestLatency;
 use super::services::Services;
 use super::transcript::{TokenScores, Transcript};
 use crate::clock::UnixMillis;
@@ -454,6 +455,8 @@ impl RunningRequest {
     fn count(&self, end: RequestEnd) {
         let passed = self.began.elapsed();
         self.metrics.request_latency.observe(passed.as_secs_f64());
+        let (at, first_token) = (self.services.clock.now(), self.first_token);
+        self.services.recent_latencies.note(RequestLatency { at, first_token, whole: passed });
         if let Some(first) = self.first_token {
             self.metrics.decode_time.observe(passed.saturating_sub(first).as_secs_f64());
         }

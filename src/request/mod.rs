@@ -17,6 +17,7 @@ pub mod live;
 mod plan;
 pub mod plans;
 pub mod recent_errors;
+pub mod recent_latencies;
 mod services;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use super::live::{LiveRequests, StopRequest};
 use super::plan::allows;
 use super::plans::Plans;
 use super::recent_errors::RecentErrors;
+use super::recent_latencies::RecentLatencies;
 use crate::catalogue::Catalogue;
 use crate::clock::Clock;
 use crate::config::{Config, Plan};
@@ -31,6 +32,7 @@ pub struct Services {
     /// The plans in force: `config.plans` are those of the start.
     pub plans: Plans,
     pub recent_errors: RecentErrors,
+    pub recent_latencies: RecentLatencies,
     /// The lifecycle tasks, one for each live request.
     pub tasks: TaskTracker,
     draining: AtomicBool,
@@ -55,6 +57,7 @@ impl Services {
             metrics: metrics.into(),
             live: LiveRequests::default(),
             recent_errors: RecentErrors::default(),
+            recent_latencies: RecentLatencies::default(),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
         })

@@ -326,6 +326,11 @@ impl Store {
         health.reachable() && health.trusted().is_ok()
     }
 
+    /// When everything was last audited; `None` where that was never, or before a crash.
+    pub fn fully_audited_at(&self) -> Option<UnixMillis> {
+        self.inner.shared.fully_audited_at()
+    }
+
     /// Why new requests are refused although the ledger works: too little disk space, or files that
     /// are no longer in their place.
     pub fn admits_nothing_because(&self) -> Option<&'static str> {

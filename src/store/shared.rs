@@ -147,6 +147,11 @@ impl StoreShared {
         self.audited().fully_at.is_none_or(due)
     }
 
+    /// When everything was last audited; `None` where that was never, or before a crash.
+    pub(super) fn fully_audited_at(&self) -> Option<UnixMillis> {
+        self.audited().fully_at.filter(|at| at.0 > 0)
+    }
+
     /// What the ledger's seal should be. A ledger that is not trusted has none, so that its next
     /// start audits everything.
     pub(super) fn due_seal(&self) -> Option<Seal> {

@@ -116,7 +116,7 @@ fn instructor_through_the_gateway() {
 }
 
 /// The folder with the packages of `pins`, a `package.json`, and whether they could be installed.
-fn javascript(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
+pub fn javascript(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
     let folder = installed_under(name);
     let installed = install(&folder, pins, || {
         std::fs::copy(pins, folder.join("package.json")).map_err(|error| error.to_string())?;
@@ -130,7 +130,7 @@ fn javascript(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
 }
 
 /// Node.js with a script. It looks for packages beside the script, so that is copied to them.
-fn node_script(packages: &Path, script: &Path) -> Command {
+pub fn node_script(packages: &Path, script: &Path) -> Command {
     let copy = packages.join(script.file_name().unwrap());
     std::fs::copy(script, &copy).unwrap();
     let mut command = Command::new("node");

@@ -4,7 +4,10 @@ use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::server::operator::{Live, LongCommands, StartPhase, StartState, metrics, status};
+use cresset::server::operator::page::PageState;
+use cresset::server::operator::{
+    Live, LongCommands, OperatorFiles, OwnProgram, StartPhase, StartState, metrics, status,
+};
 use cresset::text::TextModel;
 use cresset::tls::TlsListeners;
 use serde_json::{Value, json};
@@ -103,6 +106,10 @@ fn state(world: &World, model: &str) -> Value {
         start: StartState::new(nowhere, TlsListeners::default(), StartPhase::Serving),
         long_commands: LongCommands::default(),
         reloads: tokio::sync::mpsc::channel(1).0,
+        files: OperatorFiles::open(std::path::Path::new("/nonexistent")).unwrap(),
+        page: PageState::default(),
+        program: OwnProgram::default(),
+        public: axum::Router::new(),
     };
     let document = status::of(&live);
     let models = document["models"].as_array().unwrap();

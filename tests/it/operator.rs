@@ -426,7 +426,7 @@ fn nothing_of_the_operator_is_public() {
         let post =
             request(&node.operator, "POST /command HTTP/1.1\r\n", r#"{"command":"account_list"}"#)
                 .finish();
-        assert_eq!(post.status, 404, "commands come over the socket only");
+        assert_eq!(post.status, 401, "commands from elsewhere need a token");
     }
 }
 

@@ -11,12 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::either::Either;
 
-fn file(name: &str) -> PathBuf {
+pub fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls").join(name)
 }
 
 /// A folder whose listeners all show the first certificate.
-fn secured() -> Folder {
+pub fn secured() -> Folder {
     let folder = Folder::ready();
     show(&folder, "first");
     let [certificate, key] = ["shown.pem", "shown.key"].map(|name| folder.path().join(name));

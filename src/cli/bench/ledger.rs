@@ -41,7 +41,7 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;
-    let operator = Operator { store: &store, config: &context.config, live: None };
+    let operator = Operator::of_store(&store, &context.config);
     let (account, credential) = open_account(&operator).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();

@@ -34,6 +34,10 @@ pub(crate) struct Globals {
     /// clock
     #[arg(long, global = true)]
     pub accept_clock: bool,
+    /// Ask the node at the operator address https://HOST:PORT instead, with the operator token in
+    /// CRESSET_OPERATOR_TOKEN
+    #[arg(long, global = true, value_name = "URL", env = "CRESSET_NODE")]
+    pub node: Option<String>,
     /// Print one JSON document on stdout
     #[arg(long, global = true)]
     pub json: bool,
@@ -43,13 +47,20 @@ pub(crate) struct Context {
     pub data_dir: PathBuf,
     pub config: Config,
     pub output: Output,
+    /// The node that commands are sent to in place of that of the data folder.
+    pub remote: Option<RemoteNode>,
     source: Option<ConfigSource>,
     assembly: OnceCell<Assembly>,
 }
 
+pub(crate) struct RemoteNode {
+    address: NodeAddress,
+    token: String,
+}
+
 impl Context {
     pub(crate) fn new(data_dir: PathBuf, config: Config, output: Output) -> Self {
-        Self { data_dir, config, output, source: None, assembly: OnceCell::new() }
+        Self { data_dir, config, output, remote: None, source: None, assembly: OnceCell::new() }
     }
 
     /// `attended` means that a person watches the command: unless the user asked for more, the log
@@ -68,7 +79,11 @@ impl Context {
         }
         loaded.config.clock.accepted = globals.accept_clock;
         let context = Self::new(data_dir, loaded.config, Output { json: globals.json });
-        Ok(Self { source: Some(source), ..context })
+        let remote = match &globals.node {
+            Some(url) => Some(context.remote_node(url)?),
+            None => None,
+        };
+        Ok(Self { source: Some(source), remote, ..context })
     }
 
     /// The parts for a node of our own, with the device on which its models run. The device is
@@ -93,6 +108,21 @@ impl Context {
     /// Where a node is reached, with the trust that this machine's configuration gives.
     pub(crate) fn node_address(&self, url: &str) -> CommandResult<NodeAddress> {
         NodeAddress::new(url, self.config.tls.trusted.as_deref()).map_err(CommandError::new)
+    }
+
+    fn remote_node(&self, url: &str) -> CommandResult<RemoteNode> {
+        let address = self.node_address(url)?;
+        if !address.is_private() {
+            let what = format!("{url} would send the operator token readable to others");
+            return Err(
+                CommandError::new(what).remedy("use https://, or an address of this machine")
+            );
+        }
+        let token = config::operator_token().ok_or_else(|| {
+            CommandError::new("--node needs an operator token in CRESSET_OPERATOR_TOKEN")
+                .remedy("`cresset admin token create` on the node's machine makes one")
+        })?;
+        Ok(RemoteNode { address, token })
     }
 
     /// Runs an operator command in the node that owns the folder, or on the store when no node
@@ -154,6 +184,7 @@ impl Context {
             Some(Ok(answer)) => return Ok(Some(answer)),
             Some(Err(AdminError::Starting(_))) => return Ok(None),
             Some(Err(error)) => return Err(CommandError::new(error)),
+            None if self.remote.is_some() => return Ok(None),
             None => {}
         }
         Ok(ledger::execute(&self.data_dir, &self.config, command.clone()).await?)
@@ -168,18 +199,29 @@ impl Context {
         &self,
         command: &AdminCommand,
     ) -> CommandResult<Option<Result<Value, AdminError>>> {
-        ledger::check_rights(&self.data_dir)?;
         let command = serde_json::to_value(command).map_err(CommandError::new)?;
         let call = HttpCall::post(socket::ROUTE, &command);
-        let Some(response) = call.send_to_socket(&socket::path(&self.data_dir)).await? else {
-            return Ok(None);
+        let response = if let Some(RemoteNode { address, token }) = &self.remote {
+            call.bearer(token).send(address).await?
+        } else {
+            ledger::check_rights(&self.data_dir)?;
+            match call.send_to_socket(&socket::path(&self.data_dir)).await? {
+                Some(response) => response,
+                None => return Ok(None),
+            }
         };
         let (status, value) = json(response).await?;
         if status.is_success() {
             return Ok(Some(Ok(value)));
         }
-        let error: AdminError = serde_json::from_value(value).map_err(CommandError::new)?;
-        Ok(Some(Err(error)))
+        match serde_json::from_value::<AdminError>(value.clone()) {
+            Ok(error) => Ok(Some(Err(error))),
+            // It comes from the listener, or from what stands before it.
+            Err(_) => Err(CommandError::new(format!(
+                "the node answered {status}: {}",
+                value["message"].as_str().unwrap_or("it is no operator listener")
+            ))),
+        }
     }
 }
 

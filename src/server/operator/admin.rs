@@ -2,7 +2,7 @@
 
 use super::command::{AdminCommand, AdminError, RequestScope};
 use super::lists::{self, find_account};
-use super::{Live, LongCommands, receipt_check, status, view};
+use super::{Actor, Live, LongCommands, OperatorFiles, receipt_check, status, view};
 use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
@@ -26,15 +26,36 @@ pub struct Operator<'a> {
     pub store: &'a Store,
     pub config: &'a Config,
     pub live: Option<&'a Live>,
+    /// `None` for a store without a data folder's other files.
+    pub files: Option<&'a OperatorFiles>,
 }
 
 impl<'a> Operator<'a> {
+    /// Alone with a store: commands that concern other files are refused.
+    pub fn of_store(store: &'a Store, config: &'a Config) -> Self {
+        Self { store, config, live: None, files: None }
+    }
+
     pub fn of(live: &'a Live) -> Self {
-        Self { store: &live.node.store, config: &live.node.config, live: Some(live) }
+        let node = &live.node;
+        let files = Some(&live.files);
+        Self { store: &node.store, config: &node.config, live: Some(live), files }
     }
 }
 
 impl Operator<'_> {
+    /// Executes the command if `actor` may give it, and logs it unless it only reads.
+    pub async fn execute_for(&self, actor: &Actor, command: AdminCommand) -> Result {
+        actor.may(&command)?;
+        let acts = &self.files()?.acts;
+        let act = acts.begin(actor, &command, self.store.now())?;
+        let result = self.execute(command).await;
+        if let (Some(id), Err(error)) = (act, &result) {
+            acts.failed(id, error, self.store.now());
+        }
+        result
+    }
+
     pub async fn execute(&self, command: AdminCommand) -> Result {
         use AdminCommand as C;
         match command {
@@ -99,7 +120,12 @@ impl Operator<'_> {
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
             C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
             C::Status => Ok(self.status()),
+            command => self.execute_on_node(command),
         }
+    }
+
+    pub(super) fn files(&self) -> Result<&OperatorFiles> {
+        self.files.ok_or_else(|| AdminError::Unavailable("there is no data folder".into()))
     }
 
     /// Reads what may be many rows when the turn comes.

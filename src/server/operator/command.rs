@@ -1,12 +1,15 @@
 //! Operator commands as data, so that the command line can run them on a store or send them to a
 //! running node.
 
+use super::jobs::ModelJob;
+use super::roles::Role;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{AttemptState, Bucket, Refusal};
 use crate::server::wire::receipt::ReceiptStatement;
 use crate::store::{NodeFile, StoreError};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Amounts are microcredits, times are milliseconds since the Unix epoch, paths are absolute. A
@@ -133,6 +136,39 @@ pub enum AdminCommand {
         files: Vec<NodeFile>,
     },
     Status,
+    /// Makes a token with which commands come from other machines.
+    OperatorTokenCreate {
+        name: String,
+        roles: BTreeSet<Role>,
+        expires_at: Option<UnixMillis>,
+    },
+    OperatorTokenList,
+    OperatorTokenRevoke {
+        name: String,
+    },
+    /// A one-time address of the page, for five minutes.
+    OperatorLink {
+        roles: BTreeSet<Role>,
+    },
+    /// Loads a model, by name or id. The answer comes before it is loaded.
+    ModelLoad {
+        name: String,
+    },
+    /// Unloads a model that has no requests.
+    ModelUnload {
+        name: String,
+    },
+    ModelJobStart {
+        job: ModelJob,
+    },
+    ModelJobStop {
+        number: u64,
+    },
+    ModelJobList,
+    /// The latest acts of operators, oldest first.
+    OperatorActs {
+        limit: usize,
+    },
 }
 
 /// Narrows a request id down if several accounts or applications used it.
@@ -159,6 +195,12 @@ pub enum AdminError {
     /// The node takes commands once it has started.
     #[error("{0}")]
     Starting(String),
+    /// No valid token came with the command.
+    #[error("{0}")]
+    Unauthorized(String),
+    /// Whoever gives the command may not.
+    #[error("{0}")]
+    Forbidden(String),
 }
 
 impl From<StoreError> for AdminError {

@@ -1,7 +1,7 @@
 //! The operator listener: whether the process runs, whether it takes new work, its metrics, and a
 //! description of its public surface.
 
-use super::{Live, metrics, status};
+use super::{Live, metrics, page, remote, status};
 use crate::server::openapi::document;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -23,7 +23,9 @@ pub(super) fn router(live: Arc<Live>) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
         .route("/openapi.json", get(openapi))
-        .with_state(live)
+        .with_state(live.clone())
+        .merge(remote::router(live.clone()))
+        .merge(page::router(live))
 }
 
 /// Answers 200 as long as the process answers at all.

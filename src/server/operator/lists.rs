@@ -195,7 +195,7 @@ mod tests {
 
     async fn opened(store: &Store) -> (AccountId, CredentialId) {
         let config = Config::default();
-        let operator = Operator { store, config: &config, live: None };
+        let operator = Operator::of_store(store, &config);
         let (name, premium) = ("a".to_owned(), 1 << 40);
         let create =
             AdminCommand::AccountCreate { name, plan: None, trial: 0, premium, reference: None };

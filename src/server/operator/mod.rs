@@ -1,30 +1,61 @@
 //! The operator's side of the node, never reachable from the public listener: commands over a Unix
 //! socket in the data folder, and health, readiness and metrics over TCP.
 
+mod acts;
 pub mod admin;
 pub mod command;
 mod health;
+mod jobs;
 mod lists;
 mod long_commands;
 pub mod metrics;
+mod node_commands;
+pub mod page;
 mod receipt_check;
+mod remote;
+mod roles;
 pub mod socket;
 mod start;
 pub mod status;
+mod tokens;
 pub mod view;
 
+pub use acts::ACTS;
 pub use admin::Operator;
 pub use command::{AdminCommand, AdminError, RequestScope};
+pub use jobs::{ModelJob, OwnProgram};
 pub use long_commands::LongCommands;
+pub use roles::{Actor, Role};
 pub use start::{OperatorRoutes, StartPhase, StartState};
+pub use tokens::TOKENS;
 
 use crate::request::Services;
+use acts::ActLog;
+use axum::Router;
+use page::PageState;
 use serde_json::Value;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
+use tokens::OperatorTokens;
 use tokio::sync::{mpsc, oneshot};
 
 /// Asks the node to take over what changed; it answers with what it took over.
 pub type Reloads = mpsc::Sender<oneshot::Sender<Value>>;
+
+/// Who may give commands from afar, and what operators did.
+pub struct OperatorFiles {
+    tokens: OperatorTokens,
+    acts: ActLog,
+}
+
+impl OperatorFiles {
+    /// Those of a data folder whose ledger this process has. The error names the file that cannot
+    /// be read.
+    pub fn open(data_dir: &Path) -> io::Result<Self> {
+        Ok(Self { tokens: OperatorTokens::open(data_dir)?, acts: ActLog::open(data_dir)? })
+    }
+}
 
 /// An assembled node, its addresses and what is left of its start.
 pub struct Live {
@@ -32,4 +63,10 @@ pub struct Live {
     pub start: Arc<StartState>,
     pub long_commands: LongCommands,
     pub reloads: Reloads,
+    pub files: OperatorFiles,
+    pub page: PageState,
+    /// How jobs call this program.
+    pub program: OwnProgram,
+    /// The public surface, which the page's chat asks.
+    pub public: Router,
 }

@@ -1,6 +1,6 @@
 //! The operator socket: one POST route on a Unix socket that only the node's own user may open.
 
-use super::{AdminCommand, AdminError, Live, Operator};
+use super::{Actor, AdminCommand, AdminError, Live, Operator};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -58,8 +58,13 @@ pub(super) fn router(live: Arc<Live>) -> Router {
 }
 
 async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
-    let answer = match serde_json::from_slice::<AdminCommand>(&body) {
-        Ok(command) => Operator::of(&live).execute(command).await,
+    execute(&live, &Actor::node_user(), &body).await
+}
+
+/// Executes the command in a request's body and answers.
+pub(super) async fn execute(live: &Live, actor: &Actor, body: &[u8]) -> Response {
+    let answer = match serde_json::from_slice::<AdminCommand>(body) {
+        Ok(command) => Operator::of(live).execute_for(actor, command).await,
         Err(error) => Err(AdminError::Invalid(format!(
             "the running node does not know this command: {error}"
         ))),
@@ -79,6 +84,8 @@ fn status(error: &AdminError) -> StatusCode {
         AdminError::NotFound(_) => StatusCode::NOT_FOUND,
         AdminError::Refused(_) => StatusCode::CONFLICT,
         AdminError::Invalid(_) => StatusCode::BAD_REQUEST,
+        AdminError::Unauthorized(_) => StatusCode::UNAUTHORIZED,
+        AdminError::Forbidden(_) => StatusCode::FORBIDDEN,
         AdminError::Unavailable(_) | AdminError::Starting(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

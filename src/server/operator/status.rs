@@ -1,7 +1,7 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
 use super::{Live, StartState, view};
-use crate::clock::shown_now;
+use crate::clock::{UnixMillis, shown_now};
 use crate::config::ListenerName;
 use crate::config::resident_bytes;
 use crate::engine::{EngineHandle, EngineStats};
@@ -49,6 +49,7 @@ pub fn of(live: &Live) -> Value {
         "draining": node.is_draining(),
         "ledger_healthy": node.store.healthy(),
         "ledger_time_at": node.store.now().seconds(),
+        "ledger_fully_audited_at": node.store.fully_audited_at().map(UnixMillis::seconds),
         "clock_ahead_seconds": shown_now().seconds() as i64 - node.store.now().seconds() as i64,
         "memory_bytes": resident_bytes(),
         "model_memory_bytes": budget - free,

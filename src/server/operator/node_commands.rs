@@ -1,0 +1,85 @@
+//! Commands about the node itself: who may give commands, what operators did, models in memory,
+//! jobs, links to its page.
+
+use super::admin::Operator;
+use super::command::{AdminCommand, AdminError};
+use super::{Live, Role};
+use crate::config::ListenerName;
+use crate::pool::ModelView;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
+
+impl Operator<'_> {
+    pub(super) fn execute_on_node(&self, command: AdminCommand) -> Result {
+        use AdminCommand as C;
+        match command {
+            C::OperatorTokenCreate { name, roles, expires_at } => {
+                let (prefix, now) = (&self.config.credentials.prefix, self.store.now());
+                self.files()?.tokens.create(prefix, name, roles, expires_at, now)
+            }
+            C::OperatorTokenList => Ok(self.files()?.tokens.list()),
+            C::OperatorTokenRevoke { name } => self.files()?.tokens.revoke(&name, self.store.now()),
+            C::OperatorActs { limit } => self.files()?.acts.latest(limit),
+            C::OperatorLink { roles } => self.link(roles),
+            C::ModelLoad { name } => self.load(&name),
+            C::ModelUnload { name } => self.unload(&name),
+            C::ModelJobStart { job } => {
+                let live = self.live()?;
+                live.page.jobs.start(&live.program, job, self.store.now())
+            }
+            C::ModelJobStop { number } => self.live()?.page.jobs.stop(number),
+            C::ModelJobList => Ok(self.live()?.page.jobs.list()),
+            other => Err(AdminError::Invalid(format!("{other:?} is no command about the node"))),
+        }
+    }
+
+    fn live(&self) -> Result<&Live> {
+        self.live.ok_or_else(|| {
+            AdminError::Unavailable("no node runs here: start one with `cresset serve`".into())
+        })
+    }
+
+    /// An address that opens the operator's page once.
+    fn link(&self, roles: BTreeSet<Role>) -> Result {
+        let (live, now) = (self.live()?, self.store.now());
+        let mut at = live.start.operator;
+        if at.ip().is_unspecified() {
+            at.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        let base = live.start.tls.url(ListenerName::Operator, at);
+        let code = live.page.sessions.link(roles, now);
+        Ok(json!({ "url": format!("{base}/link/{code}") }))
+    }
+
+    fn model(&self, wanted: &str) -> Result<ModelView> {
+        let views = self.live()?.node.pool.views();
+        let is_meant = |view: &ModelView| {
+            let model = &view.model.qualified;
+            model.manifest().name == wanted || model.id().to_string() == wanted
+        };
+        views.into_iter().find(is_meant).ok_or_else(|| {
+            AdminError::NotFound(format!(
+                "the node serves no model {wanted:?}: see `cresset status`"
+            ))
+        })
+    }
+
+    fn load(&self, wanted: &str) -> Result {
+        let (pool, view) = (self.live()?.node.pool.clone(), self.model(wanted)?);
+        let (id, name) = (view.model.qualified.id(), view.model.qualified.manifest().name.clone());
+        // The load logs its failure, and the status shows it.
+        tokio::spawn(async move { pool.preload(id).await });
+        Ok(json!({ "id": id, "name": name, "state": "loading" }))
+    }
+
+    fn unload(&self, wanted: &str) -> Result {
+        let (pool, view) = (&self.live()?.node.pool, self.model(wanted)?);
+        let (id, name) = (view.model.qualified.id(), view.model.qualified.manifest().name.clone());
+        let refused = |why| AdminError::Refused(format!("{name} is not unloaded: {why}"));
+        pool.unload_idle(id).map_err(refused)?;
+        Ok(json!({ "id": id, "name": name, "state": "unloading" }))
+    }
+}

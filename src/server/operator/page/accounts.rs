@@ -1,0 +1,260 @@
+//! Accounts, their keys, balances and statements.
+
+use super::super::AdminCommand;
+use super::super::Live;
+use super::layout::{self, both_balances, command_form, credits, field, hidden, rows, text, time};
+use super::{HtmlPage, Visitor};
+use crate::clock::UnixMillis;
+use crate::ids::AccountId;
+use axum::extract::{Path, Query, State};
+use maud::{Markup, html};
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Entries of a statement on one page.
+const ENTRIES: usize = 100;
+
+#[derive(Deserialize)]
+pub(super) struct ListQuery {
+    after: Option<AccountId>,
+}
+
+pub(super) async fn list(
+    State(live): State<Arc<Live>>,
+    Query(query): Query<ListQuery>,
+    visitor: Visitor,
+) -> HtmlPage {
+    let found = visitor.ask(&live, AdminCommand::AccountList { after: query.after }).await;
+    let plans = live.node.plans.names();
+    let content = match &found {
+        Err(error) => html! { p.notice.error { (error) } },
+        Ok(page) => {
+            let all: Vec<_> = rows(page, "data").map(account_row).collect();
+            let heads =
+                ["Name", "Plan", "Status", "Trial", "Premium", "Reserved", "Running", "Created"];
+            html! {
+                (layout::table("Accounts (balances in credits)", &heads, &all))
+                @if let Some(after) = page["next_after"].as_str() {
+                    p { a href={ "/accounts?after=" (after) } { "More accounts" } }
+                }
+            }
+        }
+    };
+    let content = html! { (content) (new_account(&visitor, &plans)) };
+    visitor.told(&live).page("/accounts", "Accounts", &content)
+}
+
+fn new_account(visitor: &Visitor, plans: &[String]) -> Markup {
+    let fields = html! {
+        (field("Name", "name", "Example & Co.", true))
+        (plan_choice(plans, "default"))
+        (field("Trial credits", "trial", "0", false))
+        (field("Premium credits", "premium", "0", false))
+        (field("Reference", "reference", "order 17", false))
+        button { "Create" }
+    };
+    let form = command_form(&visitor.session, "account_create", "/accounts", &fields);
+    html! { details { summary { "New account" } (form) } }
+}
+
+fn account_row(account: &Value) -> Vec<Markup> {
+    let amount = |name: &str| html! { (credits(&account[name])) };
+    vec![
+        html! { a href={ "/accounts/" (text(&account["id"])) } { (text(&account["name"])) } },
+        html! { (text(&account["plan"])) },
+        html! { (text(&account["status"])) },
+        amount("trialUnits"),
+        amount("premiumUnits"),
+        amount("reservedUnits"),
+        html! { (text(&account["in_flight"])) },
+        time(&account["created_at"]),
+    ]
+}
+
+fn plan_choice(plans: &[String], chosen: &str) -> Markup {
+    html! {
+        label { span { "Plan" }
+            select name="plan" {
+                @for plan in plans { option value=(plan) selected[plan == chosen] { (plan) } }
+            }
+        }
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct StatementQuery {
+    #[serde(default)]
+    entries_after: u64,
+}
+
+pub(super) async fn show(
+    State(live): State<Arc<Live>>,
+    Path(id): Path<AccountId>,
+    Query(query): Query<StatementQuery>,
+    visitor: Visitor,
+) -> HtmlPage {
+    let (account, keys, statement) = tokio::join!(
+        visitor.ask(&live, AdminCommand::AccountShow { id }),
+        visitor.ask(&live, AdminCommand::KeyList { account: id, after: None }),
+        visitor.ask(&live, statement_of(id, query.entries_after)),
+    );
+    let (account, keys, statement) = match (account, keys, statement) {
+        (Ok(account), Ok(keys), Ok(statement)) => (account, keys, statement),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+            let content = html! { p.notice.error { (error) } };
+            return visitor.told(&live).page("/accounts", "Account", &content);
+        }
+    };
+    let back = format!("/accounts/{id}");
+    let content = html! {
+        (facts(&account))
+        (change(&visitor, &live.node.plans.names(), &account, &back))
+        h2 { "Balance" }
+        (money(&visitor, id, &back))
+        h2 { "Keys" }
+        (key_table(&visitor, &keys, &back))
+        (new_key(&visitor, id, &back))
+        h2 { "Statement" }
+        (statement_table(&statement, &back))
+    };
+    visitor.told(&live).page("/accounts", &text(&account["name"]), &content)
+}
+
+fn statement_of(account: AccountId, after: u64) -> AdminCommand {
+    let (from, until): (Option<UnixMillis>, Option<UnixMillis>) = (None, None);
+    AdminCommand::CreditStatement { account, after, limit: ENTRIES, from, until }
+}
+
+fn facts(account: &Value) -> Markup {
+    let fact = |name: &str, value: String| html! { div { dt { (name) } dd { (value) } } };
+    html! {
+        dl.tiles {
+            (fact("Trial", credits(&account["trialUnits"])))
+            (fact("Premium", credits(&account["premiumUnits"])))
+            (fact("Reserved", credits(&account["reservedUnits"])))
+            (fact("Status", text(&account["status"])))
+            (fact("Plan", text(&account["plan"])))
+            (fact("Running requests", text(&account["in_flight"])))
+        }
+        p { "Id " code { (text(&account["id"])) } ", created " (time(&account["created_at"])) "." }
+    }
+}
+
+fn change(visitor: &Visitor, plans: &[String], account: &Value, back: &str) -> Markup {
+    let id = text(&account["id"]);
+    let suspended = account["status"] == "suspended";
+    let (status, word) = if suspended {
+        ("account_resume", "Resume the account")
+    } else {
+        ("account_suspend", "Suspend the account: refuse its keys, cancel what it runs")
+    };
+    let fields = html! {
+        (hidden("id", &id))
+        (field("New name", "name", &text(&account["name"]), false))
+        (plan_choice(plans, &text(&account["plan"])))
+        button { "Change" }
+    };
+    html! {
+        details { summary { "Change" }
+            (command_form(&visitor.session, "account_change", back, &fields))
+            (command_form(&visitor.session, status, back, &html! {
+                (hidden("id", &id))
+                button { (word) }
+            }))
+        }
+    }
+}
+
+fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
+    let fields = |button: &str| {
+        html! {
+            (hidden("account", &account.to_string()))
+            label { span { "Kind" }
+                select name="bucket" {
+                    option value="premium" { "premium" }
+                    option value="trial" { "trial" }
+                }
+            }
+            (field("Credits", "units", "10", true))
+            (field("Reference", "reference", "invoice 2026-11", true))
+            button { (button) }
+        }
+    };
+    let form = |command: &str, button: &str| {
+        command_form(&visitor.session, command, back, &fields(button))
+    };
+    html! {
+        details { summary { "Grant credits" } (form("credit_grant", "Grant")) }
+        details { summary { "Take credits back" } (form("credit_debit", "Debit")) }
+    }
+}
+
+fn key_table(visitor: &Visitor, keys: &Value, back: &str) -> Markup {
+    let row = |key: &Value| {
+        let act = |command: &str, word: &str| {
+            let button = html! { (hidden("id", &text(&key["id"]))) button.quiet { (word) } };
+            command_form(&visitor.session, command, back, &button)
+        };
+        let works = key["revoked_at"].is_null();
+        vec![
+            html! { (text(&key["label"])) },
+            html! { "…" (text(&key["hint"])) },
+            time(&key["created_at"]),
+            time(&key["expires_at"]),
+            time(&key["revoked_at"]),
+            html! {
+                @if works {
+                    div.acts { (act("key_rotate", "Replace")) (act("key_revoke", "Revoke")) }
+                }
+            },
+        ]
+    };
+    let heads = ["Label", "Ends with", "Created", "Expires", "Revoked", "Acts"];
+    let all: Vec<_> = rows(keys, "data").map(row).collect();
+    layout::table("Keys", &heads, &all)
+}
+
+fn new_key(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
+    let fields = html! {
+        (hidden("account", &account.to_string()))
+        (field("Label", "label", "laptop", false))
+        (field("Days until it expires", "days", "never", false))
+        button { "Create" }
+    };
+    let form = command_form(&visitor.session, "key_create", back, &fields);
+    html! { details { summary { "New key" } (form) } }
+}
+
+fn statement_table(statement: &Value, back: &str) -> Markup {
+    let heads = [
+        "Time",
+        "Entry",
+        "Change",
+        "Reference or request",
+        "Prompt",
+        "Answer",
+        "Trial + premium after",
+    ];
+    let all: Vec<_> = rows(statement, "data").map(entry_row).collect();
+    html! {
+        (layout::table("Entries, oldest first (amounts in credits)", &heads, &all))
+        @if let Some(after) = statement["next_after"].as_u64() {
+            p { a href={ (back) "?entries_after=" (after) } { "Later entries" } }
+        }
+    }
+}
+
+fn entry_row(entry: &Value) -> Vec<Markup> {
+    let what = entry["reference"].as_str().or(entry["request_id"].as_str()).unwrap_or("–");
+    let tokens = |name: &str| html! { (text(&entry[name])) };
+    vec![
+        time(&entry["at"]),
+        html! { (text(&entry["kind"])) },
+        html! { (credits(&entry["changeUnits"])) },
+        html! { code { (what) } },
+        tokens("prompt_tokens"),
+        tokens("completion_tokens"),
+        html! { (both_balances(&entry["after"])) },
+    ]
+}

@@ -1,0 +1,195 @@
+//! The operator's page in a browser: what the node does, accounts, models, a chat box. It shows and
+//! gives the commands of `AdminCommand`, so that roles and the log of acts are those of every other
+//! way to give them.
+
+mod accounts;
+mod act;
+mod acts;
+mod chart;
+mod chat;
+pub mod history;
+mod layout;
+mod models;
+mod overview;
+mod session;
+mod visit;
+
+use super::jobs::ModelJobs;
+use super::{AdminCommand, Live, Operator, remote};
+use axum::Router;
+use axum::extract::FromRequestParts;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, COOKIE, HeaderMap, HeaderName,
+    HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::request::Parts;
+use axum::middleware::map_response;
+use axum::response::sse::{Event, Sse};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use history::NodeHistory;
+use maud::Markup;
+use serde_json::Value;
+use session::{Notice, SessionView, Sessions};
+use sha2::{Digest, Sha256};
+use std::convert::Infallible;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// The state of the page, which ends with the process.
+#[derive(Default)]
+pub struct PageState {
+    pub(super) sessions: Sessions,
+    pub(super) jobs: ModelJobs,
+    history: NodeHistory,
+}
+
+/// A file that pages name, at an address that changes with its content.
+struct Asset {
+    path: String,
+    content: &'static str,
+    media_type: &'static str,
+}
+
+impl Asset {
+    fn new(content: &'static str, kind: &str, media_type: &'static str) -> Self {
+        let digest = hex::encode(&Sha256::digest(content)[..8]);
+        Self { path: format!("/assets/{digest}.{kind}"), content, media_type }
+    }
+}
+
+static STYLE: LazyLock<Asset> =
+    LazyLock::new(|| Asset::new(include_str!("page.css"), "css", "text/css; charset=utf-8"));
+static SCRIPT: LazyLock<Asset> =
+    LazyLock::new(|| Asset::new(include_str!("page.js"), "js", "text/javascript; charset=utf-8"));
+
+/// Nothing comes from elsewhere, nothing is sent elsewhere, and no page stands in a frame.
+const CONTENT_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; \
+    img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; \
+    frame-ancestors 'none'";
+
+/// Mounted by `health`, on the operator's own listener only.
+pub(super) fn router(live: Arc<Live>) -> Router {
+    let asset = |asset: &'static LazyLock<Asset>| {
+        get(async move || {
+            let kept = "public, max-age=31536000, immutable";
+            ([(CONTENT_TYPE, asset.media_type), (CACHE_CONTROL, kept)], asset.content)
+        })
+    };
+    Router::new()
+        .route("/", get(overview::show))
+        .route("/events", get(overview::events))
+        .route("/accounts", get(accounts::list))
+        .route("/accounts/{id}", get(accounts::show))
+        .route("/models", get(models::show))
+        .route("/models/events", get(models::events))
+        .route("/chat", get(chat::show).post(chat::ask))
+        .route("/acts", get(acts::show))
+        .route("/act", post(act::submit))
+        .route("/login", get(visit::login_form).post(visit::login))
+        .route("/logout", post(visit::logout))
+        .route("/link/{code}", get(visit::link_form).post(visit::open_link))
+        .route(&STYLE.path, asset(&STYLE))
+        .route(&SCRIPT.path, asset(&SCRIPT))
+        .layer(map_response(private))
+        .with_state(live)
+}
+
+/// Headers of every page. What has none of its own is kept nowhere.
+async fn private(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let same_origin = HeaderValue::from_static("same-origin");
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_POLICY));
+    // With `no-referrer`, browsers would send forms as coming from nowhere, which is refused.
+    headers.insert(REFERRER_POLICY, same_origin.clone());
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    for name in ["cross-origin-opener-policy", "cross-origin-resource-policy"] {
+        headers.insert(HeaderName::from_static(name), same_origin.clone());
+    }
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+type HtmlPage = Html<String>;
+
+/// Somebody with a session. Without one a request is sent to the login.
+#[derive(Clone)]
+struct Visitor {
+    session: SessionView,
+    notices: Vec<Notice>,
+}
+
+impl FromRequestParts<Arc<Live>> for Visitor {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, live: &Arc<Live>) -> Result<Self, Response> {
+        if let Some(why) = remote::readable_by_others(&live.start) {
+            return Err(visit::refusal(why));
+        }
+        let session = session_of(live, &parts.headers)
+            .ok_or_else(|| Redirect::to("/login").into_response())?;
+        Ok(Self { session, notices: Vec::new() })
+    }
+}
+
+fn session_of(live: &Live, headers: &HeaderMap) -> Option<SessionView> {
+    let (name, now) = (cookie_name(live), live.node.clock.now());
+    let cookies = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
+    let pairs = cookies.flat_map(|cookies| cookies.split(';')).filter_map(|pair| {
+        let (found, value) = pair.trim().split_once('=')?;
+        (found == name).then_some(value)
+    });
+    let session = pairs.into_iter().find_map(|id| live.page.sessions.find(id, now))?;
+    let revoked =
+        session.token.as_ref().is_some_and(|token| !live.files.tokens.is_valid(token, now));
+    if revoked {
+        live.page.sessions.close(&session.id, now);
+        return None;
+    }
+    Some(session)
+}
+
+/// Cookies are those of a host, whatever the port, so that nodes on one machine need names apart.
+fn cookie_name(live: &Live) -> String {
+    format!("cresset-{}", live.start.operator.port())
+}
+
+impl Visitor {
+    async fn ask(&self, live: &Live, command: AdminCommand) -> Result<Value, String> {
+        let done = Operator::of(live).execute_for(&self.session.actor, command).await;
+        done.map_err(|error| error.to_string())
+    }
+
+    fn page(&self, at: &str, title: &str, content: &Markup) -> HtmlPage {
+        Html(layout::page(&self.session, &self.notices, at, title, content).into_string())
+    }
+
+    /// The visitor with what they have to be told, which they are told with this page.
+    fn told(mut self, live: &Live) -> Self {
+        self.notices = live.page.sessions.take_notices(&self.session.id, live.node.clock.now());
+        self
+    }
+}
+
+/// A part of a page again and again, until the session or the node ends.
+fn parts(
+    live: Arc<Live>,
+    visitor: Visitor,
+    every: Duration,
+    part: for<'a> fn(&'a Live, &'a Visitor) -> BoxFuture<'a, Markup>,
+) -> Response {
+    let parts = stream::unfold((live, visitor), move |(live, visitor)| async move {
+        tokio::time::sleep(every).await;
+        let now = live.node.clock.now();
+        if live.node.is_draining() || !live.page.sessions.is_open(&visitor.session.id, now) {
+            return None;
+        }
+        // A line break would begin another line of the event.
+        let html = part(&live, &visitor).await.into_string().replace('\n', "&#10;");
+        let event = Event::default().event("part").retry(Duration::from_secs(3)).data(html);
+        Some((Ok::<_, Infallible>(event), (live, visitor)))
+    });
+    Sse::new(parts).into_response()
+}
