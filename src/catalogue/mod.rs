@@ -174,6 +174,13 @@ impl Catalogue {
         Err(bad.into_iter().find(is_bad).unwrap_or_else(unknown))
     }
 
+    /// Writes a manifest in place of the one of the same name.
+    pub fn replace_manifest(&self, manifest: &Manifest) -> Result<()> {
+        let folder = self.folder(&manifest.name);
+        let _lock = folder.lock()?;
+        folder.write_manifest(manifest)
+    }
+
     pub fn is_pulled(&self, manifest: &Manifest) -> bool {
         self.folder(&manifest.name).check_complete(manifest).is_ok()
     }

@@ -82,6 +82,16 @@ pub(super) enum AccountsCommand {
         #[arg(value_name = "ACCOUNT", value_parser = values::account)]
         id: AccountArgument,
     },
+    /// Suspend the account, revoke its keys and tokens, cancel what it runs and take its credits
+    /// back. Its statement and its requests stay; `resume` opens it again
+    Close {
+        /// The account, by id or name
+        #[arg(value_name = "ACCOUNT", value_parser = values::account)]
+        id: AccountArgument,
+        /// Leave its credits as they are
+        #[arg(long)]
+        keep_credits: bool,
+    },
     /// Accept the account's credentials again
     Resume {
         /// The account, by id or name
@@ -109,6 +119,10 @@ pub(super) async fn run(context: &Context, command: AccountsCommand) -> CommandR
         }
         C::Suspend { id } => {
             (AdminCommand::AccountSuspend { id: context.account(id).await? }, text::fields)
+        }
+        C::Close { id, keep_credits } => {
+            let id = context.account(id).await?;
+            (AdminCommand::AccountClose { id, keep_credits }, text::fields)
         }
         C::Resume { id } => {
             (AdminCommand::AccountResume { id: context.account(id).await? }, text::fields)

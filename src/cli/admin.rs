@@ -59,7 +59,7 @@ pub(super) struct CreateTokenArguments {
     #[arg(long, value_parser = values::label)]
     name: String,
     /// What it allows beside reading, several times for several: operate (accounts, keys, requests,
-    /// reloads, audits), money (grants, debits, opening balances)
+    /// reloads, audits), money (grants, debits, opening balances, closed accounts, prices)
     #[arg(long = "role", value_parser = values::named::<Role>(&ROLES))]
     roles: Vec<Role>,
     /// Time until it stops working, such as 90d [default: never]

@@ -163,7 +163,11 @@ impl CliCommand {
                 | Self::Requests(_)
                 | Self::Admin(_)
                 | Self::Ledger(ledger::LedgerCommand::Audit)
-                | Self::Models(ModelsCommand::Load { .. } | ModelsCommand::Unload { .. })
+                | Self::Models(
+                    ModelsCommand::Load { .. }
+                        | ModelsCommand::Unload { .. }
+                        | ModelsCommand::Price(_)
+                )
         )
     }
 }

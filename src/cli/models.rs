@@ -4,7 +4,7 @@ use super::reload;
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Render};
 use super::support::progress::TaskProgress;
-use super::support::text;
+use super::support::{text, values};
 use crate::catalogue::{
     self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
     QualifiedModel,
@@ -14,7 +14,7 @@ use crate::config::HubSettings;
 use crate::ids::ModelId;
 use crate::node::{self, Assembly, inspect};
 use crate::server::operator::AdminCommand;
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use cresset_qualification::{Grade, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -25,6 +25,7 @@ use std::path::PathBuf;
   cresset models list
   cresset models pull smollm2-135m-instruct
   cresset models add --path ./model.gguf --name mine && cresset qualify mine
+  cresset models price mine --output 500_000
   cresset models accept mine --reason 'compared by hand on 50 questions'")]
 pub(super) enum ModelsCommand {
     /// List releases: known, pulled, qualified, loaded
@@ -65,6 +66,8 @@ pub(super) enum ModelsCommand {
         #[arg(value_name = "NAME")]
         release: String,
     },
+    /// Change what tokens cost, for requests from now on; without amounts, show it
+    Price(PriceArguments),
     /// Load a served model into the running node's memory now
     Load {
         /// The model, by name or id
@@ -114,6 +117,7 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
         ModelsCommand::Remove { release } => {
             changed(context, remove(&catalogue, &release)?, removed_text).await
         }
+        ModelsCommand::Price(arguments) => price(context, arguments).await,
         ModelsCommand::Load { release } => {
             context.show(AdminCommand::ModelLoad { name: release }, text::fields).await
         }
@@ -122,6 +126,38 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
         }
         ModelsCommand::Show { release } => output.result(&show(&catalogue, &release)?, show_text),
     }
+}
+
+#[derive(Args, Debug)]
+pub(super) struct PriceArguments {
+    /// The release, by name or id
+    #[arg(value_name = "NAME")]
+    release: String,
+    /// Microcredits for a million prompt tokens
+    #[arg(long, value_name = "UNITS", value_parser = values::units)]
+    input: Option<u64>,
+    /// Microcredits for a million prompt tokens that were found in the prefix cache
+    #[arg(long, value_name = "UNITS", value_parser = values::units)]
+    cached_input: Option<u64>,
+    /// Microcredits for a million output tokens
+    #[arg(long, value_name = "UNITS", value_parser = values::units)]
+    output: Option<u64>,
+}
+
+async fn price(context: &Context, arguments: PriceArguments) -> CommandResult {
+    let PriceArguments { release: name, input, cached_input, output } = arguments;
+    let command = AdminCommand::ModelPrice { name, input, cached_input, output };
+    let document = context.admin(command).await?;
+    context.output.result(&document, |document| {
+        let change = |name: &str| {
+            let [before, now] = [&document["before"][name], &document[name]];
+            if before == now { now.to_string() } else { format!("{before} -> {now}") }
+        };
+        let rows = ["input", "cached_input", "output", "revision"];
+        text::align(&rows.map(|name| vec![name.to_owned(), change(name)]))
+    })?;
+    let failed = document["problems"].as_array().is_some_and(|problems| !problems.is_empty());
+    if failed { Err(CommandError::Negative) } else { Ok(()) }
 }
 
 /// Ids of the running node's models that match `filter`; empty when no node runs.

@@ -488,3 +488,32 @@ fn requests_are_listed_shown_and_cancelled() {
     let none = folder.json(&["requests", "list", "--account", &account, "--state", "failed"]);
     assert_eq!(none["data"], json!([]));
 }
+
+#[test]
+fn a_closed_account_has_no_keys_and_no_credits() {
+    let folder = Folder::ready();
+    let Customer { account, key, .. } = folder.customer(1_000_000);
+    let other = folder.customer(5);
+    let node = folder.serve();
+    let running = node.chat(&key, &Uuid::new_v4().to_string(), &endless(&node));
+    assert_eq!(running.status, 200);
+    let closed = folder.json(&["accounts", "close", &account]);
+    assert_eq!((&closed["status"], &closed["in_flight"]), (&json!("suspended"), &json!(0)));
+    assert_eq!((&closed["trialUnits"], &closed["premiumUnits"]), (&json!("0"), &json!("0")));
+    assert_eq!(closed["revoked_credentials"], 1);
+    let taken: u64 = text(&closed["takenTrialUnits"]).parse().unwrap();
+    assert!((1..1_000_000).contains(&taken), "what it ran was charged: {taken}");
+    assert!(running.rest().contains("request_cancelled"));
+    assert_eq!(node.get(&key, "/v1/me").status, 401);
+    let again = folder.json(&["accounts", "close", &account]);
+    assert_eq!(
+        (&again["revoked_credentials"], &again["takenTrialUnits"]),
+        (&json!(0), &json!("0"))
+    );
+    folder.json(&["accounts", "resume", &account]);
+    assert_eq!(node.get(&key, "/v1/me").status, 401, "a revoked key stays so");
+    let kept = folder.json(&["accounts", "close", &other.account, "--keep-credits"]);
+    assert_eq!(kept["trialUnits"], "5");
+    assert!(node.terminate().success());
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}

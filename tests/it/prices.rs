@@ -54,3 +54,29 @@ fn a_new_price_holds_for_new_requests_alone() {
     node.terminate();
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }
+
+#[test]
+fn a_command_changes_prices_while_the_node_runs_and_while_it_does_not() {
+    let folder = Folder::ready();
+    let key = folder.customer(GRANTED).key;
+    let price =
+        |arguments: &[&str]| folder.json(&[&["models", "price", MODEL], arguments].concat());
+    let set = price(&["--output", "3_000_000"]);
+    assert_eq!((&set["before"]["output"], &set["output"]), (&json!(400_000), &json!(3_000_000)));
+    let node = folder.serve();
+    let listed = |name: &str| {
+        node.get(&key, "/v1/models").json()["data"][0]["pricing"][name].as_str().unwrap().to_owned()
+    };
+    assert_eq!(listed("outputUnitsPerMillion"), "3000000");
+    let set = price(&["--input", "200_000", "--cached-input", "0"]);
+    assert_eq!(set["revision"].as_u64().unwrap(), set["before"]["revision"].as_u64().unwrap() + 1);
+    let now = ["inputUnitsPerMillion", "cachedInputUnitsPerMillion", "outputUnitsPerMillion"];
+    assert_eq!(now.map(listed), ["200000", "0", "3000000"], "at once, without a restart");
+    assert_eq!(price(&[])["revision"], set["revision"], "nothing was changed");
+    let refused = folder.fails(&["models", "price", MODEL, "--cached-input", "200_001"], 1);
+    assert!(refused.contains("cached"), "{refused}");
+    assert!(folder.fails(&["models", "price", "none", "--input", "1"], 1).contains("no release"));
+    let log = folder.json(&["admin", "log"]).to_string();
+    assert!(log.contains("model_price") && log.contains("200000"), "{log}");
+    node.terminate();
+}

@@ -71,6 +71,7 @@ impl Operator<'_> {
             C::AccountChange { id, name, plan } => self.change_account(id, name, plan).await,
             C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
             C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
+            C::AccountClose { id, keep_credits } => self.close_account(id, keep_credits).await,
             C::KeyCreate { account, label, expires_at } => {
                 self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
             }
@@ -120,7 +121,7 @@ impl Operator<'_> {
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
             C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
             C::Status => Ok(self.status()),
-            command => self.execute_on_node(command),
+            command => self.execute_on_node(command).await,
         }
     }
 
@@ -183,7 +184,7 @@ impl Operator<'_> {
         )))
     }
 
-    async fn show_account(&self, id: AccountId) -> Result {
+    pub(super) async fn show_account(&self, id: AccountId) -> Result {
         let snapshot = self.store.read().await?;
         let account = find_account(&*snapshot, id).await?;
         let stored = json!({ "stored_answer_bytes": snapshot.answer_bytes(id).await? });
@@ -202,7 +203,7 @@ impl Operator<'_> {
         self.show_account(id).await
     }
 
-    async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
+    pub(super) async fn set_status(&self, id: AccountId, status: AccountStatus) -> Result {
         self.store.submit(Command::SetAccountStatus { id, status }).await?;
         if let (Some(live), AccountStatus::Suspended) = (self.live, status) {
             live.node.live.cancel_account(id);
@@ -382,7 +383,7 @@ impl Operator<'_> {
     }
 
     /// Has the node take over what changed in its data folder and its configuration.
-    async fn reload(&self) -> Result {
+    pub(super) async fn reload(&self) -> Result {
         let unable = |_| AdminError::Unavailable("this node cannot take over changes now".into());
         let Some(live) = self.live else { return Ok(status::stopped()) };
         let (answer, told) = oneshot::channel();

@@ -46,6 +46,11 @@ pub enum AdminCommand {
     AccountResume {
         id: AccountId,
     },
+    /// Suspends the account, revokes its credentials and takes its credits back.
+    AccountClose {
+        id: AccountId,
+        keep_credits: bool,
+    },
     KeyCreate {
         account: AccountId,
         label: Option<String>,
@@ -157,6 +162,13 @@ pub enum AdminCommand {
     /// Unloads a model that has no requests.
     ModelUnload {
         name: String,
+    },
+    /// Sets those prices of a release that are given, microcredits a million tokens.
+    ModelPrice {
+        name: String,
+        input: Option<u64>,
+        cached_input: Option<u64>,
+        output: Option<u64>,
     },
     ModelJobStart {
         job: ModelJob,

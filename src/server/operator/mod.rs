@@ -3,6 +3,7 @@
 
 mod acts;
 pub mod admin;
+mod closing;
 pub mod command;
 mod health;
 mod jobs;
@@ -29,6 +30,7 @@ pub use roles::{Actor, Role};
 pub use start::{OperatorRoutes, StartPhase, StartState};
 pub use tokens::TOKENS;
 
+use crate::catalogue::Catalogue;
 use crate::request::Services;
 use acts::ActLog;
 use axum::Router;
@@ -43,17 +45,23 @@ use tokio::sync::{mpsc, oneshot};
 /// Asks the node to take over what changed; it answers with what it took over.
 pub type Reloads = mpsc::Sender<oneshot::Sender<Value>>;
 
-/// Who may give commands from afar, and what operators did.
+/// Files of the data folder beside the ledger: who may give commands from afar, what operators did,
+/// and the manifests.
 pub struct OperatorFiles {
     tokens: OperatorTokens,
     acts: ActLog,
+    catalogue: Catalogue,
 }
 
 impl OperatorFiles {
     /// Those of a data folder whose ledger this process has. The error names the file that cannot
     /// be read.
     pub fn open(data_dir: &Path) -> io::Result<Self> {
-        Ok(Self { tokens: OperatorTokens::open(data_dir)?, acts: ActLog::open(data_dir)? })
+        Ok(Self {
+            tokens: OperatorTokens::open(data_dir)?,
+            acts: ActLog::open(data_dir)?,
+            catalogue: Catalogue::new(data_dir),
+        })
     }
 }
 

@@ -3,7 +3,9 @@
 
 use super::admin::Operator;
 use super::command::{AdminCommand, AdminError};
+use super::view::merged;
 use super::{Live, Role};
+use crate::catalogue;
 use crate::config::ListenerName;
 use crate::pool::ModelView;
 use serde_json::{Value, json};
@@ -13,7 +15,7 @@ use std::net::Ipv4Addr;
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
 impl Operator<'_> {
-    pub(super) fn execute_on_node(&self, command: AdminCommand) -> Result {
+    pub(super) async fn execute_on_node(&self, command: AdminCommand) -> Result {
         use AdminCommand as C;
         match command {
             C::OperatorTokenCreate { name, roles, expires_at } => {
@@ -26,6 +28,9 @@ impl Operator<'_> {
             C::OperatorLink { roles } => self.link(roles),
             C::ModelLoad { name } => self.load(&name),
             C::ModelUnload { name } => self.unload(&name),
+            C::ModelPrice { name, input, cached_input, output } => {
+                self.set_prices(&name, [input, cached_input, output]).await
+            }
             C::ModelJobStart { job } => {
                 let live = self.live()?;
                 live.page.jobs.start(&live.program, job, self.store.now())
@@ -52,6 +57,34 @@ impl Operator<'_> {
         let base = live.start.tls.url(ListenerName::Operator, at);
         let code = live.page.sessions.link(roles, now);
         Ok(json!({ "url": format!("{base}/link/{code}") }))
+    }
+
+    /// Writes the manifest and, where a node runs, has it take the prices over.
+    async fn set_prices(&self, wanted: &str, given: [Option<u64>; 3]) -> Result {
+        let refused = |error: catalogue::Error| AdminError::Refused(error.to_string());
+        let catalogue = &self.files()?.catalogue;
+        let before = catalogue.find(wanted).map_err(refused)?;
+        let mut manifest = before.clone();
+        let prices = &mut manifest.prices;
+        let [input, cached_input, output] = given;
+        prices.input = input.unwrap_or(prices.input);
+        prices.cached_input = cached_input.unwrap_or(prices.cached_input);
+        prices.output = output.unwrap_or(prices.output);
+        if prices.cached_input > prices.input {
+            let text = "a cached prompt token may not cost more than a computed one";
+            return Err(AdminError::Invalid(text.into()));
+        }
+        let is_other = *prices != before.prices;
+        prices.revision += u32::from(is_other);
+        if is_other {
+            catalogue.replace_manifest(&manifest).map_err(refused)?;
+        }
+        let problems = match self.live.filter(|_| is_other) {
+            Some(_) => self.reload().await?["problems"].take(),
+            None => json!([]),
+        };
+        let more = json!({ "name": manifest.name, "before": before.prices, "problems": problems });
+        Ok(merged(json!(manifest.prices), more))
     }
 
     fn model(&self, wanted: &str) -> Result<ModelView> {

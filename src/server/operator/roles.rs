@@ -12,7 +12,7 @@ pub enum Role {
     Read,
     /// Accounts, keys, requests and models; nothing that changes a balance.
     Operate,
-    /// Grants and debits.
+    /// Grants, debits and prices.
     Money,
 }
 
@@ -117,9 +117,11 @@ impl AdminCommand {
             | C::ModelJobStop { .. }
             | C::Reload
             | C::LedgerAudit => Need::Role(Role::Operate),
-            C::AccountCreate { .. } | C::CreditGrant { .. } | C::CreditDebit { .. } => {
-                Need::Role(Role::Money)
-            }
+            C::AccountCreate { .. }
+            | C::AccountClose { .. }
+            | C::CreditGrant { .. }
+            | C::CreditDebit { .. }
+            | C::ModelPrice { .. } => Need::Role(Role::Money),
             C::LedgerBackup { .. }
             | C::Backup { .. }
             | C::OperatorTokenCreate { .. }

@@ -162,8 +162,27 @@ fn change(visitor: &Visitor, plans: &[String], account: &Value, back: &str) -> M
                 (hidden("id", &id))
                 button { (word) }
             }))
+            (closing(visitor, &id, back))
         }
     }
+}
+
+fn closing(visitor: &Visitor, id: &str, back: &str) -> Markup {
+    command_form(
+        &visitor.session,
+        "account_close",
+        back,
+        &html! {
+            (hidden("id", id))
+            label { span { "Its credits" }
+                select name="keep" {
+                    option value="" { "are taken back" }
+                    option value="yes" { "are left" }
+                }
+            }
+            button { "Close the account: suspend it, revoke its keys" }
+        },
+    )
 }
 
 fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {

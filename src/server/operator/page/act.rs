@@ -38,17 +38,9 @@ pub(super) async fn submit(
         Ok(command) => visitor.ask(&live, command).await,
         Err(error) => Err(error),
     };
-    let mut back = fields.back().to_owned();
+    let back = fields.back(done.as_ref().ok());
     let notice = match &done {
-        Ok(answer) => {
-            if let (Some("account_create"), Some(id)) =
-                (fields.given("command"), answer["id"].as_str())
-            {
-                back = format!("/accounts/{id}");
-            }
-            let secret = answer["secret"].as_str().map(str::to_owned);
-            Notice { text: fields.done(answer), secret, is_error: false }
-        }
+        Ok(answer) => fields.notice(answer),
         Err(error) => Notice { text: error.clone(), secret: None, is_error: true },
     };
     live.page.sessions.tell(&visitor.session.id, notice, now);
@@ -65,11 +57,20 @@ impl Fields {
         Some(self.get(name)).filter(|text| !text.is_empty())
     }
 
-    /// The page to come back to, which is one of this site.
-    fn back(&self) -> &str {
+    /// The page to come back to, which is one of this site; a new account has one of its own.
+    fn back(&self, answer: Option<&Value>) -> String {
+        let created = answer.filter(|_| self.get("command") == "account_create");
+        if let Some(id) = created.and_then(|answer| answer["id"].as_str()) {
+            return format!("/accounts/{id}");
+        }
         let back = self.get("back");
         let own = back.starts_with('/') && !back.starts_with("//") && !back.contains('\\');
-        if own { back } else { "/" }
+        if own { back.to_owned() } else { "/".to_owned() }
+    }
+
+    fn notice(&self, answer: &Value) -> Notice {
+        let secret = answer["secret"].as_str().map(str::to_owned);
+        Notice { text: self.done(answer), secret, is_error: false }
     }
 
     /// A value in the form that it has in JSON.
@@ -120,6 +121,10 @@ impl Fields {
                 plan: self.label("plan")?,
             },
             "account_suspend" => C::AccountSuspend { id: self.parsed("id")? },
+            "account_close" => C::AccountClose {
+                id: self.parsed("id")?,
+                keep_credits: self.given("keep").is_some(),
+            },
             "account_resume" => C::AccountResume { id: self.parsed("id")? },
             _ => return self.account_command(now),
         })
@@ -162,6 +167,12 @@ impl Fields {
         let job = match self.get("command") {
             "model_load" => return Ok(C::ModelLoad { name: release()? }),
             "model_unload" => return Ok(C::ModelUnload { name: release()? }),
+            "model_price" => {
+                let price = |name| self.given(name).map(microcredits).transpose();
+                let [input, cached_input, output] =
+                    [price("input")?, price("cached_input")?, price("output")?];
+                return Ok(C::ModelPrice { name: release()?, input, cached_input, output });
+            }
             "job_stop" => {
                 let number = self.get("number").parse().map_err(|_| "number is missing")?;
                 return Ok(C::ModelJobStop { number });
@@ -195,6 +206,8 @@ impl Fields {
             "account_change" => "The account was changed.".into(),
             "account_suspend" => "The account is suspended.".into(),
             "account_resume" => "The account is active again.".into(),
+            "account_close" => "The account is closed.".into(),
+            "model_price" => "These prices hold for requests from now on.".into(),
             "key_create" => "A key was made:".into(),
             "key_rotate" => {
                 "A key was made in place of the other, which works for a day still:".into()
@@ -265,7 +278,7 @@ mod tests {
             ("https://evil.example", "/"),
             ("", "/"),
         ] {
-            assert_eq!(fields(&[("back", back)]).back(), expect);
+            assert_eq!(fields(&[("back", back)]).back(None), expect);
         }
     }
 }

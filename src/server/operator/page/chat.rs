@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
-use maud::html;
+use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -38,18 +38,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
             }
             noscript { p.notice { "The chat needs JavaScript." } }
             form id="chat" data-form=(visitor.session.form_token) {
-                label { span { "Account" } select name="account" required {
-                    @for account in rows(accounts, "data") {
-                        option value=(text(&account["id"])) {
-                            (text(&account["name"])) ", " (layout::both_balances(account))
-                        }
-                    }
-                } }
-                label { span { "Model" } select name="model" required {
-                    @for model in rows(status, "models") {
-                        option value=(text(&model["id"])) { (text(&model["name"])) }
-                    }
-                } }
+                (choices(accounts, status))
                 div id="turns" aria-live="polite" {}
                 label { span { "Message" } textarea name="message" rows="3" required {} }
                 div.acts { button { "Send" } button.quiet type="reset" { "New conversation" } }
@@ -57,6 +46,23 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
         },
     };
     visitor.told(&live).page("/chat", "Chat", &content)
+}
+
+fn choices(accounts: &Value, status: &Value) -> Markup {
+    html! {
+        label { span { "Account" } select name="account" required {
+            @for account in rows(accounts, "data") {
+                option value=(text(&account["id"])) {
+                    (text(&account["name"])) ", " (layout::both_balances(account))
+                }
+            }
+        } }
+        label { span { "Model" } select name="model" required {
+            @for model in rows(status, "models") {
+                option value=(text(&model["id"])) { (text(&model["name"])) }
+            }
+        } }
+    }
 }
 
 #[derive(Deserialize)]

@@ -53,20 +53,24 @@ pub(super) fn page(
                     "Open another one to change them."
                 }
             }
-            @for notice in notices {
-                @let role = if notice.is_error { "alert" } else { "status" };
-                div.notice.error[notice.is_error] role=(role) {
-                    p { (notice.text) }
-                    @if let Some(secret) = &notice.secret {
-                        p { "It is shown this once. Keep it now." }
-                        pre tabindex="0" { (secret) }
-                    }
-                }
-            }
+            @for notice in notices { (told(notice)) }
             (content)
         }
     };
     plain(title, &body)
+}
+
+fn told(notice: &Notice) -> Markup {
+    html! {
+        @let role = if notice.is_error { "alert" } else { "status" };
+        div.notice.error[notice.is_error] role=(role) {
+            p { (notice.text) }
+            @if let Some(secret) = &notice.secret {
+                p { "It is shown this once. Keep it now." }
+                pre tabindex="0" { (secret) }
+            }
+        }
+    }
 }
 
 /// The line above every page: its sections, and who looks at it.
@@ -157,7 +161,7 @@ pub(super) fn time(seconds: &Value) -> Markup {
     html! { time datetime=(shown.replace(' ', "T")) { (shown) } }
 }
 
-/// Microcredits as credits, with every digit.
+/// Microcredits, as text of digits, as credits with every digit.
 pub(super) fn credits(units: &Value) -> String {
     let text = text(units);
     let (sign, digits) = text.strip_prefix('-').map_or(("", &*text), |digits| ("−", digits));

@@ -3,6 +3,7 @@
 use super::super::{AdminCommand, Live};
 use super::layout::{self, command_form, field, hidden, mebibytes, rows, text, time};
 use super::{HtmlPage, Visitor, parts};
+use crate::catalogue::Manifest;
 use axum::extract::State;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -19,7 +20,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
     let content = match &status {
         Err(error) => html! { p.notice.error { (error) } },
         Ok(status) => html! {
-            (served(&visitor, status))
+            (served(&live, &visitor, status))
             (others(&live, &visitor, status))
             h2 { "Add a model" }
             (additions(&visitor))
@@ -40,7 +41,7 @@ fn act(visitor: &Visitor, command: &str, release: &str, word: &str) -> Markup {
     command_form(&visitor.session, command, BACK, &button)
 }
 
-fn served(visitor: &Visitor, status: &Value) -> Markup {
+fn served(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
     let row = |model: &Value| {
         let name = text(&model["name"]);
         let loaded = model["state"] == "loaded";
@@ -49,11 +50,8 @@ fn served(visitor: &Visitor, status: &Value) -> Markup {
             html! { (layout::model_state(model)) },
             html! { (text(&model["qualified_context_tokens"])) },
             html! { (mebibytes(&model["bytes"])) },
-            html! {
-                (text(&model["grade"])) ", suite " (text(&model["suite"])) br;
-                (time(&model["qualified_at"]))
-                @if let Some(why) = model["accepted_because"].as_str() { br; "accepted: " (why) }
-            },
+            prices(live, visitor, &name),
+            evidence(model),
             html! { div.acts {
                 @if loaded { (act(visitor, "model_unload", &name, "Unload")) }
                 @else { (act(visitor, "model_load", &name, "Load")) }
@@ -62,9 +60,44 @@ fn served(visitor: &Visitor, status: &Value) -> Markup {
             } },
         ]
     };
-    let heads = ["Model", "State", "Context tokens", "Memory", "Evidence", "Acts"];
+    let heads = ["Model", "State", "Context tokens", "Memory", "Prices", "Evidence", "Acts"];
     let all: Vec<_> = rows(status, "models").map(row).collect();
     layout::table("Served models", &heads, &all)
+}
+
+fn evidence(model: &Value) -> Markup {
+    html! {
+        (text(&model["grade"])) ", suite " (text(&model["suite"])) br;
+        (time(&model["qualified_at"]))
+        @if let Some(why) = model["accepted_because"].as_str() { br; "accepted: " (why) }
+    }
+}
+
+/// A model's prices in credits a million tokens, and a form that changes them.
+fn prices(live: &Live, visitor: &Visitor, name: &str) -> Markup {
+    let models = live.node.pool.models();
+    let found = models.iter().find(|model| model.qualified.manifest().name == name);
+    let Some(prices) = found.map(|model| model.qualified.prices()) else { return html! { "–" } };
+    let rows = [
+        ("Prompt", "input", prices.input),
+        ("Cached", "cached_input", prices.cached_input),
+        ("Answer", "output", prices.output),
+    ];
+    let shown = |units: u64| layout::credits(&Value::from(units.to_string()));
+    let fields = html! {
+        (hidden("release", name))
+        @for (label, field_name, units) in rows {
+            (field(label, field_name, &shown(units), false))
+        }
+        button.quiet { "Change" }
+    };
+    html! {
+        @for (label, _, units) in rows { (label) " " (shown(units)) br; }
+        details {
+            summary { "Change" }
+            (command_form(&visitor.session, "model_price", BACK, &fields))
+        }
+    }
 }
 
 /// Releases of the data folder that are not served, and built-in ones that were not fetched.
@@ -75,30 +108,31 @@ fn others(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
     };
     let is_served = |name: &str| rows(status, "models").any(|model| model["name"] == name);
     let others = manifests.iter().filter(|manifest| !is_served(&manifest.name));
-    let row = |manifest: &crate::catalogue::Manifest| {
-        let name = &manifest.name;
-        let is_here = live.node.catalogue.is_pulled(manifest);
-        vec![
-            html! { (name) },
-            html! { (if is_here { "here, not served" } else { "not fetched" }) },
-            html! { div.acts {
-                @if is_here {
-                    (act(visitor, "qualify_quick", name, "Qualify"))
-                    (act(visitor, "qualify_full", name, "Qualify in full"))
-                    (command_form(&visitor.session, "model_accept", BACK, &html! {
-                        (hidden("release", name))
-                        (field("Why to serve it without reference", "reason", "", true))
-                        button.quiet { "Accept" }
-                    }))
-                    (act(visitor, "model_remove", name, "Remove"))
-                } @else {
-                    (act(visitor, "model_pull", name, "Fetch"))
-                }
-            } },
-        ]
-    };
-    let all: Vec<_> = others.map(row).collect();
+    let all: Vec<_> = others.map(|manifest| release(live, visitor, manifest)).collect();
     layout::table("Other releases", &["Release", "State", "Acts"], &all)
+}
+
+fn release(live: &Live, visitor: &Visitor, manifest: &Manifest) -> Vec<Markup> {
+    let name = &manifest.name;
+    let is_here = live.node.catalogue.is_pulled(manifest);
+    vec![
+        html! { (name) },
+        html! { (if is_here { "here, not served" } else { "not fetched" }) },
+        html! { div.acts {
+            @if is_here {
+                (act(visitor, "qualify_quick", name, "Qualify"))
+                (act(visitor, "qualify_full", name, "Qualify in full"))
+                (command_form(&visitor.session, "model_accept", BACK, &html! {
+                    (hidden("release", name))
+                    (field("Why to serve it without reference", "reason", "", true))
+                    button.quiet { "Accept" }
+                }))
+                (act(visitor, "model_remove", name, "Remove"))
+            } @else {
+                (act(visitor, "model_pull", name, "Fetch"))
+            }
+        } },
+    ]
 }
 
 fn additions(visitor: &Visitor) -> Markup {

@@ -1,0 +1,78 @@
+//! Closing an account: its credentials are revoked, what it runs is cancelled, and what is left of
+//! its credits is taken back. Nothing is deleted: its statement and its requests stay.
+
+use super::admin::Operator;
+use super::command::AdminError;
+use super::lists::PAGE_ROWS;
+use super::view;
+use crate::ids::{AccountId, CredentialId};
+use crate::ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
+use crate::store::Snapshot;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Between two looks at the requests that are being cancelled, and the number of looks: 30 s in
+/// all.
+const LOOKS: (Duration, u32) = (Duration::from_millis(50), 600);
+
+type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
+
+impl Operator<'_> {
+    /// Closes the account. A repeat does what is left to do.
+    pub(super) async fn close_account(&self, id: AccountId, keep_credits: bool) -> Result {
+        self.set_status(id, AccountStatus::Suspended).await?;
+        let valid = valid_credentials(&*self.store.read().await?, id).await?;
+        for &credential in &valid {
+            self.store.submit(Command::RevokeCredential { id: credential }).await?;
+        }
+        self.wait_for_requests(id).await?;
+        let taken = if keep_credits { [0; 2] } else { self.take_credits(id).await? };
+        let done = json!({
+            "revoked_credentials": valid.len(),
+            "takenTrialUnits": taken[0].to_string(),
+            "takenPremiumUnits": taken[1].to_string(),
+        });
+        Ok(view::merged(self.show_account(id).await?, done))
+    }
+
+    async fn wait_for_requests(&self, id: AccountId) -> Result<()> {
+        let (pause, looks) = LOOKS;
+        for _ in 0..looks {
+            let account = self.store.read().await?.account(id).await?;
+            if account.ok_or(Refusal::AccountNotFound)?.in_flight == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(pause).await;
+        }
+        let text = "requests of the account are still ending: repeat the command in a while";
+        Err(AdminError::Unavailable(text.into()))
+    }
+
+    /// Takes all credits back, and returns the microcredits of each kind.
+    async fn take_credits(&self, id: AccountId) -> Result<[u64; 2]> {
+        let balances = self.store.read().await?.balances(id).await?;
+        // An account that was opened again and is closed once more has debits of its own.
+        let reference = format!("account closed at {}", self.store.now());
+        let buckets = [(Bucket::Trial, balances.trial), (Bucket::Premium, balances.premium)];
+        let mut taken = [0; 2];
+        for ((bucket, balance), taken) in buckets.into_iter().zip(&mut taken) {
+            let Some(units) = balance.available().filter(|units| units.get() > 0) else { continue };
+            let reference = format!("{reference}, {bucket:?}");
+            self.store.submit(Command::Debit { account: id, bucket, units, reference }).await?;
+            *taken = units.get();
+        }
+        Ok(taken)
+    }
+}
+
+/// The account's keys and tokens that are not revoked.
+async fn valid_credentials(snapshot: &dyn Snapshot, of: AccountId) -> Result<Vec<CredentialId>> {
+    let (mut found, mut after) = (Vec::new(), None);
+    let valid = |row: &&Credential| row.account == of && row.revoked_at.is_none();
+    loop {
+        let rows = snapshot.credentials(after, PAGE_ROWS).await?;
+        let Some(last) = rows.last() else { return Ok(found) };
+        after = Some(last.id);
+        found.extend(rows.iter().filter(valid).map(|row| row.id));
+    }
+}
