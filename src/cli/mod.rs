@@ -27,6 +27,7 @@ mod serve;
 mod service;
 mod status;
 mod support;
+mod upgrade;
 
 use crate::clock::built_at;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -81,6 +82,8 @@ enum CliCommand {
     Quickstart(quickstart::Arguments),
     /// Run the node
     Serve(serve::Arguments),
+    /// Have another program take the place of the running node, without refusing a request
+    Upgrade(upgrade::Arguments),
     /// Have the running node take over changed models, prices and plans
     Reload,
     /// Talk to a model in the terminal
@@ -237,6 +240,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     match command {
         CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
         CliCommand::Serve(arguments) => serve::run(context, arguments).await,
+        CliCommand::Upgrade(arguments) => upgrade::run(&context, arguments).await,
         CliCommand::Reload => reload::run(&context).await,
         CliCommand::Chat(arguments) => chat::run(context, arguments).await,
         CliCommand::Bench(arguments) => bench::run(context, arguments).await,

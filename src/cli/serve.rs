@@ -44,6 +44,9 @@ pub(super) struct Arguments {
     /// none]
     #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     gateway: Option<SocketAddr>,
+    /// Take the place of the node that runs; `cresset upgrade` starts the new program so
+    #[arg(long, hide = true, conflicts_with = "requalify")]
+    take_over: bool,
     /// Prove again what an upgrade has made stale: quick before the start, full while it serves
     #[arg(long)]
     requalify: bool,
@@ -77,7 +80,13 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
             }
         }
     }
-    let starting = node_client::start(context.assembly()?, PortFallback::None, &arguments.model);
+    let assembly = context.assembly()?;
+    let starting = async {
+        if arguments.take_over {
+            return node_client::take_over(assembly, &arguments.model).await;
+        }
+        node_client::start(assembly, PortFallback::None, &arguments.model).await
+    };
     let running = tokio::select! {
         started = starting => started?,
         () = shutdown.cancelled() => {
@@ -94,13 +103,18 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     });
     let tools = running.gateway_url().map(|url| format!("; for tools: {url}/v1"));
     let listening = format!("listening on {}{}", running.public_url(), tools.unwrap_or_default());
-    context.output.line(&ready, listening)?;
+    let told = context.output.line(&ready, listening);
+    // Whoever started the process before this one may have read enough.
+    if !arguments.take_over {
+        told?;
+    }
     service_manager::ready();
     let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
     loop {
         tokio::select! {
             () = shutdown.cancelled() => break,
             _ = hangup.recv() => running.reload().await,
+            () = running.handed_over() => break,
         }
     }
     service_manager::stopping();

@@ -3,6 +3,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the start is timed")]
 
+use super::handover::{self, Listeners};
 use super::models::cannot_load;
 use super::reload::{AskedReload, Reloader};
 use super::{Assembly, NodeError, ledger, open_files, private_files};
@@ -11,6 +12,7 @@ use crate::clock::SystemClock;
 use crate::config::{Config, ConfigFile, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
+use crate::pool::ModelPool;
 use crate::request::Services;
 use crate::server;
 use crate::server::operator::page::PageState;
@@ -18,14 +20,15 @@ use crate::server::operator::{
     Live, LongCommands, OperatorFiles, OperatorRoutes, OwnProgram, Reloads, StartPhase, StartState,
     page, socket, status,
 };
-use crate::store::OpenProgress;
+use crate::store::{LockedStore, OpenProgress, Store};
 use crate::tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -47,6 +50,8 @@ pub enum StartEvent {
     Note(String),
     /// Work that lasts until the next event or the end of the start.
     Doing(String),
+    /// This process is the node from now on.
+    TookOver,
 }
 
 /// Receives the events of a start, in order.
@@ -81,6 +86,14 @@ struct StartingNode {
     program: OwnProgram,
 }
 
+/// The listeners at which clients are accepted, and handles of all listeners for the process that
+/// takes them over.
+struct ClientListeners {
+    public: TcpListener,
+    gateway: Option<TcpListener>,
+    shared: Vec<OwnedFd>,
+}
+
 /// A started node. Dropping it without `drain` ends its work at once.
 pub struct RunningNode {
     live: Arc<Live>,
@@ -102,10 +115,53 @@ impl Assembly {
         pinned: &[String],
         watcher: Watcher<'_>,
     ) -> Result<RunningNode, NodeError> {
-        // Both listeners are bound before anything slow starts.
+        self.prepare(watcher);
+        // All listeners are bound before anything slow starts.
+        let listeners = self.bind_all(fallback, watcher).await?;
+        let locked = ledger::lock(&self.data_dir, &self.config)?;
+        let (mut starting, clients) = self.opened(listeners)?;
+        let store = starting.ledger(locked, &self.config, watcher).await?;
+        starting.start.enter(StartPhase::Models);
+        let pool = self.new_pool();
+        let offered = self.offer_all(&pool, pinned, watcher).await?;
+        let starting_at = starting.start.clone();
+        let enter = move |name: &str| starting_at.enter(StartPhase::Loading(name.to_owned()));
+        load_first(&pool, offered, pinned, &enter, watcher).await?;
+        self.serve(starting, clients, store, pool).await
+    }
+
+    /// Takes the place of the node that runs on the data folder: loads the models as `start` does,
+    /// takes that node's listeners, and opens the ledger when that node has settled what it ran.
+    /// Until clients are accepted, they wait.
+    pub async fn take_over(
+        &self,
+        pinned: &[String],
+        watcher: Watcher<'_>,
+    ) -> Result<RunningNode, NodeError> {
+        self.prepare(watcher);
+        let pool = self.new_pool();
+        let offered = self.offer_all(&pool, pinned, watcher).await?;
+        load_first(&pool, offered, pinned, &|_| (), watcher).await?;
+        let listeners = handover::take(&self.data_dir)?;
+        watcher(StartEvent::TookOver);
+        watcher(StartEvent::Doing("waiting until the old process has ended its work".into()));
+        let locked = ledger::lock_when_free(&self.data_dir, &self.config).await?;
+        let (mut starting, clients) = self.opened(listeners)?;
+        let store = starting.ledger(locked, &self.config, watcher).await?;
+        self.serve(starting, clients, store, pool).await
+    }
+
+    fn prepare(&self, watcher: Watcher<'_>) {
         open_files::raise_limit();
         let told = [open_files::note(&self.config), private_files::make(&self.data_dir)];
         told.into_iter().flatten().for_each(|text| watcher(StartEvent::Note(text)));
+    }
+
+    async fn bind_all(
+        &self,
+        fallback: PortFallback,
+        watcher: Watcher<'_>,
+    ) -> Result<Listeners, NodeError> {
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
         let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
@@ -113,42 +169,58 @@ impl Assembly {
             Some(at) => Some(bind(at, "--gateway", fallback, watcher).await?),
             None => None,
         };
-        let locked = ledger::lock(&self.data_dir, &self.config)?;
+        Ok(Listeners { public, operator, gateway })
+    }
+
+    /// Opens the operator's surfaces; the listeners of clients stay as they are.
+    fn opened(&self, listeners: Listeners) -> Result<(StartingNode, ClientListeners), NodeError> {
+        let shared = listeners.shared().map_err(NodeError::new)?;
+        let Listeners { public, operator, gateway } = listeners;
         let address = public.local_addr().map_err(NodeError::new)?;
         let mut starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
         starting.program.config = self.named_config();
-        watcher(StartEvent::Doing("opening the ledger".into()));
-        let progress = Arc::<OpenProgress>::default();
-        starting.start.enter(StartPhase::Ledger(progress.clone()));
-        let store = ledger::open(locked, &self.config, progress).await?;
-        starting.start.enter(StartPhase::Models);
+        Ok((starting, ClientListeners { public, gateway, shared }))
+    }
+
+    fn new_pool(&self) -> Arc<ModelPool> {
+        ModelPool::new(&self.config.engine, self.config.model_bytes())
+    }
+
+    /// Makes every qualified model known to the pool.
+    async fn offer_all(
+        &self,
+        pool: &Arc<ModelPool>,
+        pinned: &[String],
+        watcher: Watcher<'_>,
+    ) -> Result<Vec<(ModelId, String)>, NodeError> {
         let (assembly, names) = (self.clone(), pinned.to_vec());
         let reading = spawn_blocking(move || assembly.servable(&names));
         let servable = reading.await.map_err(NodeError::new)??;
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
         let device = self.device.sentence().map(|place| format!("models run {place}"));
         refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
-        let catalogue = self.catalogue();
-        let node = Services::new(self.config.clone(), store, Arc::new(SystemClock), catalogue);
+        self.offer(pool, servable.models, pinned.len(), watcher).await
+    }
+
+    /// Accepts clients.
+    async fn serve(
+        &self,
+        starting: StartingNode,
+        clients: ClientListeners,
+        store: Store,
+        pool: Arc<ModelPool>,
+    ) -> Result<RunningNode, NodeError> {
+        let (config, clock) = (self.config.clone(), Arc::new(SystemClock));
+        let node = Services::with_pool(config, store, clock, self.catalogue(), pool);
         let mut running = starting.assembled(node);
-        let node = running.live.node.clone();
-        let offered = self.offer(&node, servable.models, pinned.len(), watcher).await?;
-        let mut failed = None;
-        for (index, (id, name)) in offered.into_iter().enumerate() {
-            if index < pinned.len() {
-                running.preload(id, &name, watcher).await?;
-            } else if pinned.is_empty() && node.pool.has_room(id) {
-                failed = running.preload(id, &name, watcher).await.err().or(failed);
-            }
-        }
-        if let Some(why) = failed.filter(|_| !node.pool.is_ready()) {
-            return Err(why);
-        }
         running.take_over_changes(self.clone());
-        running.accept_clients(public).await?;
-        if let Some(listener) = gateway {
+        running.accept_clients(clients.public).await?;
+        if let Some(listener) = clients.gateway {
             running.open_gateway(listener, self.gateway_key()?)?;
         }
+        let (taken, stop) = (running.live.handed_over.clone(), running.stop.clone());
+        let given = handover::give(self.data_dir.clone(), clients.shared, taken, stop);
+        running.surfaces.spawn(given);
         Ok(running)
     }
 
@@ -168,12 +240,12 @@ impl Assembly {
         })
     }
 
-    /// Makes the models known to the node's pool, the first `pinned` ones for good. Other models
+    /// Makes the models known to the pool, the first `pinned` ones for good. Other models
     /// that cannot be read, or can never be loaded, are left out. Returns the offered ones in the
     /// same order.
     pub(super) async fn offer(
         &self,
-        node: &Services,
+        pool: &ModelPool,
         models: Vec<QualifiedModel>,
         pinned: usize,
         watcher: Watcher<'_>,
@@ -195,7 +267,7 @@ impl Assembly {
                     continue;
                 }
             };
-            match node.pool.offer(served, bytes, pinned) {
+            match pool.offer(served, bytes, pinned) {
                 Ok(()) => offered.push((id, name)),
                 Err(why) if pinned => {
                     return Err(NodeError::new(format!("{name} cannot stay loaded: {why}")));
@@ -214,7 +286,55 @@ impl Assembly {
     }
 }
 
+/// Loads the pinned models or, if there are none, as many as fit. `enter` hears the name of
+/// each.
+async fn load_first(
+    pool: &Arc<ModelPool>,
+    offered: Vec<(ModelId, String)>,
+    pinned: &[String],
+    enter: &(dyn Fn(&str) + Sync),
+    watcher: Watcher<'_>,
+) -> Result<(), NodeError> {
+    let mut failed = None;
+    for (index, (id, name)) in offered.into_iter().enumerate() {
+        if index < pinned.len() {
+            enter(&name);
+            preload(pool, id, &name, watcher).await?;
+        } else if pinned.is_empty() && pool.has_room(id) {
+            enter(&name);
+            failed = preload(pool, id, &name, watcher).await.err().or(failed);
+        }
+    }
+    failed.filter(|_| !pool.is_ready()).map_or(Ok(()), Err)
+}
+
+async fn preload(
+    pool: &Arc<ModelPool>,
+    id: ModelId,
+    name: &str,
+    watcher: Watcher<'_>,
+) -> Result<(), NodeError> {
+    let began = Instant::now();
+    watcher(StartEvent::Doing(format!("loading {name}")));
+    pool.preload(id).await.map_err(|why| cannot_load(name, why))?;
+    let seconds = began.elapsed().as_secs_f64();
+    watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
+    Ok(())
+}
+
 impl StartingNode {
+    async fn ledger(
+        &mut self,
+        locked: LockedStore,
+        config: &Config,
+        watcher: Watcher<'_>,
+    ) -> Result<Store, NodeError> {
+        watcher(StartEvent::Doing("opening the ledger".into()));
+        let progress = Arc::<OpenProgress>::default();
+        self.start.enter(StartPhase::Ledger(progress.clone()));
+        ledger::open(locked, config, progress).await
+    }
+
     /// Opens the operator's surfaces: `operator` and the socket in `data_dir`, whose ledger this
     /// process holds. `public` is the address at which clients are accepted later.
     fn open(
@@ -252,8 +372,17 @@ impl StartingNode {
         let (reloads, asked) = mpsc::channel(1);
         let long_commands = LongCommands::default();
         let (public, page) = (server::router(node.clone()), PageState::default());
-        let live =
-            Arc::new(Live { node, start, long_commands, reloads, files, page, program, public });
+        let live = Arc::new(Live {
+            node,
+            start,
+            long_commands,
+            reloads,
+            files,
+            page,
+            handed_over: CancellationToken::new(),
+            program,
+            public,
+        });
         surfaces.spawn(page::history::sample(live.clone(), stop.clone()));
         routes.pass_on(&live);
         RunningNode { live, stop, surfaces, asked: Some(asked) }
@@ -270,21 +399,6 @@ impl RunningNode {
         operator: TcpListener,
     ) -> Result<Self, NodeError> {
         Ok(StartingNode::open(&node.config, data_dir, public, operator)?.assembled(node))
-    }
-
-    async fn preload(
-        &self,
-        id: ModelId,
-        name: &str,
-        watcher: Watcher<'_>,
-    ) -> Result<(), NodeError> {
-        let began = Instant::now();
-        watcher(StartEvent::Doing(format!("loading {name}")));
-        self.live.start.enter(StartPhase::Loading(name.to_owned()));
-        self.live.node.pool.preload(id).await.map_err(|why| cannot_load(name, why))?;
-        let seconds = began.elapsed().as_secs_f64();
-        watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
-        Ok(())
     }
 
     /// Keeps the node in step with its data folder and its configuration.
@@ -388,8 +502,28 @@ impl RunningNode {
     /// Takes no new requests, lets running ones finish within the grace time, then closes the
     /// listeners.
     pub async fn drain(mut self) {
+        if self.live.handed_over.is_cancelled() {
+            return self.end_after_handover().await;
+        }
         self.live.node.drain().await;
         self.stop_listening();
+        while self.surfaces.join_next().await.is_some() {}
+    }
+
+    /// Waits until another process has taken the listeners.
+    pub async fn handed_over(&self) {
+        self.live.handed_over.cancelled().await;
+    }
+
+    /// Ends without refusing anything: what this process has accepted it answers, within the grace
+    /// time.
+    async fn end_after_handover(mut self) {
+        let began = Instant::now();
+        self.stop_listening();
+        let grace = Duration::from_secs(self.live.node.config.requests.drain_grace_seconds);
+        let ended = async { while self.surfaces.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(grace, ended).await;
+        self.live.node.drain_within(grace.saturating_sub(began.elapsed())).await;
         while self.surfaces.join_next().await.is_some() {}
     }
 }

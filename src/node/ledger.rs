@@ -14,7 +14,11 @@ use serde_json::Value;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::spawn_blocking;
+
+/// Between two looks at a ledger that another process is about to leave.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// The store's limits as the configuration sets them.
 pub fn limits(config: &Config) -> Limits {
@@ -48,6 +52,21 @@ pub(super) fn lock(data_dir: &Path, config: &Config) -> Result<LockedStore, Node
         ),
         error => NodeError::new(error),
     })
+}
+
+/// `lock` when the node that has the ledger now has ended its work.
+pub(super) async fn lock_when_free(
+    data_dir: &Path,
+    config: &Config,
+) -> Result<LockedStore, NodeError> {
+    require(data_dir)?;
+    let place = place(data_dir, config);
+    loop {
+        match Store::lock(&place) {
+            Err(StoreError::InUse(_)) => tokio::time::sleep(BETWEEN_LOOKS).await,
+            other => return other.map_err(NodeError::new),
+        }
+    }
 }
 
 /// Opens the ledger on a thread that may wait. Dropping the future stops the opening.

@@ -4,6 +4,7 @@
 mod device;
 mod endpoint;
 pub mod files;
+mod handover;
 mod http_client;
 mod launch;
 pub mod ledger;

@@ -225,7 +225,7 @@ impl Reloader {
         if models.is_empty() {
             return Ok(());
         }
-        let offered = self.assembly.offer(&self.node, models, 0, &mut |_| ()).await?;
+        let offered = self.assembly.offer(&self.node.pool, models, 0, &mut |_| ()).await?;
         report.offered.extend(offered.into_iter().map(|(_, name)| name));
         Ok(())
     }

@@ -45,10 +45,22 @@ impl Services {
         clock: Arc<dyn Clock>,
         catalogue: Catalogue,
     ) -> Arc<Self> {
+        let pool = ModelPool::new(&config.engine, config.model_bytes());
+        Self::with_pool(config, store, clock, catalogue, pool)
+    }
+
+    /// `new` with models that may be in memory already.
+    pub fn with_pool(
+        config: Config,
+        store: Store,
+        clock: Arc<dyn Clock>,
+        catalogue: Catalogue,
+        pool: Arc<ModelPool>,
+    ) -> Arc<Self> {
         let metrics = Metrics::default();
         metrics.started_at(clock.now().seconds());
         Arc::new(Self {
-            pool: ModelPool::new(&config.engine, config.model_bytes()),
+            pool,
             plans: Plans::new(&config.plans),
             config,
             store,
@@ -81,11 +93,16 @@ impl Services {
     /// Admits nothing from now on, gives running requests the configured grace, then stops the
     /// others uncharged. Returns when the end of every request is in the ledger.
     pub async fn drain(&self) {
+        let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
+        self.drain_within(grace).await;
+    }
+
+    /// `drain` with another grace.
+    pub async fn drain_within(&self, grace: Duration) {
         self.draining.store(true, Ordering::Release);
         // A request that passed the check just before is refused by the engine.
         self.pool.engines().iter().for_each(EngineHandle::drain);
         self.tasks.close();
-        let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
         if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
             self.live.shut_down();
             self.tasks.wait().await;

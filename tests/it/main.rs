@@ -59,4 +59,5 @@ mod tidy;
 mod tls;
 mod tool_calls;
 mod unavailable;
+mod upgrade;
 mod volley;

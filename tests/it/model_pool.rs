@@ -108,6 +108,7 @@ fn state(world: &World, model: &str) -> Value {
         reloads: tokio::sync::mpsc::channel(1).0,
         files: OperatorFiles::open(std::path::Path::new("/nonexistent")).unwrap(),
         page: PageState::default(),
+        handed_over: tokio_util::sync::CancellationToken::new(),
         program: OwnProgram::default(),
         public: axum::Router::new(),
     };

@@ -44,24 +44,45 @@ pub(crate) async fn start(
     fallback: PortFallback,
     pinned: &[String],
 ) -> CommandResult<RunningNode> {
-    let mut loading: Option<TaskProgress> = None;
-    let mut watcher = |event| {
-        if let Some(loaded) = loading.take() {
+    let mut watched = Watched::default();
+    Ok(assembly.start(fallback, pinned, &mut |event| watched.see(event)).await?)
+}
+
+/// Has a node of this process take the place of the one that runs.
+pub(crate) async fn take_over(
+    assembly: &Assembly,
+    pinned: &[String],
+) -> CommandResult<RunningNode> {
+    let mut watched = Watched::default();
+    Ok(assembly.take_over(pinned, &mut |event| watched.see(event)).await?)
+}
+
+/// What a start does now, as it is shown.
+#[derive(Default)]
+struct Watched(Option<TaskProgress>);
+
+impl Watched {
+    fn see(&mut self, event: StartEvent) {
+        if let Some(loaded) = self.0.take() {
             loaded.clear();
         }
         match event {
             StartEvent::Note(text) => note(&text),
+            StartEvent::TookOver => service_manager::took_over(),
             StartEvent::Doing(what) => {
                 service_manager::doing(&what);
-                loading = Some(TaskProgress::steps(what));
+                self.0 = Some(TaskProgress::steps(what));
             }
         }
-    };
-    let started = assembly.start(fallback, pinned, &mut watcher).await;
-    if let Some(loaded) = loading {
-        loaded.clear();
     }
-    Ok(started?)
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(loaded) = self.0.take() {
+            loaded.clear();
+        }
+    }
 }
 
 impl NodeClient {

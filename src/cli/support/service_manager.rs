@@ -22,6 +22,11 @@ pub(crate) fn ready() {
     });
 }
 
+/// This process is the service from now on, in place of another one.
+pub(crate) fn took_over() {
+    tell(&[NotifyState::MainPid(std::process::id())]);
+}
+
 /// The node takes nothing new, and ends when what runs has ended.
 pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);

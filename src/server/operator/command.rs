@@ -151,6 +151,10 @@ pub enum AdminCommand {
     OperatorTokenRevoke {
         name: String,
     },
+    /// Has another program take the place of the running node.
+    Upgrade {
+        program: PathBuf,
+    },
     /// A one-time address of the page, for five minutes.
     OperatorLink {
         roles: BTreeSet<Role>,

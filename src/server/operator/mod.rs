@@ -19,6 +19,7 @@ pub mod socket;
 mod start;
 pub mod status;
 mod tokens;
+mod upgrade;
 pub mod view;
 
 pub use acts::ACTS;
@@ -41,6 +42,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tokens::OperatorTokens;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 /// Asks the node to take over what changed; it answers with what it took over.
 pub type Reloads = mpsc::Sender<oneshot::Sender<Value>>;
@@ -75,6 +77,8 @@ pub struct Live {
     pub page: PageState,
     /// How jobs call this program.
     pub program: OwnProgram,
+    /// Tells that another process has taken the listeners.
+    pub handed_over: CancellationToken,
     /// The public surface, which the page's chat asks.
     pub public: Router,
 }

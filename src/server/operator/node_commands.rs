@@ -3,6 +3,7 @@
 
 use super::admin::Operator;
 use super::command::{AdminCommand, AdminError};
+use super::upgrade::upgrade;
 use super::view::merged;
 use super::{Live, Role};
 use crate::catalogue;
@@ -26,6 +27,7 @@ impl Operator<'_> {
             C::OperatorTokenRevoke { name } => self.files()?.tokens.revoke(&name, self.store.now()),
             C::OperatorActs { limit } => self.files()?.acts.latest(limit),
             C::OperatorLink { roles } => self.link(roles),
+            C::Upgrade { program } => upgrade(self.live()?, &program).await,
             C::ModelLoad { name } => self.load(&name),
             C::ModelUnload { name } => self.unload(&name),
             C::ModelPrice { name, input, cached_input, output } => {

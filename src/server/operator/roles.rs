@@ -126,7 +126,8 @@ impl AdminCommand {
             | C::Backup { .. }
             | C::OperatorTokenCreate { .. }
             | C::OperatorTokenRevoke { .. }
-            | C::OperatorLink { .. } => Need::NodeUser,
+            | C::OperatorLink { .. }
+            | C::Upgrade { .. } => Need::NodeUser,
         }
     }
 }

@@ -27,13 +27,18 @@ pub fn path(data_dir: &Path) -> PathBuf {
 /// Binds the socket. The caller holds the folder's lock, so an existing socket belongs to a node
 /// that has ended, and is replaced.
 pub fn bind(data_dir: &Path) -> io::Result<UnixListener> {
+    bind_at(&path(data_dir))
+}
+
+/// A socket that only the node's own user may open.
+pub fn bind_at(path: &Path) -> io::Result<UnixListener> {
     // The socket is renamed into place once its mode is right, so that it accepts no connection
     // before.
-    let unfinished = data_dir.join("operator.sock.new");
+    let unfinished = path.with_extension("sock.new");
     remove(&unfinished)?;
     let listener = UnixListener::bind(&unfinished)?;
     std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&unfinished, path(data_dir))?;
+    std::fs::rename(&unfinished, path)?;
     Ok(listener)
 }
 

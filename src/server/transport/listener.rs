@@ -35,6 +35,8 @@ use tower::ServiceExt;
 /// The pause before accepting again when the process is out of file descriptors: long enough for a
 /// connection to end, short beside a client's patience.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Time for the first bytes of a connection that was accepted just before the end.
+const LATE_HEAD: Duration = Duration::from_millis(250);
 /// An HTTP/2 client sends this first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes added to the library's own bounds, so that ours are reached first and answered like any
@@ -62,8 +64,15 @@ pub async fn serve(
         };
         let peer = Peer::from(address.ip());
         let Some(permit) = permits.take(peer) else { continue };
-        let slot = shutdown.run_until_cancelled(slot(&slots, &unheard)).await;
-        let Some(Ok(slot)) = slot else { break };
+        // What was accepted is not dropped for a shutdown while there is a place for it.
+        let free = slots.clone().try_acquire_owned().ok();
+        let slot = match free {
+            Some(slot) => slot,
+            None => match shutdown.run_until_cancelled(slot(&slots, &unheard)).await {
+                Some(Ok(slot)) => slot,
+                _ => break,
+            },
+        };
         let connection = ClientConnection {
             peer,
             tls: tls.clone(),
@@ -81,15 +90,12 @@ pub async fn serve(
     connections.wait().await;
 }
 
-/// A place for a connection. If all are taken, the connection that has sent no request for longest
-/// gives up its own.
+/// A place for a connection while all are taken: the one that has sent no request for longest gives
+/// up its own.
 async fn slot(
     slots: &Arc<Semaphore>,
     unheard: &UnheardConnections,
 ) -> Result<OwnedSemaphorePermit, AcquireError> {
-    if let Ok(slot) = slots.clone().try_acquire_owned() {
-        return Ok(slot);
-    }
     unheard.close_oldest();
     slots.clone().acquire_owned().await
 }
@@ -125,14 +131,23 @@ impl ClientConnection {
             let read = greet(&mut socket, &self.limits).await?;
             Some((socket, read))
         };
-        let begun = self.shutdown.run_until_cancelled(begun).await;
-        let ended = match begun.flatten() {
+        let begun = tokio::select! { begun = begun => begun, () = self.ending() => None };
+        let ended = match begun {
             None => return,
             Some((socket, read)) if read.starts_with(PREFACE) => self.http2(socket, read).await,
             Some((socket, read)) => self.http1(socket, read).await,
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended early");
+        }
+    }
+
+    /// Returns when the listener has closed and the connection, if it waits for a request, is to
+    /// end. A client that has just connected is about to send its first one.
+    async fn ending(&self) {
+        self.shutdown.cancelled().await;
+        if self.unheard.is_unheard() {
+            sleep(LATE_HEAD).await;
         }
     }
 
@@ -155,7 +170,7 @@ impl ClientConnection {
         let refusal = HeadRefusal::default();
         let io =
             TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
-        let (router, peer, unheard) = (self.router, self.peer, self.unheard);
+        let (router, peer, unheard) = (self.router.clone(), self.peer, self.unheard.clone());
         let service = service_fn(move |request| {
             unheard.heard();
             let (router, refused) = (router.clone(), refusal.get().cloned());
@@ -177,7 +192,7 @@ impl ClientConnection {
         let mut connection = pin!(builder.serve_connection(io, service));
         tokio::select! {
             ended = connection.as_mut() => ended,
-            () = self.shutdown.cancelled() => {
+            () = self.ending() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -190,7 +205,7 @@ impl ClientConnection {
         let streams = Streams::new(stall);
         let builder = http2_builder(&self.limits, streams.clone());
         let io = TokioIo::new(ClientStream::http2(socket, read, self.limits.clone()));
-        let (router, peer, unheard) = (self.router, self.peer, self.unheard);
+        let (router, peer, unheard) = (self.router.clone(), self.peer, self.unheard.clone());
         let service = service_fn(move |request| {
             unheard.heard();
             let router = router.clone();
@@ -199,7 +214,7 @@ impl ClientConnection {
         let mut connection = pin!(builder.serve_connection(io, service));
         let patience = tokio::select! {
             ended = connection.as_mut() => return ended,
-            () = self.shutdown.cancelled() => Duration::MAX,
+            () = self.ending() => Duration::MAX,
             () = streams.idle(idle) => stall,
         };
         connection.as_mut().graceful_shutdown();

@@ -42,6 +42,11 @@ impl UnheardConnection {
         self.all.lock().remove(&self.number);
     }
 
+    /// Whether no request has arrived yet.
+    pub fn is_unheard(&self) -> bool {
+        self.all.lock().contains_key(&self.number)
+    }
+
     /// Returns when the connection is to be closed for another one.
     pub async fn closed(&self) {
         self.closed.cancelled().await;

@@ -10,6 +10,7 @@ const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: [
     "--no-sandbox",
+    "--disable-dev-shm-usage",
     "--disable-quic",
     "--disable-background-networking",
     "--disable-component-update",
@@ -17,7 +18,7 @@ const browser = await chromium.launch({
   ],
 });
 const context = await browser.newContext({ viewport: { width: 1280, height: 800 } });
-context.setDefaultTimeout(20_000);
+context.setDefaultTimeout(60_000);
 const page = await context.newPage();
 const hosts = new Set();
 const faults = [];

@@ -183,7 +183,8 @@ fn parts(
     let parts = stream::unfold((live, visitor), move |(live, visitor)| async move {
         tokio::time::sleep(every).await;
         let now = live.node.clock.now();
-        if live.node.is_draining() || !live.page.sessions.is_open(&visitor.session.id, now) {
+        let ends = live.node.is_draining() || live.handed_over.is_cancelled();
+        if ends || !live.page.sessions.is_open(&visitor.session.id, now) {
             return None;
         }
         // A line break would begin another line of the event.
