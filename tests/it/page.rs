@@ -180,8 +180,15 @@ fn a_revoked_token_closes_its_sessions() {
     let cookie = opened.header("set-cookie").unwrap().split(';').next().unwrap().to_owned();
     let visitor = Visitor { node: &node, cookie, form: String::new() };
     assert_eq!(visitor.get("/accounts").status, 200);
+    let mut live = {
+        let head = format!("GET /events HTTP/1.1\r\nCookie: {}\r\n", visitor.cookie);
+        request(&node.operator, &head, "")
+    };
+    live.read_until("event: part");
     folder.json(&["admin", "token", "revoke", "ann"]);
-    assert_eq!(visitor.get("/accounts").status, 303);
+    folder.json(&["admin", "token", "create", "--name", "ann"]);
+    live.rest();
+    assert_eq!(visitor.get("/accounts").status, 303, "another token of the same name");
     assert_eq!(login(&body).status, 401);
     for path in ["/", "/accounts", "/models", "/chat", "/acts", "/events", "/models/events"] {
         let stranger = request(&node.operator, &format!("GET {path} HTTP/1.1\r\n"), "").finish();

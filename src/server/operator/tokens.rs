@@ -108,9 +108,9 @@ impl OperatorTokens {
         Some(Actor::with_roles(found.name.clone(), found.roles.clone()))
     }
 
-    /// Whether a token of this name is valid still.
-    pub(super) fn is_valid(&self, name: &str, now: UnixMillis) -> bool {
-        self.lock().iter().any(|token| token.name == name && token.is_valid(now))
+    /// Whether the token with this digest is valid still.
+    pub(super) fn is_valid(&self, digest: &str, now: UnixMillis) -> bool {
+        self.lock().iter().any(|token| token.sha256 == digest && token.is_valid(now))
     }
 
     /// The old file stays until the new one is whole and durable.
@@ -141,7 +141,7 @@ impl OperatorToken {
 
 /// Tokens are 256 random bits, so neither a salt nor a slow hash would add anything, and a look-up
 /// by digest tells nothing of the token.
-fn digest(secret: &str) -> String {
+pub(super) fn digest(secret: &str) -> String {
     hex::encode(Sha256::digest(secret))
 }
 

@@ -142,13 +142,17 @@ fn session_of(live: &Live, headers: &HeaderMap) -> Option<SessionView> {
         (found == name).then_some(value)
     });
     let session = pairs.into_iter().find_map(|id| live.page.sessions.find(id, now))?;
-    let revoked =
-        session.token.as_ref().is_some_and(|token| !live.files.tokens.is_valid(token, now));
-    if revoked {
+    is_open(live, &session).then_some(session)
+}
+
+/// Whether the session goes on: one that was opened with a token ends with it.
+fn is_open(live: &Live, session: &SessionView) -> bool {
+    let now = live.node.clock.now();
+    let valid = |token: &String| live.files.tokens.is_valid(token, now);
+    if !session.token.as_ref().is_none_or(valid) {
         live.page.sessions.close(&session.id, now);
-        return None;
     }
-    Some(session)
+    live.page.sessions.is_open(&session.id, now)
 }
 
 /// Cookies are those of a host, whatever the port, so that nodes on one machine need names apart.
@@ -182,9 +186,8 @@ fn parts(
 ) -> Response {
     let parts = stream::unfold((live, visitor), move |(live, visitor)| async move {
         tokio::time::sleep(every).await;
-        let now = live.node.clock.now();
         let ends = live.node.is_draining() || live.handed_over.is_cancelled();
-        if ends || !live.page.sessions.is_open(&visitor.session.id, now) {
+        if ends || !is_open(&live, &visitor.session) {
             return None;
         }
         // A line break would begin another line of the event.

@@ -31,7 +31,7 @@ pub(super) struct Notice {
 #[derive(Clone, Debug)]
 struct OpenSession {
     name: String,
-    /// `None` where it was opened with a token, which may be revoked.
+    /// The digest of the token with which it was opened, if it was one.
     token: Option<String>,
     roles: BTreeSet<Role>,
     opened: UnixMillis,

@@ -1,6 +1,6 @@
 //! Opening and closing sessions.
 
-use super::super::{Live, Role, remote};
+use super::super::{Live, Role, remote, tokens};
 use super::{cookie_name, layout, session_of};
 use crate::config::ListenerName;
 use axum::Form;
@@ -59,8 +59,8 @@ pub(super) async fn login(State(live): State<Arc<Live>>, Form(form): Form<LoginF
         let page = login_page(Some("This is no valid operator token."));
         return (StatusCode::UNAUTHORIZED, page).into_response();
     };
-    let (name, roles) = (holder.name.clone(), holder.roles());
-    let id = live.page.sessions.open(name.clone(), Some(name), roles, now);
+    let (digest, roles) = (tokens::digest(form.token.trim()), holder.roles());
+    let id = live.page.sessions.open(holder.name, Some(digest), roles, now);
     opened(&live, &id)
 }
 
