@@ -107,8 +107,9 @@ impl Assembly {
     /// Starts a node: opens the ledger, offers every qualified model, loads the `pinned` ones for
     /// good (if none is named, as many as fit) and accepts clients.
     ///
-    /// The operator's listener and socket answer from the beginning; clients are accepted once
-    /// those models are loaded. Dropping the future ends the start.
+    /// The operator's listener and socket answer from the beginning, and take commands once the
+    /// ledger is open; clients are accepted once those models are loaded. Dropping the future ends
+    /// the start.
     pub async fn start(
         &self,
         fallback: PortFallback,
@@ -123,11 +124,12 @@ impl Assembly {
         let store = starting.ledger(locked, &self.config, watcher).await?;
         starting.start.enter(StartPhase::Models);
         let pool = self.new_pool();
+        let running = self.assembled(starting, store, pool.clone());
         let offered = self.offer_all(&pool, pinned, watcher).await?;
-        let starting_at = starting.start.clone();
-        let enter = move |name: &str| starting_at.enter(StartPhase::Loading(name.to_owned()));
+        let start = running.live.start.clone();
+        let enter = move |name: &str| start.enter(StartPhase::Loading(name.to_owned()));
         load_first(&pool, offered, pinned, &enter, watcher).await?;
-        self.serve(starting, clients, store, pool).await
+        self.serve(running, clients).await
     }
 
     /// Takes the place of the node that runs on the data folder: loads the models as `start` does,
@@ -148,7 +150,7 @@ impl Assembly {
         let locked = ledger::lock_when_free(&self.data_dir, &self.config).await?;
         let (mut starting, clients) = self.opened(listeners)?;
         let store = starting.ledger(locked, &self.config, watcher).await?;
-        self.serve(starting, clients, store, pool).await
+        self.serve(self.assembled(starting, store, pool), clients).await
     }
 
     fn prepare(&self, watcher: Watcher<'_>) {
@@ -202,17 +204,17 @@ impl Assembly {
         self.offer(pool, servable.models, pinned.len(), watcher).await
     }
 
+    fn assembled(&self, starting: StartingNode, store: Store, pool: Arc<ModelPool>) -> RunningNode {
+        let (config, clock) = (self.config.clone(), Arc::new(SystemClock));
+        starting.assembled(Services::with_pool(config, store, clock, self.catalogue(), pool))
+    }
+
     /// Accepts clients.
     async fn serve(
         &self,
-        starting: StartingNode,
+        mut running: RunningNode,
         clients: ClientListeners,
-        store: Store,
-        pool: Arc<ModelPool>,
     ) -> Result<RunningNode, NodeError> {
-        let (config, clock) = (self.config.clone(), Arc::new(SystemClock));
-        let node = Services::with_pool(config, store, clock, self.catalogue(), pool);
-        let mut running = starting.assembled(node);
         running.take_over_changes(self.clone());
         running.accept_clients(clients.public).await?;
         if let Some(listener) = clients.gateway {
