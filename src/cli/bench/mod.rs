@@ -4,6 +4,7 @@ mod completions;
 mod connection;
 mod figures;
 mod ledger;
+mod plot;
 mod reads;
 mod tally;
 mod target;
@@ -12,7 +13,7 @@ use super::support::api_client::ApiClient;
 use super::support::context::Context;
 use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult};
-use super::support::{node_client, shutdown};
+use super::support::{node_client, shutdown, values};
 use crate::config::client_key;
 use clap::Args;
 use serde_json::Value;
@@ -23,6 +24,7 @@ use target::Target;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cresset bench                                        completions, on the data folder's node or one of its own
+  cresset bench --concurrency 1,2,4,8,16,32,64 --plot bench.svg
   cresset bench --concurrency 64 --input-tokens 512 --output-tokens 128 --requests 256
   cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers of this interface
   cresset bench --reads                                account, credits and request look-ups
@@ -71,6 +73,14 @@ pub(super) struct Arguments {
     /// --ledger]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seconds: Option<u64>,
+    /// Draw the measurements over the number of clients into this file, which ends in .svg
+    #[arg(
+        long,
+        value_name = "FILE",
+        value_parser = values::svg,
+        conflicts_with_all = ["ledger", "reads"],
+    )]
+    plot: Option<PathBuf>,
     /// Measure reads instead of completions
     #[arg(long, conflicts_with = "ledger")]
     reads: bool,
@@ -119,7 +129,7 @@ pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandRe
                 .await
         };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
-        return show(&context, &document);
+        return show(&context, &arguments, &document);
     }
     lift_limits(&mut context);
     let key = KeyChoice::Given(key);
@@ -127,7 +137,7 @@ pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandRe
     let client = shutdown::unless_interrupted(&shutdown, opening).await?;
     let measured = shutdown::unless_interrupted(&shutdown, measure(&client.api, &arguments)).await;
     client.close().await;
-    show(&context, &measured?)
+    show(&context, &arguments, &measured?)
 }
 
 /// Lifts the plans' limits for a node of our own: the node is measured, not the plan.
@@ -146,11 +156,12 @@ async fn measure(api: &ApiClient, arguments: &Arguments) -> CommandResult<Value>
     }
 }
 
-fn show(context: &Context, document: &Value) -> CommandResult {
+fn show(context: &Context, arguments: &Arguments, document: &Value) -> CommandResult {
     if document["reads"].is_array() {
         return context.output.result(document, reads::show_rows);
     }
     context.output.result(document, completions::show_levels)?;
+    arguments.plot.as_ref().map_or(Ok(()), |file| plot::write(file, document))?;
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
     verdict(levels.iter().all(|level| level["answered"] != 0))
 }
