@@ -41,6 +41,16 @@ fn act(visitor: &Visitor, command: &str, release: &str, word: &str) -> Markup {
     command_form(&visitor.session, command, BACK, &button)
 }
 
+/// Deleting is two steps away.
+fn removal(visitor: &Visitor, release: &str) -> Markup {
+    html! {
+        details {
+            summary { "Remove" }
+            (act(visitor, "model_remove", release, "Delete its files and records"))
+        }
+    }
+}
+
 fn served(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
     let row = |model: &Value| {
         let name = text(&model["name"]);
@@ -57,6 +67,7 @@ fn served(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
                 @else { (act(visitor, "model_load", &name, "Load")) }
                 (act(visitor, "qualify_quick", &name, "Qualify"))
                 (act(visitor, "qualify_full", &name, "Qualify in full"))
+                (removal(visitor, &name))
             } },
         ]
     };
@@ -127,7 +138,7 @@ fn release(live: &Live, visitor: &Visitor, manifest: &Manifest) -> Vec<Markup> {
                     (field("Why to serve it without reference", "reason", "", true))
                     button.quiet { "Accept" }
                 }))
-                (act(visitor, "model_remove", name, "Remove"))
+                (removal(visitor, name))
             } @else {
                 (act(visitor, "model_pull", name, "Fetch"))
             }
