@@ -196,3 +196,29 @@ fn a_revoked_token_closes_its_sessions() {
     }
     assert!(node.terminate().success());
 }
+
+#[test]
+fn an_account_shows_its_keys_however_many_others_there_are() {
+    let folder = Folder::ready();
+    let account = |name: &str| {
+        folder.json(&["accounts", "create", "--name", name])["id"].as_str().unwrap().to_owned()
+    };
+    let (first, last) = (account("first"), account("last"));
+    let node = folder.serve();
+    let visitor = Visitor::open(&node, &link(&folder, &["operate"]));
+    for (account, label, keys) in [(&first, "other", 260), (&last, "the last one", 1)] {
+        for _ in 0..keys {
+            visitor.post(
+                "/act",
+                "",
+                &format!(
+                    "form={}&command=key_create&account={account}&label={label}",
+                    visitor.form
+                ),
+            );
+        }
+    }
+    let page = visitor.get(&format!("/accounts/{last}")).body;
+    assert!(page.contains("<td>the last one</td>"), "{page}");
+    assert!(node.terminate().success());
+}

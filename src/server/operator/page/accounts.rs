@@ -9,7 +9,7 @@ use crate::ids::AccountId;
 use axum::extract::{Path, Query, State};
 use maud::{Markup, html};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Entries of a statement on one page.
@@ -96,7 +96,7 @@ pub(super) async fn show(
 ) -> HtmlPage {
     let (account, keys, statement) = tokio::join!(
         visitor.ask(&live, AdminCommand::AccountShow { id }),
-        visitor.ask(&live, AdminCommand::KeyList { account: id, after: None }),
+        keys_of(&live, &visitor, id),
         visitor.ask(&live, statement_of(id, query.entries_after)),
     );
     let (account, keys, statement) = match (account, keys, statement) {
@@ -119,6 +119,20 @@ pub(super) async fn show(
         (statement_table(&statement, &back))
     };
     visitor.told(&live).page("/accounts", &text(&account["name"]), &content)
+}
+
+/// All keys of an account. A page of their list looks at the next credentials of every account, so
+/// it may hold none.
+async fn keys_of(live: &Live, visitor: &Visitor, account: AccountId) -> Result<Value, String> {
+    let (mut keys, mut after) = (Vec::new(), None);
+    loop {
+        let mut page = visitor.ask(live, AdminCommand::KeyList { account, after }).await?;
+        keys.extend(page["data"].as_array_mut().into_iter().flatten().map(Value::take));
+        after = page["next_after"].as_str().and_then(|id| id.parse().ok());
+        if after.is_none() {
+            return Ok(json!({ "data": keys }));
+        }
+    }
 }
 
 fn statement_of(account: AccountId, after: u64) -> AdminCommand {
