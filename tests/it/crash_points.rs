@@ -186,7 +186,6 @@ fn an_input_that_was_running_in_two_crashes_is_not_run_again() {
     let shown = folder.json(&["requests", "show", &id]);
     assert_eq!(shown["input_crashes"], 2, "{shown}");
     assert!(shown["input_blocked_until_at"].is_u64(), "{shown}");
-    std::fs::remove_file(folder.path().join("operator.sock")).unwrap();
     // After a day the input is a new one, and so it is once an operator says so.
     for (hours, status) in [(23, 500), (25, 200)] {
         let later = folder.duplicate();
