@@ -23,7 +23,7 @@ pub(super) enum AdminSubcommand {
     Token(TokenCommand),
     /// Print an address that opens the node's page in a browser, once and within five minutes
     Link {
-        /// What the page allows beside reading, several times for several
+        /// What the page allows beside reading; give it again for a further role
         #[arg(
             long = "role",
             value_parser = values::named::<Role>(&ROLES),
@@ -55,11 +55,12 @@ pub(super) enum TokenCommand {
 
 #[derive(Args, Debug)]
 pub(super) struct CreateTokenArguments {
-    /// Who holds it, as the log of acts names them
+    /// The name of its holder, which the log of acts shows
     #[arg(long, value_parser = values::label)]
     name: String,
-    /// What it allows beside reading, several times for several: operate (accounts, keys, requests,
-    /// reloads, audits), money (grants, debits, opening balances, closed accounts, prices)
+    /// What it allows beside reading; give it again for a further role. `operate` is for accounts,
+    /// keys, requests, models, reloads and audits, `money` for grants, debits, opening balances,
+    /// closing accounts and prices
     #[arg(long = "role", value_parser = values::named::<Role>(&ROLES))]
     roles: Vec<Role>,
     /// Time until it stops working, such as 90d [default: never]

@@ -104,7 +104,8 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     let tools = running.gateway_url().map(|url| format!("; for tools: {url}/v1"));
     let listening = format!("listening on {}{}", running.public_url(), tools.unwrap_or_default());
     let told = context.output.line(&ready, listening);
-    // Whoever started the process before this one may have read enough.
+    // The reader of the first process's output may have closed it by now, which must not end this
+    // node.
     if !arguments.take_over {
         told?;
     }

@@ -51,7 +51,7 @@ pub(super) struct InstallArguments {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     keep: u32,
-    /// Where the units are written
+    /// The folder that the units are written to
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
     units: PathBuf,
 }

@@ -68,7 +68,8 @@ pub(in crate::cli) struct StatementArguments {
     csv: bool,
 }
 
-/// What one key had of one model; neither is known of requests that the ledger has forgotten.
+/// The charges of each key for each model. Both are unknown for requests that the ledger has
+/// forgotten.
 type ChargesByKey = BTreeMap<[Option<String>; 2], [u64; 4]>;
 
 pub(super) async fn run(context: &Context, arguments: StatementArguments) -> CommandResult {

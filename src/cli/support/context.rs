@@ -184,7 +184,6 @@ impl Context {
             Some(Ok(answer)) => return Ok(Some(answer)),
             Some(Err(AdminError::Starting(_))) => return Ok(None),
             Some(Err(error)) => return Err(CommandError::new(error)),
-            None if self.remote.is_some() => return Ok(None),
             None => {}
         }
         Ok(ledger::execute(&self.data_dir, &self.config, command.clone()).await?)

@@ -57,7 +57,7 @@ pub(crate) async fn take_over(
     Ok(assembly.take_over(pinned, &mut |event| watched.see(event)).await?)
 }
 
-/// What a start does now, as it is shown.
+/// Shows the steps of a start, one at a time.
 #[derive(Default)]
 struct Watched(Option<TaskProgress>);
 

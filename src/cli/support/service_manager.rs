@@ -1,4 +1,4 @@
-//! What a service manager (systemd) is told. Without one, nothing happens.
+//! Tells a service manager (systemd) what the node is doing. Without a manager nothing is sent.
 
 use sd_notify::NotifyState;
 

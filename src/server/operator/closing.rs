@@ -3,11 +3,10 @@
 
 use super::admin::Operator;
 use super::command::AdminError;
-use super::lists::PAGE_ROWS;
+use super::lists;
 use super::view;
-use crate::ids::{AccountId, CredentialId};
+use crate::ids::AccountId;
 use crate::ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
-use crate::store::Snapshot;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -21,9 +20,10 @@ impl Operator<'_> {
     /// Closes the account. A repeat does what is left to do.
     pub(super) async fn close_account(&self, id: AccountId, keep_credits: bool) -> Result {
         self.set_status(id, AccountStatus::Suspended).await?;
-        let valid = valid_credentials(&*self.store.read().await?, id).await?;
-        for &credential in &valid {
-            self.store.submit(Command::RevokeCredential { id: credential }).await?;
+        let valid = |row: &Credential| row.account == id && row.revoked_at.is_none();
+        let valid = lists::credentials(&*self.store.read().await?, valid).await?;
+        for credential in &valid {
+            self.store.submit(Command::RevokeCredential { id: credential.id }).await?;
         }
         self.wait_for_requests(id).await?;
         let taken = if keep_credits { [0; 2] } else { self.take_credits(id).await? };
@@ -62,17 +62,5 @@ impl Operator<'_> {
             *taken = units.get();
         }
         Ok(taken)
-    }
-}
-
-/// The account's keys and tokens that are not revoked.
-async fn valid_credentials(snapshot: &dyn Snapshot, of: AccountId) -> Result<Vec<CredentialId>> {
-    let (mut found, mut after) = (Vec::new(), None);
-    let valid = |row: &&Credential| row.account == of && row.revoked_at.is_none();
-    loop {
-        let rows = snapshot.credentials(after, PAGE_ROWS).await?;
-        let Some(last) = rows.last() else { return Ok(found) };
-        after = Some(last.id);
-        found.extend(rows.iter().filter(valid).map(|row| row.id));
     }
 }

@@ -87,26 +87,28 @@ pub(super) async fn applications(
     let mut page = ListPage::of(rows, PAGE_ROWS, |row| row.id);
     page.rows.retain(|row| of.is_none_or(|account| row.account == account));
     let ids = page.rows.iter().map(|row| row.id).collect::<Vec<_>>();
-    let tokens = tokens_of(&*snapshot, &ids).await?;
+    let wanted =
+        |row: &Credential| row.application.is_some_and(|id| ids.binary_search(&id).is_ok());
+    let tokens = if ids.is_empty() { Vec::new() } else { credentials(&*snapshot, wanted).await? };
     let tokens_of = |id: ApplicationId| -> Vec<Credential> {
         tokens.iter().filter(|token| token.application == Some(id)).cloned().collect()
     };
     Ok(page.view(page.rows.iter().map(|row| view::application(row, &tokens_of(row.id)))))
 }
 
-/// The tokens of these applications, which are in ascending order. All credentials are looked at,
-/// because nothing finds them by their application.
-async fn tokens_of(snapshot: &dyn Snapshot, ids: &[ApplicationId]) -> Result<Vec<Credential>> {
-    let (mut tokens, mut after) = (Vec::new(), None);
-    let wanted =
-        |row: &Credential| row.application.is_some_and(|id| ids.binary_search(&id).is_ok());
-    while !ids.is_empty() {
+/// The credentials of all accounts that are `wanted`. All of them are looked at, because nothing
+/// finds them by what they belong to.
+pub(super) async fn credentials(
+    snapshot: &dyn Snapshot,
+    wanted: impl Fn(&Credential) -> bool,
+) -> Result<Vec<Credential>> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
         let rows = snapshot.credentials(after, PAGE_ROWS).await?;
-        let Some(last) = rows.last() else { break };
+        let Some(last) = rows.last() else { return Ok(found) };
         after = Some(last.id);
-        tokens.extend(rows.into_iter().filter(wanted));
+        found.extend(rows.into_iter().filter(&wanted));
     }
-    Ok(tokens)
 }
 
 pub(super) async fn statement(

@@ -28,7 +28,7 @@ pub(super) async fn list(
     let found = visitor.ask(&live, AdminCommand::AccountList { after: query.after }).await;
     let plans = live.node.plans.names();
     let content = match &found {
-        Err(error) => html! { p.notice.error { (error) } },
+        Err(error) => layout::failure(error),
         Ok(page) => {
             let all: Vec<_> = rows(page, "data").map(account_row).collect();
             let heads =
@@ -42,7 +42,7 @@ pub(super) async fn list(
         }
     };
     let content = html! { (content) (new_account(&visitor, &plans)) };
-    visitor.told(&live).page("/accounts", "Accounts", &content)
+    visitor.page(&live, "/accounts", "Accounts", &content)
 }
 
 fn new_account(visitor: &Visitor, plans: &[String]) -> Markup {
@@ -102,8 +102,8 @@ pub(super) async fn show(
     let (account, keys, statement) = match (account, keys, statement) {
         (Ok(account), Ok(keys), Ok(statement)) => (account, keys, statement),
         (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
-            let content = html! { p.notice.error { (error) } };
-            return visitor.told(&live).page("/accounts", "Account", &content);
+            let content = layout::failure(error);
+            return visitor.page(&live, "/accounts", "Account", &content);
         }
     };
     let back = format!("/accounts/{id}");
@@ -118,7 +118,7 @@ pub(super) async fn show(
         h2 { "Statement" }
         (statement_table(&statement, &back))
     };
-    visitor.told(&live).page("/accounts", &text(&account["name"]), &content)
+    visitor.page(&live, "/accounts", &text(&account["name"]), &content)
 }
 
 /// All keys of an account. A page of their list looks at the next credentials of every account, so

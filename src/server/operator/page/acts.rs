@@ -13,7 +13,7 @@ const SHOWN: usize = 200;
 
 pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> HtmlPage {
     let content = match visitor.ask(&live, AdminCommand::OperatorActs { limit: SHOWN }).await {
-        Err(error) => html! { p.notice.error { (error) } },
+        Err(error) => layout::failure(error),
         Ok(acts) => {
             let mut all: Vec<_> = rows(&acts, "data").map(row).collect();
             all.reverse();
@@ -21,7 +21,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
             layout::table("Acts of operators, the latest first", &heads, &all)
         }
     };
-    visitor.told(&live).page("/acts", "Acts", &content)
+    visitor.page(&live, "/acts", "Acts", &content)
 }
 
 fn row(act: &Value) -> Vec<Markup> {

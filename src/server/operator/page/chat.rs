@@ -30,7 +30,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
         visitor.ask(&live, AdminCommand::Status),
     );
     let content = match (&accounts, &status) {
-        (Err(error), _) | (_, Err(error)) => html! { p.notice.error { (error) } },
+        (Err(error), _) | (_, Err(error)) => layout::failure(error),
         (Ok(accounts), Ok(status)) => html! {
             p {
                 "Each answer is charged to the account, like any request. "
@@ -45,7 +45,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
             }
         },
     };
-    visitor.told(&live).page("/chat", "Chat", &content)
+    visitor.page(&live, "/chat", "Chat", &content)
 }
 
 fn choices(accounts: &Value, status: &Value) -> Markup {

@@ -5,6 +5,7 @@ use super::{SCRIPT, STYLE};
 use crate::clock::UnixMillis;
 use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;
+use std::fmt::Display;
 
 /// The sections, with their addresses.
 const SECTIONS: [(&str, &str); 5] = [
@@ -90,6 +91,11 @@ fn top(session: &SessionView, at: &str) -> Markup {
             }
         }
     }
+}
+
+/// What is shown in place of what could not be read.
+pub(super) fn failure(error: impl Display) -> Markup {
+    html! { p.notice.error { (error) } }
 }
 
 /// A form that gives a command and comes back to `back`.

@@ -32,7 +32,7 @@ use futures_util::stream;
 use history::NodeHistory;
 use maud::Markup;
 use serde_json::Value;
-use session::{Notice, SessionView, Sessions};
+use session::{SessionView, Sessions};
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
@@ -118,7 +118,6 @@ type HtmlPage = Html<String>;
 #[derive(Clone)]
 struct Visitor {
     session: SessionView,
-    notices: Vec<Notice>,
 }
 
 impl FromRequestParts<Arc<Live>> for Visitor {
@@ -130,7 +129,7 @@ impl FromRequestParts<Arc<Live>> for Visitor {
         }
         let session = session_of(live, &parts.headers)
             .ok_or_else(|| Redirect::to("/login").into_response())?;
-        Ok(Self { session, notices: Vec::new() })
+        Ok(Self { session })
     }
 }
 
@@ -166,14 +165,10 @@ impl Visitor {
         done.map_err(|error| error.to_string())
     }
 
-    fn page(&self, at: &str, title: &str, content: &Markup) -> HtmlPage {
-        Html(layout::page(&self.session, &self.notices, at, title, content).into_string())
-    }
-
-    /// The visitor with what they have to be told, which they are told with this page.
-    fn told(mut self, live: &Live) -> Self {
-        self.notices = live.page.sessions.take_notices(&self.session.id, live.node.clock.now());
-        self
+    /// A page, with what the visitor has to be told.
+    fn page(&self, live: &Live, at: &str, title: &str, content: &Markup) -> HtmlPage {
+        let notices = live.page.sessions.take_notices(&self.session.id, live.node.clock.now());
+        Html(layout::page(&self.session, &notices, at, title, content).into_string())
     }
 }
 

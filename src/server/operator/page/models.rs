@@ -18,7 +18,7 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> HtmlPage {
     let status = visitor.ask(&live, AdminCommand::Status).await;
     let content = match &status {
-        Err(error) => html! { p.notice.error { (error) } },
+        Err(error) => layout::failure(error),
         Ok(status) => html! {
             (served(&live, &visitor, status))
             (others(&live, &visitor, status))
@@ -28,7 +28,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
             div id="live" data-events="/models/events" { (jobs(&live, &visitor).await) }
         },
     };
-    visitor.told(&live).page(BACK, "Models", &content)
+    visitor.page(&live, BACK, "Models", &content)
 }
 
 /// The jobs as they go on.
@@ -115,7 +115,7 @@ fn prices(live: &Live, visitor: &Visitor, name: &str) -> Markup {
 fn others(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
     let manifests = match live.node.catalogue.manifests() {
         Ok(manifests) => manifests,
-        Err(error) => return html! { p.notice.error { (error) } },
+        Err(error) => return layout::failure(error),
     };
     let is_served = |name: &str| rows(status, "models").any(|model| model["name"] == name);
     let others = manifests.iter().filter(|manifest| !is_served(&manifest.name));
@@ -165,7 +165,7 @@ fn additions(visitor: &Visitor) -> Markup {
 async fn jobs(live: &Live, visitor: &Visitor) -> Markup {
     let jobs = match visitor.ask(live, AdminCommand::ModelJobList).await {
         Ok(jobs) => jobs,
-        Err(error) => return html! { p.notice.error { (error) } },
+        Err(error) => return layout::failure(error),
     };
     html! {
         @for job in rows(&jobs, "data") {

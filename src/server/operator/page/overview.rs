@@ -23,7 +23,7 @@ pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> Htm
         noscript { p { "This is how it was when the page was loaded: load it again." } }
         div id="live" data-events="/events" { (live_part) }
     };
-    visitor.told(&live).page("/", "Overview", &content)
+    visitor.page(&live, "/", "Overview", &content)
 }
 
 pub(super) async fn events(State(live): State<Arc<Live>>, visitor: Visitor) -> Response {
@@ -33,7 +33,7 @@ pub(super) async fn events(State(live): State<Arc<Live>>, visitor: Visitor) -> R
 async fn fragment(live: &Live, visitor: &Visitor) -> Markup {
     let status = match visitor.ask(live, AdminCommand::Status).await {
         Ok(status) => status,
-        Err(error) => return html! { p.notice.error { (error) } },
+        Err(error) => return layout::failure(error),
     };
     html! {
         (state(&status))
