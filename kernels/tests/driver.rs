@@ -466,6 +466,9 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
         "{}",
         file.display()
     );
+    let products = || gpu::chosen_products(&folder, gpu::open(0).unwrap().properties());
+    let kept = products();
+    assert_eq!(kept.len(), whole.lines().count() - 1, "one digest for each shape");
     for damaged in
         [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()]
     {

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,11 @@ pub struct HostIdentity {
     pub engine: EngineBuild,
     pub hardware: Hardware,
     pub settings: ServingSettings,
+    /// The algorithm that a device's library computes each shape of product with, as digests of
+    /// shape and algorithm: they were measured, and another choice rounds differently. Other
+    /// models add shapes of their own, so a verdict holds as long as its own are there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub products: BTreeSet<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +120,17 @@ impl Identity {
             })
             .or_else(|| differ("hardware", &old.hardware, &new.hardware))
             .or_else(|| differ("serving setting", &old.settings, &new.settings))
+            .or_else(|| lost_products(&old.products, &new.products))
     }
+}
+
+fn lost_products(recorded: &BTreeSet<String>, present: &BTreeSet<String>) -> Option<Difference> {
+    let kept = recorded.intersection(present).count();
+    (kept < recorded.len()).then(|| Difference {
+        part: "choice of algorithms for products",
+        recorded: format!("{} shapes", recorded.len()),
+        present: format!("the same for {kept} of them"),
+    })
 }
 
 fn differ<T: PartialEq + Serialize>(
@@ -143,5 +158,24 @@ fn apart(value: &Value, other: &Value) -> String {
         }
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::record::Verdict;
+    use crate::testing::records;
+
+    #[test]
+    fn a_verdict_needs_the_algorithms_it_was_made_with_and_allows_more() {
+        let with = |products: &[&str]| {
+            let mut identity = records::of(Verdict::Qualified).identity;
+            identity.host.products = products.iter().map(|p| (*p).to_owned()).collect();
+            identity
+        };
+        let recorded = with(&["a", "b"]);
+        assert_eq!(recorded.difference(&with(&["a", "b", "c"])), None);
+        let lost = recorded.difference(&with(&["a", "c"])).unwrap();
+        assert_eq!(lost.present, "the same for 1 of them");
     }
 }

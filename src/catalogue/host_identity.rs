@@ -4,6 +4,7 @@
 use cresset_kernels::gpu::Properties;
 use cresset_qualification::{EngineBuild, Hardware, HostIdentity, ServingSettings};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -15,7 +16,7 @@ pub fn describe_host(
     settings: ServingSettings,
 ) -> HostIdentity {
     let hardware = gpu.map_or_else(|| cpu(threads), cuda);
-    HostIdentity { engine: engine_build(), hardware, settings }
+    HostIdentity { engine: engine_build(), hardware, settings, products: BTreeSet::new() }
 }
 
 fn engine_build() -> EngineBuild {

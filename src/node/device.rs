@@ -5,6 +5,7 @@ use super::NodeError;
 use crate::config::{DeviceSetting, cache_dir};
 use crate::engine::EngineError;
 use cresset_kernels::gpu::{self, Gpu, Properties};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The device that models run on. It is decided once, at the start, and handed down: a second look
@@ -40,12 +41,26 @@ impl ComputeDevice {
         }
     }
 
+    /// The GPU's number; `None` on the CPU.
+    pub fn number(&self) -> Option<usize> {
+        match self {
+            Self::Cpu { .. } => None,
+            Self::Gpu { number, .. } => Some(*number),
+        }
+    }
+
     /// The GPU's properties; `None` on the CPU.
     pub fn properties(&self) -> Option<&Properties> {
         match self {
             Self::Cpu { .. } => None,
             Self::Gpu { properties, .. } => Some(properties),
         }
+    }
+
+    /// The algorithms that products were measured to be computed fastest with, as digests; none
+    /// on the CPU, where each has one.
+    pub fn products(&self) -> BTreeSet<String> {
+        self.properties().map(|found| gpu::chosen_products(&cache_dir(), found)).unwrap_or_default()
     }
 
     /// The GPU, ready for work; `None` on the CPU.

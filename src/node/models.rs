@@ -46,7 +46,10 @@ impl Assembly {
             kv_mib: if on_device { 0 } else { engine.kv_mib },
             gpu_graph_rows: if on_device { engine.gpu_graph_rows } else { 0 },
         };
-        describe_host(self.device.properties(), self.config.threads(), settings)
+        HostIdentity {
+            products: self.device.products(),
+            ..describe_host(self.device.properties(), self.config.threads(), settings)
+        }
     }
 
     /// Whether an answer is the same to the last bit however it is computed.
@@ -169,6 +172,8 @@ impl Assembly {
                 record.speed = speed::of(subject).map_err(NodeError::new)?;
             }
         }
+        // The checks may have computed products of shapes that a load does not.
+        record.identity.host.products = self.device.products();
         subject.engine.shutdown();
         catalogue.save_record(&record).map_err(NodeError::new)?;
         catalogue.forget_unfinished_run(&manifest.name, suite).map_err(NodeError::new)?;

@@ -13,7 +13,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-pub use cuda::{BUILT, open, open_with, probe};
+pub use cuda::{BUILT, chosen_products, open, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use memory::{Buffer, DeviceElement, Kind, Staging, View};

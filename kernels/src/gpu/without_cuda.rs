@@ -2,6 +2,8 @@
 
 use super::{DeviceOptions, Gpu, Properties};
 use crate::{Error, Result};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Whether this build has support for CUDA devices.
@@ -12,6 +14,11 @@ const WHY: &str = "this build has no support for GPUs: build with `--features cu
 /// Fails, as there is no device.
 pub fn probe(_: usize) -> Result<Properties> {
     Err(Error::NoDevice(WHY.into()))
+}
+
+/// None, as there is no device.
+pub fn chosen_products(_: &Path, _: &Properties) -> BTreeSet<String> {
+    BTreeSet::new()
 }
 
 /// Fails, as there is no device.

@@ -5,7 +5,7 @@ use crate::identity::{
     EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
 use crate::record::{CheckResult, CheckState, Grade, POLICY_VERSION, Record, Verdict};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 /// An operator's release on a machine of this name with that verdict.
@@ -30,10 +30,9 @@ pub fn of(verdict: Verdict) -> Record {
         features: Vec::new(),
         threads: 2,
     };
-    with(
-        Identity { release, host: HostIdentity { engine, hardware, settings: settings() } },
-        verdict,
-    )
+    let products = BTreeSet::new();
+    let host = HostIdentity { engine, hardware, settings: settings(), products };
+    with(Identity { release, host }, verdict)
 }
 
 /// Settings under which the tests' releases are served.

@@ -2,7 +2,7 @@
 //! to one device and one version of driver and library. A damaged file is treated as missing.
 
 use crate::gpu::{Gemm, Kind, Properties, View};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -93,6 +93,13 @@ impl AutotuneCache {
             let _ = replace(file, &encode(&self.chosen));
         }
     }
+}
+
+/// A digest of each shape with the algorithm that is kept for it in this folder for this device.
+pub fn chosen_products(folder: &Path, properties: &Properties) -> BTreeSet<String> {
+    let chosen = AutotuneCache::open(Some(folder), properties).chosen;
+    let one = |(shape, algorithm)| digest(&encode(&BTreeMap::from([(shape, algorithm)])));
+    chosen.into_iter().map(|chosen| format!("{:016x}", one(chosen))).collect()
 }
 
 /// Replaces the file by renaming, so that readers see the whole old one or the whole new one.

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{Error, Result};
 use autotune::AutotuneCache;
+pub use autotune::chosen_products;
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::sys::{
