@@ -39,6 +39,8 @@ pub(super) struct EngineSubject {
     scoring: Scoring,
     precision: Precision,
     is_deterministic: bool,
+    /// The number of the GPU that the engine computes on.
+    gpu: Option<usize>,
     card: ModelCard,
     source: ModelSource,
     /// Most bytes that the weights of a second implementation may take.
@@ -203,20 +205,13 @@ impl Subject for EngineSubject {
         self.is_deterministic
     }
 
+    /// Where the witness finds no room on the GPU beside the engine, it computes on the CPU.
     fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> SubjectResult<Witnessed> {
-        let text = &ids[..wanted.len()];
-        let mut witness = match Witness::load(&self.source, text.len(), self.witness_bytes) {
-            Ok(witness) => witness,
-            Err(Absence::Unknown(why)) => return Ok(Witnessed::Absent(why)),
-            Err(Absence::Failed(error)) => return Err(broken(error)),
-        };
-        let mut rows = Vec::new();
-        let mut row = |position: usize, logits: &[f32]| {
-            rows.push(witness_row(position, logits, &wanted[position]));
-        };
-        witness.logits(text, &mut row).map_err(broken)?;
-        let by = format!("candle's {} in f32, {} MiB", witness.name, witness.bytes >> 20);
-        Ok(Witnessed::Scores { by, rows })
+        let on_gpu = self.gpu.map(|_| self.witness_on(self.gpu, ids, wanted));
+        match on_gpu {
+            Some(Ok(found)) => Ok(found),
+            Some(Err(_)) | None => self.witness_on(None, ids, wanted),
+        }
     }
 
     fn memory(&self) -> Vec<(String, u64)> {
@@ -227,6 +222,30 @@ impl Subject for EngineSubject {
     fn call_api(&mut self, body: &Value) -> SubjectResult<ApiAnswer> {
         let opened = self.surface.client(&self.text, &self.engine);
         opened.map_err(|why| SubjectError::Failed(why.to_string()))?.complete(body)
+    }
+}
+
+impl EngineSubject {
+    fn witness_on(
+        &self,
+        gpu: Option<usize>,
+        ids: &[u32],
+        wanted: &[Vec<u32>],
+    ) -> SubjectResult<Witnessed> {
+        let text = &ids[..wanted.len()];
+        let mut witness = match Witness::load(&self.source, text.len(), self.witness_bytes, gpu) {
+            Ok(witness) => witness,
+            Err(Absence::Unknown(why)) => return Ok(Witnessed::Absent(why)),
+            Err(Absence::Failed(error)) => return Err(broken(error)),
+        };
+        let mut rows = Vec::new();
+        let mut row = |position: usize, logits: &[f32]| {
+            rows.push(witness_row(position, logits, &wanted[position]));
+        };
+        witness.logits(text, &mut row).map_err(broken)?;
+        let place = gpu.map_or_else(|| "the CPU".to_owned(), |number| format!("cuda:{number}"));
+        let by = format!("{} in f32 on {place}, {} MiB", witness.name, witness.bytes >> 20);
+        Ok(Witnessed::Scores { by, rows })
     }
 }
 
@@ -299,6 +318,7 @@ impl EngineSubject {
             scoring,
             precision,
             is_deterministic: assembly.is_deterministic(),
+            gpu: assembly.device.number(),
             card,
             source,
             witness_bytes,

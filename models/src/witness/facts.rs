@@ -159,7 +159,7 @@ fn family(name: &str) -> WitnessResult<Family> {
 }
 
 impl Family {
-    fn is_gemma(self) -> bool {
+    pub(super) fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 

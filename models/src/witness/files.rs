@@ -3,43 +3,78 @@
 use super::facts::{Facts, open};
 use super::{WitnessResult, unknown};
 use crate::{FileLayout, ModelSource};
-use candle_core::{Device, Tensor};
+use candle_core::quantized::gguf_file::TensorInfo;
+use candle_core::{DType, Device, Tensor};
+use serde::Deserialize;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Values of all tensors of a release.
-pub(super) fn elements(source: &ModelSource) -> WitnessResult<u64> {
-    let mut total = 0;
+/// The tensors of a release by their stored names, with the number of their values.
+fn sizes(source: &ModelSource) -> WitnessResult<Vec<(String, u64)>> {
+    let mut found = Vec::new();
     match source.layout() {
         FileLayout::Gguf(path) => {
             let (content, _) = open(path)?;
-            total +=
-                content.tensor_infos.values().map(|t| t.shape.elem_count() as u64).sum::<u64>();
+            let count = |info: &TensorInfo| info.shape.elem_count() as u64;
+            found.extend(content.tensor_infos.iter().map(|(name, t)| (name.clone(), count(t))));
         }
         FileLayout::HfFolder(folder) => {
             for file in shards(folder)? {
-                total += header_elements(&file)?;
+                let (_, entries) = header(&mut File::open(file)?)?;
+                let count = |entry: &Entry| entry.shape.iter().product::<usize>() as u64;
+                found.extend(entries.into_iter().map(|(name, entry)| (name, count(&entry))));
             }
         }
     }
-    Ok(total)
+    Ok(found)
 }
 
-/// Values of all tensors that the header of a safetensors file lists.
-fn header_elements(file: &Path) -> WitnessResult<u64> {
-    let mut file = File::open(file)?;
+/// A tensor in a safetensors file.
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<usize>,
+    /// First byte and the one behind the last, counted from the end of the header.
+    data_offsets: [u64; 2],
+}
+
+/// The length of a safetensors file's header in bytes, with the eight that tell it, and its
+/// tensors by name.
+fn header(file: &mut File) -> WitnessResult<(u64, BTreeMap<String, Entry>)> {
     let mut length = [0; 8];
     file.read_exact(&mut length)?;
-    let mut header = Vec::new();
-    file.take(u64::from_le_bytes(length)).read_to_end(&mut header)?;
-    let header: Value = serde_json::from_slice(&header).unwrap_or_default();
-    let shapes =
-        header.as_object().into_iter().flatten().filter_map(|(_, t)| t["shape"].as_array());
-    let elements = |shape: &Vec<Value>| shape.iter().filter_map(Value::as_u64).product::<u64>();
-    Ok(shapes.map(elements).sum())
+    let length = u64::from_le_bytes(length);
+    let mut text = Vec::new();
+    file.take(length).read_to_end(&mut text)?;
+    let mut all: BTreeMap<String, Value> = serde_json::from_slice(&text).unwrap_or_default();
+    all.remove("__metadata__");
+    let entry = |(name, value)| Some((name, serde_json::from_value(value).ok()?));
+    Ok((8 + length, all.into_iter().filter_map(entry).collect()))
+}
+
+impl Entry {
+    /// The values as f32.
+    fn read(&self, file: &mut File, header: u64) -> WitnessResult<Tensor> {
+        let dtype = match self.dtype.as_str() {
+            "F64" => DType::F64,
+            "F32" => DType::F32,
+            "F16" => DType::F16,
+            "BF16" => DType::BF16,
+            other => return unknown(format!("it has values of the type {other}")),
+        };
+        let [first, end] = self.data_offsets;
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(header + first))?;
+        file.take(end.saturating_sub(first)).read_to_end(&mut bytes)?;
+        if bytes.len() != dtype.size_in_bytes() * self.shape.iter().product::<usize>() {
+            return unknown("a tensor of its file is cut short");
+        }
+        let stored = Tensor::from_raw_buffer(&bytes, dtype, &self.shape, &Device::Cpu)?;
+        Ok(stored.to_dtype(DType::F32)?)
+    }
 }
 
 fn shards(folder: &Path) -> WitnessResult<Vec<PathBuf>> {
@@ -48,15 +83,18 @@ fn shards(folder: &Path) -> WitnessResult<Vec<PathBuf>> {
     Ok(paths.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect())
 }
 
-/// Calls `each` with the stored name and the f32 values of every tensor, one at a time.
+/// Calls `each` with the stored name and the f32 values of every tensor whose stored name is
+/// wanted, one at a time.
 fn for_each(
     source: &ModelSource,
+    wanted: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(&str, Tensor) -> WitnessResult<()>,
 ) -> WitnessResult<()> {
     match source.layout() {
         FileLayout::Gguf(path) => {
             let (content, mut reader) = open(path)?;
             let mut names: Vec<_> = content.tensor_infos.iter().collect();
+            names.retain(|(name, _)| wanted(name));
             names.sort_by_key(|(_, info)| info.offset);
             for (name, _) in names {
                 let stored = content.tensor(&mut reader, name, &Device::Cpu)?;
@@ -65,8 +103,10 @@ fn for_each(
         }
         FileLayout::HfFolder(folder) => {
             for file in shards(folder)? {
-                for (name, tensor) in candle_core::safetensors::load(file, &Device::Cpu)? {
-                    each(&name, tensor.to_dtype(candle_core::DType::F32)?)?;
+                let mut file = File::open(file)?;
+                let (length, entries) = header(&mut file)?;
+                for (name, entry) in entries.iter().filter(|(name, _)| wanted(name)) {
+                    each(name, entry.read(&mut file, length)?)?;
                 }
             }
         }
@@ -74,19 +114,28 @@ fn for_each(
     Ok(())
 }
 
+/// Tensors on the device by Hugging Face's name and in its layout.
 pub(super) fn tensors(
     source: &ModelSource,
     facts: &Facts,
+    device: &Device,
 ) -> WitnessResult<HashMap<String, Tensor>> {
+    tensors_of(source, facts, device, &|_| true)
+}
+
+/// Those whose name, as Hugging Face has it, is wanted.
+pub(super) fn tensors_of(
+    source: &ModelSource,
+    facts: &Facts,
+    device: &Device,
+    wanted: &dyn Fn(&str) -> bool,
+) -> WitnessResult<HashMap<String, Tensor>> {
+    let names = names(source, facts)?;
+    let of = |stored: &str| names.get(stored).filter(|(name, _)| wanted(name));
     let mut found = HashMap::new();
-    let is_gguf = matches!(source.layout(), FileLayout::Gguf(_));
-    for_each(source, &mut |stored, values| {
-        if stored.ends_with("rotary_emb.inv_freq") || stored == "rope_freqs.weight" {
-            return Ok(());
-        }
-        let name = if is_gguf { hf_name(stored, facts)? } else { stored.to_owned() };
-        let values = in_hf_layout(&name, values, facts)?;
-        found.insert(name, values);
+    for_each(source, &|stored| of(stored).is_some(), &mut |stored, values| {
+        let (name, _) = &names[stored];
+        found.insert(name.clone(), in_hf_layout(name, values, facts)?.to_device(device)?);
         Ok(())
     })?;
     if facts.tied {
@@ -95,7 +144,28 @@ pub(super) fn tensors(
     Ok(found)
 }
 
-fn hf_name(stored: &str, facts: &Facts) -> WitnessResult<String> {
+/// By its stored name: the name of each tensor of the model, and the number of its values.
+pub(super) fn names(
+    source: &ModelSource,
+    facts: &Facts,
+) -> WitnessResult<HashMap<String, (String, u64)>> {
+    let own = sizes(source)?.into_iter().filter(|(stored, _)| !is_derived(stored));
+    own.map(|(stored, values)| {
+        let name = hf_name(&stored, source, facts)?;
+        Ok((stored, (name, values)))
+    })
+    .collect()
+}
+
+/// Tables that follow from the hyper-parameters.
+fn is_derived(stored: &str) -> bool {
+    stored.ends_with("rotary_emb.inv_freq") || stored == "rope_freqs.weight"
+}
+
+fn hf_name(stored: &str, source: &ModelSource, facts: &Facts) -> WitnessResult<String> {
+    if matches!(source.layout(), FileLayout::HfFolder(_)) {
+        return Ok(stored.to_owned());
+    }
     let whole = match stored {
         "token_embd.weight" => Some("model.embed_tokens.weight"),
         "output_norm.weight" => Some("model.norm.weight"),
@@ -171,7 +241,7 @@ pub struct TensorStats {
 /// Describes each tensor of a release, in the order of the file.
 pub fn tensor_stats(source: &ModelSource) -> crate::Result<Vec<TensorStats>> {
     let mut all = Vec::new();
-    let read = for_each(source, &mut |name, values| {
+    let read = for_each(source, &|_| true, &mut |name, values| {
         let values = values.flatten_all()?.to_vec1::<f32>()?;
         let (mut max, mut squares) = (0f32, 0f64);
         for value in &values {

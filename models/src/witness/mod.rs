@@ -1,12 +1,14 @@
 //! A second implementation of a release's model, as a witness of the one that serves:
-//! candle-transformers' own models in f32 on the CPU. It shares nothing with the serving path but
-//! the file: candle reads and dequantises the weights, and the shape is read from the metadata a
-//! second time, in `facts`.
+//! candle-transformers' own models in f32, on the CPU or with candle's own kernels on a GPU. It
+//! shares nothing with the serving path but the file: candle reads and dequantises the weights, and
+//! the shape is read from the metadata a second time, in `facts`.
 //!
 //! candle's Llama and Mistral return the logits of the last token only, so models of their shape
 //! are computed by candle's Qwen 2, whose layer is theirs with biases, which are zeros here. What
-//! candle has no model for is said in a sentence.
+//! candle's models lack a part of, or what is too large to be held in f32, is computed layer by
+//! layer (`by_layer`). What there is no witness for is said in a sentence.
 
+mod by_layer;
 mod facts;
 mod files;
 #[cfg(test)]
@@ -16,6 +18,7 @@ pub use facts::{declared_ends, hyper_parameters};
 pub use files::{TensorStats, tensor_stats};
 
 use crate::{Error, ModelSource};
+use by_layer::LayerWitness;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{gemma2, gemma3, llama, mistral, qwen2, qwen3};
@@ -65,15 +68,25 @@ fn unknown<T>(why: impl Into<String>) -> WitnessResult<T> {
 }
 
 pub struct Witness {
+    computation: Computation,
+    /// What computes, in words.
+    pub name: String,
+    /// Bytes of the weights in f32 that are in memory at a time.
+    pub bytes: u64,
+}
+
+enum Computation {
+    Whole(Whole),
+    ByLayer(LayerWitness),
+}
+
+/// One of candle's models.
+struct Whole {
     network: Network,
     /// `[vocab_size, hidden]`, for networks that give states instead of logits.
     head: Tensor,
     /// Tokens that a query sees, if any layer has a window.
     window: Option<usize>,
-    /// candle's name of the model.
-    pub name: &'static str,
-    /// Bytes of the weights in f32.
-    pub bytes: u64,
 }
 
 enum Network {
@@ -86,26 +99,52 @@ enum Network {
 }
 
 impl Witness {
-    /// Loads the model for texts of up to `positions` tokens, unless its weights take more than
-    /// `max_bytes` in f32.
-    pub fn load(source: &ModelSource, positions: usize, max_bytes: u64) -> WitnessResult<Self> {
+    /// Loads the model for texts of up to `positions` tokens, onto the GPU of this number or for
+    /// the CPU. Where its weights take more than `max_bytes` in f32, or candle has no model of it,
+    /// it is computed layer by layer, unless a layer takes more than that.
+    pub fn load(
+        source: &ModelSource,
+        positions: usize,
+        max_bytes: u64,
+        gpu: Option<usize>,
+    ) -> WitnessResult<Self> {
+        let device = gpu.map_or(Ok(Device::Cpu), Device::new_cuda)?;
         let facts = facts::read(source)?;
-        let bytes = 4 * files::elements(source)?;
+        let bytes = 4 * files::names(source, &facts)?.values().map(|(_, n)| n).sum::<u64>();
+        if bytes > max_bytes {
+            return Self::by_layer(source, facts, max_bytes, device);
+        }
+        let mut tensors = files::tensors(source, &facts, &device)?;
+        let embedding = "model.embed_tokens.weight";
+        let head = tensors.get("lm_head.weight").or_else(|| tensors.get(embedding)).cloned();
+        let Some(head) = head else { return unknown("its file has no embedding") };
+        let window = facts.window.filter(|window| *window < positions);
+        let (name, network) = match network(&facts, &mut tensors, &head, positions) {
+            Ok(found) => found,
+            Err(Absence::Unknown(_)) => return Self::by_layer(source, facts, max_bytes, device),
+            Err(failed) => return Err(failed),
+        };
+        let computation = Computation::Whole(Whole { network, head, window });
+        Ok(Self { computation, name: format!("candle's {name}"), bytes })
+    }
+
+    fn by_layer(
+        source: &ModelSource,
+        facts: Facts,
+        max_bytes: u64,
+        device: Device,
+    ) -> WitnessResult<Self> {
+        let bytes = LayerWitness::bytes(source, &facts)?;
         if bytes > max_bytes {
             return unknown(format!(
-                "its weights take {} MiB in f32, more than the {} MiB of \
+                "its largest layer takes {} MiB in f32, more than the {} MiB of \
                  qualification.witness_memory_mib",
                 bytes >> 20,
                 max_bytes >> 20
             ));
         }
-        let mut tensors = files::tensors(source, &facts)?;
-        let embedding = "model.embed_tokens.weight";
-        let head = tensors.get("lm_head.weight").or_else(|| tensors.get(embedding)).cloned();
-        let Some(head) = head else { return unknown("its file has no embedding") };
-        let window = facts.window.filter(|window| *window < positions);
-        let (name, network) = network(&facts, &mut tensors, &head, positions)?;
-        Ok(Self { network, head, window, name, bytes })
+        let computation = Computation::ByLayer(LayerWitness::new(source, facts, device)?);
+        Ok(Self { computation, name: "candle layer by layer".into(), bytes })
     }
 
     /// Computes the text in order and passes on each position whose logits the model gives, with
@@ -115,10 +154,19 @@ impl Witness {
         tokens: &[u32],
         row: &mut dyn FnMut(usize, &[f32]),
     ) -> crate::Result<()> {
+        match &mut self.computation {
+            Computation::Whole(whole) => whole.logits(tokens, row),
+            Computation::ByLayer(layers) => Ok(layers.logits(tokens, row)?),
+        }
+    }
+}
+
+impl Whole {
+    fn logits(&mut self, tokens: &[u32], row: &mut dyn FnMut(usize, &[f32])) -> crate::Result<()> {
         let mut from = 0;
         while from < tokens.len() {
             let count = self.chunk(from, tokens.len());
-            let ids = Tensor::new(&tokens[from..from + count], &Device::Cpu)?.unsqueeze(0)?;
+            let ids = Tensor::new(&tokens[from..from + count], self.head.device())?.unsqueeze(0)?;
             let last = from + count - 1;
             let logits = match &mut self.network {
                 Network::Qwen2(model) => {
@@ -193,9 +241,10 @@ fn network(
     }
     let plain = facts.rotation == Rotation::Plain;
     if facts.family == Family::Llama && own_heads && plain || any_bias {
-        add_zero_biases(tensors, facts, output_bias)?;
+        add_zero_biases(tensors, facts, output_bias, head.device())?;
     }
-    let builder = || VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
+    let device = head.device();
+    let builder = || VarBuilder::from_tensors(tensors.clone(), DType::F32, device);
     Ok(match facts.family {
         Family::Qwen3 if plain && facts.window.is_none() => {
             let model = qwen3::Model::new(&facts.qwen3(positions, any_bias), builder())?;
@@ -207,7 +256,7 @@ fn network(
         }
         Family::Llama if plain && !any_bias && facts.within_window(positions) => {
             tensors.entry("lm_head.weight".into()).or_insert_with(|| head.clone());
-            let tensors = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
+            let tensors = VarBuilder::from_tensors(tensors.clone(), DType::F32, device);
             let model = mistral::Model::new(&facts.mistral(positions), tensors)?;
             ("mistral", Network::Mistral(Box::new(model)))
         }
@@ -215,7 +264,7 @@ fn network(
             let Some(config) = facts.llama(positions) else {
                 return unknown("candle has no model with its RoPE scaling");
             };
-            let cache = llama::Cache::new(true, DType::F32, &config, &Device::Cpu)?;
+            let cache = llama::Cache::new(true, DType::F32, &config, device)?;
             let model = llama::Llama::load(builder(), &config)?;
             ("llama", Network::Llama(Box::new(model), Box::new(cache)))
         }
@@ -236,6 +285,7 @@ fn add_zero_biases(
     tensors: &mut HashMap<String, Tensor>,
     facts: &Facts,
     output: bool,
+    device: &Device,
 ) -> candle_core::Result<()> {
     for layer in 0..facts.layers {
         for (part, rows) in [
@@ -247,7 +297,7 @@ fn add_zero_biases(
             let name = format!("model.layers.{layer}.self_attn.{part}.bias");
             let asked = output || part != "o_proj" || facts.all_biases();
             if asked && !tensors.contains_key(&name) {
-                tensors.insert(name, Tensor::zeros(rows, DType::F32, &Device::Cpu)?);
+                tensors.insert(name, Tensor::zeros(rows, DType::F32, device)?);
             }
         }
     }
