@@ -73,7 +73,7 @@ impl Assembly {
 
     /// Loads a release if it is qualified at this moment. Its tokenizer was read from the GGUF
     /// header with that digest.
-    fn load_proven(
+    pub(super) fn load_proven(
         &self,
         manifest: &Manifest,
         header: Option<String>,

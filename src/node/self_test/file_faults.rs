@@ -7,133 +7,109 @@ use cresset_models::testing::GgufWriter;
 pub(super) struct FileFault {
     pub what: &'static str,
     pub check: &'static str,
+    /// Whether a sister's outputs are enough to find it.
+    pub shows_beside_a_sister: bool,
     /// False where the file has nothing to change.
     pub plant: fn(&mut GgufWriter) -> bool,
 }
 
+impl FileFault {
+    const fn new(
+        what: &'static str,
+        check: &'static str,
+        plant: fn(&mut GgufWriter) -> bool,
+    ) -> Self {
+        Self { what, check, shows_beside_a_sister: false, plant }
+    }
+
+    const fn also_beside_a_sister(self) -> Self {
+        Self { shows_beside_a_sister: true, ..self }
+    }
+}
+
 pub(super) const FILE_FAULTS: &[FileFault] = &[
-    FileFault { what: "one byte is another", check: "digests", plant: flip_byte },
-    FileFault { what: "layers stand in another order", check: "distributions", plant: turn_layers },
-    FileFault { what: "gate and up are swapped", check: "distributions", plant: swap_gate_and_up },
-    FileFault {
-        what: "two layers' queries are swapped",
-        check: "distributions",
-        plant: swap_queries,
-    },
-    FileFault {
-        what: "the output head is a tenth too large",
-        check: "distributions",
-        plant: scale_head,
-    },
-    FileFault {
-        what: "queries stand in the order of the other rotation",
-        check: "distributions",
-        plant: permute_queries,
-    },
-    FileFault {
-        what: "two heads' keys are swapped",
-        check: "distributions",
-        plant: swap_key_heads,
-    },
-    FileFault {
-        what: "a layer's two norms are swapped",
-        check: "distributions",
-        plant: swap_norms,
-    },
-    FileFault {
-        what: "every token has the vector of the next one",
-        check: "distributions",
-        plant: shift_embeddings,
-    },
-    FileFault {
-        what: "the base of the rotation is a tenth too large",
-        check: "distributions",
-        plant: |file| multiply(file, ".rope.freq_base", 1.1),
-    },
-    FileFault {
-        what: "the base of the rotation is a tenth too small",
-        check: "distributions",
-        plant: |file| multiply(file, ".rope.freq_base", 0.9),
-    },
-    FileFault { what: "a bit of an exponent is another", check: "weights", plant: flip_exponent },
-    FileFault {
-        what: "a bit of an exponent in a small tensor is another",
-        check: "weights",
-        plant: flip_norm_exponent,
-    },
-    FileFault { what: "a tensor is zero", check: "weights", plant: zero_tensor },
-    FileFault { what: "a weight is not a number", check: "weights", plant: not_a_number },
-    FileFault {
-        what: "the base of the rotation is ten times as large",
-        check: "hyper_parameters",
-        plant: turn_base,
-    },
-    FileFault {
-        what: "the norms' epsilon is a hundred times as large",
-        check: "hyper_parameters",
-        plant: raise_epsilon,
-    },
-    FileFault {
-        what: "the context is overstated four times",
-        check: "hyper_parameters",
-        plant: overstate_context,
-    },
-    FileFault {
-        what: "the rotation is said to be stretched",
-        check: "hyper_parameters",
-        plant: stretch_rotation,
-    },
-    FileFault { what: "the last layer is left out", check: "hyper_parameters", plant: drop_layer },
-    FileFault {
-        what: "two tokens have changed places",
-        check: "tokenizer_goldens",
-        plant: swap_tokens,
-    },
-    FileFault {
-        what: "the merges stand in another order",
-        check: "tokenizer_goldens",
-        plant: turn_merges,
-    },
-    FileFault {
-        what: "text is cut up by the rules of another family",
-        check: "tokenizer_goldens",
-        plant: other_rules,
-    },
-    FileFault {
-        what: "a special token is an ordinary one",
-        check: "special_tokens",
-        plant: unmark_special,
-    },
-    FileFault { what: "the template never asks for an answer", check: "turns", plant: no_prompt },
-    FileFault {
-        what: "the template writes one blank more",
-        check: "template_goldens",
-        plant: blank,
-    },
-    FileFault {
-        what: "the template is another family's",
-        check: "template_goldens",
-        plant: other_template,
-    },
-    FileFault {
-        what: "the template leaves system messages out",
-        check: "template_goldens",
-        plant: no_system,
-    },
-    FileFault { what: "another token ends an answer", check: "end_of_turn", plant: other_end },
+    FileFault::new("one byte is another", "digests", flip_byte),
+    FileFault::new("layers stand in another order", "distributions", turn_layers)
+        .also_beside_a_sister(),
+    FileFault::new("gate and up are swapped", "distributions", swap_gate_and_up)
+        .also_beside_a_sister(),
+    FileFault::new("two layers' queries are swapped", "distributions", swap_queries)
+        .also_beside_a_sister(),
+    FileFault::new("the output head is a tenth too large", "distributions", scale_head),
+    FileFault::new(
+        "queries stand in the order of the other rotation",
+        "distributions",
+        permute_queries,
+    )
+    .also_beside_a_sister(),
+    FileFault::new("two heads' keys are swapped", "distributions", swap_key_heads)
+        .also_beside_a_sister(),
+    FileFault::new("a layer's two norms are swapped", "distributions", swap_norms)
+        .also_beside_a_sister(),
+    FileFault::new("every token has the vector of the next one", "distributions", shift_embeddings)
+        .also_beside_a_sister(),
+    FileFault::new("the base of the rotation is a tenth too large", "distributions", |file| {
+        multiply(file, ".rope.freq_base", 1.1)
+    })
+    .also_beside_a_sister(),
+    FileFault::new("the base of the rotation is a tenth too small", "distributions", |file| {
+        multiply(file, ".rope.freq_base", 0.9)
+    })
+    .also_beside_a_sister(),
+    FileFault::new("a bit of an exponent is another", "weights", flip_exponent),
+    FileFault::new(
+        "a bit of an exponent in a small tensor is another",
+        "weights",
+        flip_norm_exponent,
+    ),
+    FileFault::new("a tensor is zero", "weights", zero_tensor),
+    FileFault::new("a weight is not a number", "weights", not_a_number),
+    FileFault::new("the base of the rotation is ten times as large", "hyper_parameters", turn_base)
+        .also_beside_a_sister(),
+    FileFault::new(
+        "the norms' epsilon is a hundred times as large",
+        "hyper_parameters",
+        raise_epsilon,
+    )
+    .also_beside_a_sister(),
+    FileFault::new("the context is overstated four times", "hyper_parameters", overstate_context)
+        .also_beside_a_sister(),
+    FileFault::new("the rotation is said to be stretched", "hyper_parameters", stretch_rotation)
+        .also_beside_a_sister(),
+    FileFault::new("the last layer is left out", "hyper_parameters", drop_layer)
+        .also_beside_a_sister(),
+    FileFault::new("two tokens have changed places", "tokenizer_goldens", swap_tokens)
+        .also_beside_a_sister(),
+    FileFault::new("the merges stand in another order", "tokenizer_goldens", turn_merges)
+        .also_beside_a_sister(),
+    FileFault::new(
+        "text is cut up by the rules of another family",
+        "tokenizer_goldens",
+        other_rules,
+    )
+    .also_beside_a_sister(),
+    FileFault::new("a special token is an ordinary one", "special_tokens", unmark_special),
+    FileFault::new("the template never asks for an answer", "turns", no_prompt),
+    FileFault::new("the template writes one blank more", "template_goldens", blank)
+        .also_beside_a_sister(),
+    FileFault::new("the template is another family's", "template_goldens", other_template)
+        .also_beside_a_sister(),
+    FileFault::new("the template leaves system messages out", "template_goldens", no_system)
+        .also_beside_a_sister(),
+    FileFault::new("another token ends an answer", "end_of_turn", other_end),
 ];
 
 /// Changes that no check may take for a fault.
 pub(super) const HARMLESS: &[FileFault] = &[
-    FileFault {
-        what: "add_bos_token is the other one, and the template says what it wrote",
-        check: "",
-        plant: flip_add_bos,
-    },
-    FileFault { what: "one more id is declared to end an answer", check: "", plant: more_ends },
-    FileFault { what: "the model has another name", check: "", plant: rename },
-    FileFault { what: "the tensors stand in another order", check: "", plant: reverse_tensors },
-    FileFault { what: "the file was written anew", check: "", plant: |_| true },
+    FileFault::new(
+        "add_bos_token is the other one, and the template says what it wrote",
+        "",
+        flip_add_bos,
+    ),
+    FileFault::new("one more id is declared to end an answer", "", more_ends),
+    FileFault::new("the model has another name", "", rename),
+    FileFault::new("the tensors stand in another order", "", reverse_tensors),
+    FileFault::new("the file was written anew", "", |_| true),
 ];
 
 fn flip_byte(file: &mut GgufWriter) -> bool {

@@ -1,7 +1,8 @@
-//! Plants faults in the file of a release, in the ops of the decoder, between the scheduler and the
-//! model and between the socket and the router, and looks whether the check that has to name each
-//! of them does. Only builds with the feature `self-test` have it.
+//! Plants faults in what proves a release, in its file, in the ops of the decoder, between the
+//! scheduler and the model and between the socket and the router, and looks whether what has to
+//! name each of them does. Only builds with the feature `self-test` have it.
 
+mod door_faults;
 mod engine_faults;
 mod file_faults;
 mod http_faults;
@@ -22,6 +23,7 @@ use cresset_qualification::testing::planted_faults::planted_for;
 use cresset_qualification::{
     CheckResult, CheckState, Goldens, Record, SelfTestLine, Suite, SuiteScope, report, run_only,
 };
+use door_faults::DoorBench;
 use file_faults::{FILE_FAULTS, FileFault, HARMLESS};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -107,17 +109,29 @@ impl Assembly {
         let folder = self.data_dir.join("self-test");
         std::fs::create_dir_all(&folder).map_err(NodeError::new)?;
         let altered = folder.join(file.file_name().unwrap_or_default());
-        let mut bench = FaultBench::new(self, manifest, file, altered)?;
         let mut lines = Vec::new();
-        bench.run(&mut |line| {
+        let mut keep = |line: SelfTestLine| {
             on_line(&line);
             lines.push(line);
-        })?;
+        };
+        DoorBench::new(self, manifest, &record, folder.join("data"))?.run(&mut keep)?;
+        FaultBench::new(self, manifest, file, altered)?.run(&mut keep)?;
         std::fs::remove_dir_all(&folder).map_err(NodeError::new)?;
         let record = record.with_self_test(lines);
         catalogue.save_record(&record).map_err(NodeError::new)?;
         Ok(record)
     }
+}
+
+/// What the results of an altered file are compared with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reference {
+    /// The healthy release's files and outputs.
+    Release,
+    /// Its outputs, as if they were the altered file's own.
+    Own,
+    /// Its outputs, as a sister's.
+    Sister,
 }
 
 /// A release into which faults are planted.
@@ -146,7 +160,8 @@ impl<'a> FaultBench<'a> {
         let goldens = own_goldens::of(&mut subject, weights).map_err(NodeError::new)?;
         let passed = Vec::new();
         let mut bench = Self { assembly, manifest, healthy, altered, digests, goldens, passed };
-        bench.passed = passed_of(&bench.results(&mut subject, &all_of_harmless(), true));
+        bench.passed =
+            passed_of(&bench.results(&mut subject, &all_of_harmless(), Reference::Release));
         subject.engine.shutdown();
         if bench.passed.is_empty() {
             let name = &manifest.name;
@@ -157,44 +172,71 @@ impl<'a> FaultBench<'a> {
 
     fn run(&mut self, on_line: &mut dyn FnMut(SelfTestLine)) -> Result<(), NodeError> {
         for fault in FILE_FAULTS.iter().chain(HARMLESS) {
-            self.in_file(fault)?.into_iter().for_each(&mut *on_line);
+            self.in_file(fault, on_line)?;
         }
         on_line(self.in_bf16()?);
         for &(fault, place, what, check) in ENGINE_FAULTS {
             let subject = load(self.assembly, self.manifest, &self.healthy, Some(fault));
             let subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
-            on_line(self.judged(subject, place, what, check));
+            on_line(self.judged_once(subject, place, what, check));
         }
         for check in HTTP_CHECKS {
             for (fault, what) in planted_for(check).iter().zip(report::planted(check)) {
                 let subject = load(self.assembly, self.manifest, &self.healthy, None);
                 let mut subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
                 subject.surface.fault = Some(*fault);
-                on_line(self.judged(subject, "http", what, check));
+                on_line(self.judged_once(subject, "http", what, check));
             }
         }
         Ok(())
     }
 
-    /// `None` where the file has nothing to change.
-    fn in_file(&self, fault: &FileFault) -> Result<Option<SelfTestLine>, NodeError> {
+    /// Plants the fault, if the file has something to change, and tells what found it. Where that
+    /// takes reference outputs, a sister's have to be enough, too, unless they cannot tell it from
+    /// another release of its kind.
+    fn in_file(
+        &self,
+        fault: &FileFault,
+        on_line: &mut dyn FnMut(SelfTestLine),
+    ) -> Result<(), NodeError> {
         let mut file = GgufWriter::read(&self.healthy).map_err(NodeError::new)?;
         if !(fault.plant)(&mut file) {
-            return Ok(None);
+            return Ok(());
         }
         std::fs::write(&self.altered, file.to_bytes()).map_err(NodeError::new)?;
         drop(file);
-        Ok(Some(match load(self.assembly, self.manifest, &self.altered, None) {
-            Ok(subject) => self.judged(subject, "file", fault.what, fault.check),
-            Err(told) => SelfTestLine {
+        match load(self.assembly, self.manifest, &self.altered, None) {
+            Ok(mut subject) => {
+                on_line(self.judged(&mut subject, "file", fault.what, fault.check));
+                if fault.shows_beside_a_sister {
+                    on_line(self.beside_a_sister(&mut subject, fault));
+                }
+                subject.engine.shutdown();
+            }
+            Err(told) => on_line(SelfTestLine {
                 place: "file".to_owned(),
                 fault: fault.what.to_owned(),
                 check: fault.check.to_owned(),
                 found_by: Some("the loader".to_owned()),
                 right: !fault.check.is_empty(),
                 told,
-            },
-        }))
+            }),
+        }
+        Ok(())
+    }
+
+    fn beside_a_sister(&self, subject: &mut EngineSubject, fault: &FileFault) -> SelfTestLine {
+        let ids = SISTER_CHECKS.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
+        let results = self.results(subject, &ids, Reference::Sister);
+        let red = results.iter().find(|result| result.state == CheckState::Failed);
+        SelfTestLine {
+            place: "file, --like".to_owned(),
+            fault: fault.what.to_owned(),
+            check: SISTER_CHECKS.join(", "),
+            found_by: red.map(|result| result.id.clone()),
+            right: red.is_some(),
+            told: red.map_or_else(String::new, |result| result.value.clone()),
+        }
     }
 
     /// The healthy release as a device of that precision computes it, with its weights in f32: no
@@ -205,21 +247,33 @@ impl<'a> FaultBench<'a> {
         let rounded = Some(EngineFault::Op(OpFault::Bf16));
         let subject = load(&assembly, self.manifest, &self.healthy, rounded);
         let subject = subject.map_err(|why| cannot_load(&self.manifest.name, why))?;
-        Ok(self.judged(subject, "op", "what ops write is rounded to bf16", ""))
+        Ok(self.judged_once(subject, "op", "what ops write is rounded to bf16", ""))
     }
 
-    /// Runs the check that has to find the fault; of a harmless change, all that compare.
-    fn judged(
+    fn judged_once(
         &self,
         mut subject: EngineSubject,
         place: &str,
         what: &str,
         check: &str,
     ) -> SelfTestLine {
+        let line = self.judged(&mut subject, place, what, check);
+        subject.engine.shutdown();
+        line
+    }
+
+    /// Runs the check that has to find the fault; of a harmless change, all that compare.
+    fn judged(
+        &self,
+        subject: &mut EngineSubject,
+        place: &str,
+        what: &str,
+        check: &str,
+    ) -> SelfTestLine {
         let is_harmless = check.is_empty();
         let ids = if is_harmless { all_of_harmless() } else { vec![check.to_owned()] };
-        let results = self.results(&mut subject, &ids, check == "digests");
-        subject.engine.shutdown();
+        let reference = if check == "digests" { Reference::Release } else { Reference::Own };
+        let results = self.results(subject, &ids, reference);
         let red = results.iter().find(|result| result.state == CheckState::Failed);
         let passed = passed_of(&results);
         let right = if is_harmless { passed == self.passed } else { red.is_some() };
@@ -236,14 +290,14 @@ impl<'a> FaultBench<'a> {
         &self,
         subject: &mut EngineSubject,
         ids: &[String],
-        is_of_healthy: bool,
+        reference: Reference,
     ) -> Vec<CheckResult> {
         let mut identity = self.assembly.catalogue().identity(self.manifest, &self.assembly.host());
         let mut goldens = self.goldens.clone();
-        identity.release.files.clone_from(&self.digests);
-        if !is_of_healthy {
-            // The goldens count as the altered file's own.
-            identity.release.files.clone_from(&subject.digests);
+        let is_release = reference == Reference::Release;
+        let files = if is_release { &self.digests } else { &subject.digests };
+        identity.release.files.clone_from(files);
+        if reference == Reference::Own {
             goldens.weights_sha256 = subject.digests.values().next().cloned().unwrap_or_default();
         }
         let quick = self.assembly.config.qualification.quick_context_tokens;
@@ -256,6 +310,10 @@ impl<'a> FaultBench<'a> {
 
 /// What the quick suite does not run.
 const FULL_CHECKS: &[&str] = &["preemption", "sampler_law"];
+
+/// What compares with the outputs of a sister release.
+const SISTER_CHECKS: &[&str] =
+    &["hyper_parameters", "tokenizer_goldens", "template_goldens", "distributions"];
 
 /// What a harmless change must leave green.
 const HARMLESS_CHECKS: &[&str] = &[
