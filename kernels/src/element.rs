@@ -1,4 +1,5 @@
-//! The element types of CPU tensors: f32, and f16 for caches that take half the memory.
+//! The types of values in CPU tensors: f32, f16 for caches that take half the memory, and u32 for
+//! numbers of rows.
 
 use crate::simd::{LANES, Lanes};
 use candle_core::{CpuStorage, WithDType};
@@ -6,24 +7,46 @@ use candle_core::{CpuStorage, WithDType};
 use half::bf16;
 use half::f16;
 
-/// An element type of CPU tensors.
-pub(crate) trait Element: WithDType + Default {
-    /// The storage's elements, if they are of this type.
+/// A type of which CPU tensors hold values.
+pub(crate) trait Stored: WithDType + Default {
+    /// The storage's values, if they are of this type.
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
-    fn load<L: Lanes>(from: &[Self; LANES]) -> L;
-    /// Stores lanes, rounded to nearest, ties to even. Values beyond the type's largest number
-    /// become that number: one infinite key would make every later output NaN.
-    fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
-    /// The value, rounded to bf16.
+    /// The value, rounded to bf16 if it is a number with a fraction.
     #[cfg(feature = "rounding")]
     fn as_bf16(self) -> Self;
 }
 
-impl Element for f32 {
+/// A type of activations, of which vectors are loaded and stored.
+pub(crate) trait Element: Stored {
+    fn load<L: Lanes>(from: &[Self; LANES]) -> L;
+    /// Stores lanes, rounded to nearest, ties to even. Values beyond the type's largest number
+    /// become that number: one infinite key would make every later output NaN.
+    fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]);
+}
+
+impl Stored for u32 {
+    fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+        if let CpuStorage::U32(data) = storage { Some(data) } else { None }
+    }
+
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self {
+        self
+    }
+}
+
+impl Stored for f32 {
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::F32(data) = storage { Some(data) } else { None }
     }
 
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self {
+        bf16::from_f32(self).to_f32()
+    }
+}
+
+impl Element for f32 {
     #[inline(always)]
     fn load<L: Lanes>(from: &[Self; LANES]) -> L {
         L::load(from)
@@ -33,18 +56,20 @@ impl Element for f32 {
     fn store<L: Lanes>(lanes: L, to: &mut [Self; LANES]) {
         lanes.store(to);
     }
-
-    #[cfg(feature = "rounding")]
-    fn as_bf16(self) -> Self {
-        bf16::from_f32(self).to_f32()
-    }
 }
 
-impl Element for f16 {
+impl Stored for f16 {
     fn of_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
         if let CpuStorage::F16(data) = storage { Some(data) } else { None }
     }
 
+    #[cfg(feature = "rounding")]
+    fn as_bf16(self) -> Self {
+        Self::from_f32(bf16::from_f32(self.to_f32()).to_f32())
+    }
+}
+
+impl Element for f16 {
     #[inline(always)]
     fn load<L: Lanes>(from: &[Self; LANES]) -> L {
         // SAFETY: sixteen halves are 32 bytes.
@@ -60,11 +85,6 @@ impl Element for f16 {
         let lanes = least.max(negated).mul(minus);
         // SAFETY: as above.
         lanes.store_f16(unsafe { &mut *to.as_mut_ptr().cast() });
-    }
-
-    #[cfg(feature = "rounding")]
-    fn as_bf16(self) -> Self {
-        Self::from_f32(bf16::from_f32(self.to_f32()).to_f32())
     }
 }
 

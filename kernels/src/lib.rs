@@ -17,6 +17,7 @@ pub mod attention;
 pub mod compute;
 mod element;
 pub mod embedding;
+pub mod experts;
 #[cfg_attr(
     not(any(feature = "cuda", feature = "emulator")),
     expect(dead_code, reason = "only devices use some items")
@@ -41,18 +42,29 @@ pub use simd::{InstructionSetError, instruction_set, use_instruction_set};
 use activation::{Gated, SoftCap};
 use attention::Attention;
 use embedding::Embedding;
+use experts::Experts;
 use linear::Linear;
 use norm::Norm;
 use rope::Rope;
 
 /// All ops of a model. The two implementations are [`Compute`] (the CPU) and [`DeviceOps`].
 pub trait Ops:
-    Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Send + Sync + 'static
+    Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Experts + Send + Sync + 'static
 {
 }
 
 impl<T> Ops for T where
-    T: Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Send + Sync + 'static
+    T: Norm
+        + Linear
+        + Rope
+        + Attention
+        + Gated
+        + SoftCap
+        + Embedding
+        + Experts
+        + Send
+        + Sync
+        + 'static
 {
 }
 

@@ -149,6 +149,7 @@ impl OpMemory for crate::Compute {
                 prefer_large_pages(&bits);
                 Tensor::from_vec(bits.reinterpret_into::<f16>(), len, &Device::Cpu)
             }
+            Kind::U32 => Tensor::from_vec(vec![0u32; len], len, &Device::Cpu),
             _ => return Err(shape("allocate", format!("the CPU has no ops on {kind:?}"))),
         };
         Ok(tensor?)

@@ -1,7 +1,7 @@
 //! Candle tensors as slices: borrows inputs, writes outputs in place, and shares one output between
 //! tasks.
 
-use crate::element::Element;
+use crate::element::Stored;
 use crate::operand::TensorView;
 use crate::{Error, Result, stored_as_bf16};
 use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, StorageRef};
@@ -16,7 +16,7 @@ pub(crate) struct Data<'a, E> {
     element: PhantomData<E>,
 }
 
-impl<E: Element> Deref for Data<'_, E> {
+impl<E: Stored> Deref for Data<'_, E> {
     type Target = [E];
 
     fn deref(&self) -> &[E] {
@@ -30,7 +30,7 @@ impl<E: Element> Deref for Data<'_, E> {
 }
 
 /// Borrows a contiguous CPU tensor with elements of type `E`.
-pub(crate) fn read<'a, E: Element>(op: &'static str, view: TensorView<'a>) -> Result<Data<'a, E>> {
+pub(crate) fn read<'a, E: Stored>(op: &'static str, view: TensorView<'a>) -> Result<Data<'a, E>> {
     let (storage, layout) = view.tensor.storage_and_layout();
     if !matches!(&*storage, Storage::Cpu(storage) if storage.as_slice::<E>().is_ok()) {
         return Err(wrong_type(op, view));
@@ -41,7 +41,7 @@ pub(crate) fn read<'a, E: Element>(op: &'static str, view: TensorView<'a>) -> Re
 
 /// Lets `f` write a contiguous CPU tensor with elements of type `E`, which must not share its
 /// storage with a tensor borrowed at the time.
-pub(crate) fn write<E: Element, T>(
+pub(crate) fn write<E: Stored, T>(
     op: &'static str,
     view: TensorView,
     f: impl FnOnce(&mut [E]) -> T,

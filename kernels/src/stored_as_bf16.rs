@@ -23,11 +23,11 @@ mod in_force {
 #[cfg(feature = "rounding")]
 pub use in_force::set;
 
-use crate::element::Element;
+use crate::element::Stored;
 
 /// Rounds values, if that is in force on this thread.
 #[cfg(feature = "rounding")]
-pub(crate) fn round(values: &mut [impl Element]) {
+pub(crate) fn round(values: &mut [impl Stored]) {
     if in_force::get() {
         for value in values {
             *value = value.as_bf16();
@@ -36,4 +36,4 @@ pub(crate) fn round(values: &mut [impl Element]) {
 }
 
 #[cfg(not(feature = "rounding"))]
-pub(crate) fn round(_: &mut [impl Element]) {}
+pub(crate) fn round(_: &mut [impl Stored]) {}

@@ -10,6 +10,7 @@ mod case;
 mod data;
 mod dense;
 mod ends;
+mod experts;
 mod measure;
 mod paged;
 mod small;
@@ -28,6 +29,10 @@ pub struct Model {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub vocab_size: usize,
+    /// Experts, those chosen for a row, and the rows of an expert's first matrix.
+    pub experts: usize,
+    pub chosen: usize,
+    pub expert_ffn: usize,
     /// The numbers of rows that steps have.
     pub steps: &'static [usize],
     /// Tokens of each sequence that is decoded.
@@ -45,6 +50,9 @@ const LLAMA_8B: Model = Model {
     kv_heads: 8,
     head_dim: 128,
     vocab_size: 128_256,
+    experts: 32,
+    chosen: 8,
+    expert_ffn: 1536,
     steps: &[1, 8, 64, 256, 512],
     context: 2048,
     prompts: &[512, 2048, 8192],
@@ -58,6 +66,9 @@ const TINY: Model = Model {
     kv_heads: 2,
     head_dim: 32,
     vocab_size: 130,
+    experts: 5,
+    chosen: 2,
+    expert_ffn: 40,
     steps: &[1, 8, 33],
     context: 100,
     prompts: &[40],
@@ -77,7 +88,8 @@ fn main() -> Result<()> {
     head(&gpu, ceilings.as_ref());
     let cases = small::cases(&gpu, &model)
         .chain(ends::cases(&gpu, &model))
-        .chain(paged::cases(&gpu, &model));
+        .chain(paged::cases(&gpu, &model))
+        .chain(experts::cases(&gpu, &model));
     let mut failed = 0;
     for case in cases.chain(dense::cases(&gpu, &model)) {
         if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {

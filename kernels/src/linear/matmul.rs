@@ -1,5 +1,6 @@
 //! The matrix product on the CPU. Panels of the weight are dealt out to the threads in pairs. A
-//! thread multiplies a pair with all token rows while the pair is in its cache.
+//! thread multiplies a pair with all token rows while the pair is in its cache. Rows that go to
+//! different matrices of a stack are gathered by matrix first.
 
 use super::integer::{self, IntegerLanes};
 use super::rounding::{self, Rounded};
@@ -26,12 +27,64 @@ struct ActivationScratch {
     rounded: Vec<Rounded>,
 }
 
+/// The rows of activations that a product takes, and the rows of the output where the results go.
+#[derive(Clone, Copy)]
+enum RowMap<'a> {
+    /// So many rows, in order.
+    All(usize),
+    /// Row i of the product is for the choice `choices[i]`, or for none if that is [`NO_CHOICE`].
+    /// It reads row `choice / choices_per_row` of the activations and writes row `choice`.
+    Chosen { choices: &'a [u32], choices_per_row: usize },
+}
+
+const NO_CHOICE: u32 = u32::MAX;
+
+impl RowMap<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::All(rows) => rows,
+            Self::Chosen { choices, .. } => choices.len(),
+        }
+    }
+
+    /// The row of the activations that a row of the product reads, if it is one.
+    fn source(self, row: usize) -> Option<usize> {
+        match self {
+            Self::All(rows) => (row < rows).then_some(row),
+            Self::Chosen { choices, choices_per_row } => choices
+                .get(row)
+                .filter(|choice| **choice != NO_CHOICE)
+                .map(|choice| *choice as usize / choices_per_row),
+        }
+    }
+
+    fn target(self, row: usize) -> usize {
+        match self {
+            Self::All(_) => row,
+            Self::Chosen { choices, .. } => choices[row] as usize,
+        }
+    }
+}
+
+/// The rows of a product that are multiplied by one matrix.
+struct RowGroup {
+    /// The matrix's parts among those of the weight.
+    parts: Range<usize>,
+    /// Its first output among those of the weight.
+    first_output: usize,
+    /// They begin at a multiple of `ROWS`.
+    rows: Range<usize>,
+}
+
 struct Matmul<'a> {
     weight: &'a Weight,
+    groups: &'a [RowGroup],
+    map: RowMap<'a>,
     bias: Option<&'a [f32]>,
     x: &'a ActivationScratch,
-    n: usize,
     out: Parts<'a>,
+    /// The length of a row of the output.
+    width: usize,
 }
 
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
@@ -43,15 +96,62 @@ pub(super) fn run(
     x: &[f32],
     out: &mut [f32],
 ) {
+    let n = x.len() / weight.cols;
+    let group = RowGroup { parts: 0..weight.parts.len(), first_output: 0, rows: 0..n };
+    multiply_groups(isa, c, weight, &[group], RowMap::All(n), bias, x, out);
+}
+
+/// Multiplies each row by the matrices of some of the `experts` that are stacked in `weight`, all
+/// with the same rows and number of parts. The choices `order[begins[e]..begins[e + 1]]` are those
+/// of expert e: a choice is a row of `out`, and reads row `choice / choices_per_row` of `x`.
+pub(crate) fn run_chosen(
+    isa: Isa,
+    c: &Compute,
+    weight: &Weight,
+    (begins, order): (&[u32], &[u32]),
+    choices_per_row: usize,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let experts = begins.len() - 1;
+    let (parts, rows) = (weight.parts.len() / experts, weight.rows / experts);
+    let (mut groups, mut choices) = (Vec::new(), Vec::new());
+    for (expert, span) in begins.windows(2).enumerate().filter(|(_, span)| span[0] < span[1]) {
+        let first = choices.len();
+        choices.extend(&order[span[0] as usize..span[1] as usize]);
+        groups.push(RowGroup {
+            parts: expert * parts..(expert + 1) * parts,
+            first_output: expert * rows,
+            rows: first..choices.len(),
+        });
+        choices.resize(choices.len().next_multiple_of(ROWS), NO_CHOICE);
+    }
+    let map = RowMap::Chosen { choices: &choices, choices_per_row };
+    multiply_groups(isa, c, weight, &groups, map, None, x, out);
+}
+
+#[expect(clippy::too_many_arguments, reason = "two callers hand over what they were given")]
+fn multiply_groups(
+    isa: Isa,
+    c: &Compute,
+    weight: &Weight,
+    groups: &[RowGroup],
+    map: RowMap,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    out: &mut [f32],
+) {
+    let first = groups.first().map_or(0..0, |group| group.parts.clone());
+    let width = weight.parts[first].iter().map(|part| part.rows).sum();
     SCRATCH.with_borrow_mut(|scratch| {
         if weight.is_quantised() {
-            scratch.round(isa, c, x);
+            scratch.round(isa, c, x, weight.cols, map);
         }
         if !weight.parts.iter().all(WeightPart::is_quantised) {
-            scratch.transpose_tiles(c, x, weight.cols);
+            scratch.transpose_tiles(c, x, weight.cols, map);
         }
-        let matmul =
-            Matmul { weight, bias, x: scratch, n: x.len() / weight.cols, out: Parts::new(out) };
+        let out = Parts::new(out);
+        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width };
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => matmul.run::<Avx512>(c),
@@ -62,10 +162,10 @@ pub(super) fn run(
     });
 }
 
-/// Rows of the tile that starts at `row`: 12, or the smallest tile that holds the rows that are
-/// left (padded with zeros).
-fn tile_rows(row: usize, n: usize) -> usize {
-    match n - row {
+/// Rows of a tile that holds up to twelve: 12, or the smallest tile that holds the rows that are
+/// there (padded with zeros).
+fn tile_rows(rows: usize) -> usize {
+    match rows {
         1 => 1,
         2 => 2,
         3 | 4 => 4,
@@ -78,23 +178,34 @@ fn tile_rows(row: usize, n: usize) -> usize {
 const BLOCKS_PER_TASK: usize = 256;
 
 impl ActivationScratch {
-    fn round(&mut self, isa: Isa, c: &Compute, x: &[f32]) {
-        let blocks = x.len() / format::BLOCK;
+    fn round(&mut self, isa: Isa, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
+        let per_row = cols / format::BLOCK;
+        let blocks = map.len() * per_row;
         grow(&mut self.rounded, blocks, Rounded::ZERO);
-        c.run_chunks(&mut self.rounded[..blocks], BLOCKS_PER_TASK, |start, rounded| {
-            let x = &x[start * format::BLOCK..][..rounded.len() * format::BLOCK];
-            rounding::round_all(isa, x, rounded);
+        c.run_chunks(&mut self.rounded[..blocks], BLOCKS_PER_TASK, |start, mut rounded| {
+            let mut at = start;
+            while !rounded.is_empty() {
+                let (row, first) = (at / per_row, at % per_row);
+                let count = rounded.len().min(per_row - first);
+                let (these, rest) = rounded.split_at_mut(count);
+                if let Some(row) = map.source(row) {
+                    let x = &x[row * cols + first * format::BLOCK..][..count * format::BLOCK];
+                    rounding::round_all(isa, x, these);
+                }
+                (at, rounded) = (at + count, rest);
+            }
         });
     }
 
-    fn transpose_tiles(&mut self, c: &Compute, x: &[f32], cols: usize) {
-        let n = x.len() / cols;
-        let size = n.next_multiple_of(ROWS) * cols;
+    fn transpose_tiles(&mut self, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
+        let size = map.len().next_multiple_of(ROWS) * cols;
         grow(&mut self.tiles, size, 0.0);
         c.run_chunks(&mut self.tiles[..size], ROWS * cols, |start, tile| {
-            let rows = tile_rows(start / cols, n);
-            let x = &x[start..x.len().min(start + rows * cols)];
-            transpose(x, cols, rows, &mut tile[..rows * cols]);
+            let first = start / cols;
+            let sources = (first..first + ROWS).map_while(|row| map.source(row));
+            let rows = sources.map(|row| &x[row * cols..(row + 1) * cols]);
+            let height = tile_rows(rows.clone().count());
+            transpose(rows, height, &mut tile[..height * cols]);
         });
     }
 }
@@ -105,10 +216,10 @@ fn grow<T: Clone>(buffer: &mut Vec<T>, len: usize, value: T) {
     }
 }
 
-/// Transposes `[rows.len() / cols][cols]` to `[cols][height]`; rows that are missing become zero.
-fn transpose(rows: &[f32], cols: usize, height: usize, tile: &mut [f32]) {
+/// Transposes rows to `[cols][height]`; rows that are missing become zero.
+fn transpose<'a>(rows: impl Iterator<Item = &'a [f32]>, height: usize, tile: &mut [f32]) {
     tile.fill(0.0);
-    for (r, row) in rows.chunks_exact(cols).enumerate() {
+    for (r, row) in rows.enumerate() {
         for (slot, value) in tile[r..].iter_mut().step_by(height).zip(row) {
             *slot = *value;
         }
@@ -130,37 +241,53 @@ impl WeightPart {
 
 impl Matmul<'_> {
     fn run<L: DenseLanes + IntegerLanes>(&self, c: &Compute) {
-        let panels: usize = self.weight.parts.iter().map(WeightPart::panel_count).sum();
+        let of_group = |group: &RowGroup| {
+            self.weight.parts[group.parts.clone()]
+                .iter()
+                .map(WeightPart::panel_count)
+                .sum::<usize>()
+        };
+        let panels: usize = self.groups.iter().map(of_group).sum();
         let pairs = panels.div_ceil(PANELS);
         let tasks = (pairs / 4).max(4 * c.threads()).min(pairs);
         let boundary = |i: usize| panels.min(i * pairs / tasks * PANELS);
         c.run(tasks, |i| self.panels::<L>(boundary(i)..boundary(i + 1)));
     }
 
-    /// Multiplies a range of panels, which are numbered over all parts.
+    /// Multiplies a range of panels, which are numbered over all parts of all groups.
     fn panels<L: DenseLanes + IntegerLanes>(&self, panels: Range<usize>) {
         let mut base = 0;
-        for part in &self.weight.parts {
-            let from = panels.start.max(base) - base;
-            let to = panels.end.min(base + part.panel_count()).saturating_sub(base);
-            for first in (from..to).step_by(PANELS) {
-                self.multiply::<L>(part, first..to.min(first + PANELS));
+        for group in self.groups {
+            for part in &self.weight.parts[group.parts.clone()] {
+                let from = panels.start.max(base) - base;
+                let to = panels.end.min(base + part.panel_count()).saturating_sub(base);
+                for first in (from..to).step_by(PANELS) {
+                    self.multiply::<L>(group, part, first..to.min(first + PANELS));
+                }
+                base += part.panel_count();
             }
-            base += part.panel_count();
         }
     }
 
-    /// Multiplies all token rows by up to `PANELS` panels. The bias is added last.
-    fn multiply<L: DenseLanes + IntegerLanes>(&self, part: &WeightPart, panels: Range<usize>) {
-        let (outputs, count) = (part.outputs(&panels), panels.len());
+    /// Multiplies all rows of a group by up to `PANELS` panels. The bias is added last.
+    fn multiply<L: DenseLanes + IntegerLanes>(
+        &self,
+        group: &RowGroup,
+        part: &WeightPart,
+        panels: Range<usize>,
+    ) {
+        let Range { start, end } = part.outputs(&panels);
+        let (outputs, count) = (start - group.first_output..end - group.first_output, panels.len());
         let mut padded = [0.0; ROWS * PANELS * LANES];
-        for row in (0..self.n).step_by(ROWS) {
-            let rows = row..self.n.min(row + ROWS);
-            // The last panel may have outputs that do not exist, and a dense tile rows.
+        for row in group.rows.clone().step_by(ROWS) {
+            let rows = row..group.rows.end.min(row + ROWS);
+            // The last panel may have outputs that do not exist, a dense tile rows that do not, and
+            // rows that were chosen do not follow each other in the output.
             let exact = outputs.len() == panels.len() * LANES
-                && (part.is_quantised() || rows.len() == ROWS);
+                && (part.is_quantised() || rows.len() == ROWS)
+                && (matches!(self.map, RowMap::All(_)) || rows.len() == 1);
             let (out, stride) = if exact {
-                (self.out.at(row * self.weight.rows + outputs.start), self.weight.rows)
+                (self.out.at(self.map.target(row) * self.width + outputs.start), self.width)
             } else {
                 (padded.as_mut_ptr(), PANELS * LANES)
             };
@@ -171,20 +298,16 @@ impl Matmul<'_> {
                 // SAFETY: the blocks and the outputs cover the rows, the part these panels.
                 unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), count) };
             } else {
-                let (cols, height) = (self.weight.cols, tile_rows(row, self.n));
+                let (cols, height) = (self.weight.cols, tile_rows(rows.len()));
                 let x = &self.x.tiles[row * cols..(row + height) * cols];
                 let operands = part.operands(&panels, x, (cols, height), (out, stride));
                 // SAFETY: the tile and the outputs cover `height` rows, the part these panels.
                 unsafe { tile::multiply_all::<L>(part.dtype, &operands, height, count) };
             }
             for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
+                let at = self.map.target(row) * self.width;
                 // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
-                let out = unsafe {
-                    self.out.slice(
-                        row * self.weight.rows + outputs.start
-                            ..row * self.weight.rows + outputs.end,
-                    )
-                };
+                let out = unsafe { self.out.slice(at + outputs.start..at + outputs.end) };
                 if !exact {
                     out.copy_from_slice(&sums[..outputs.len()]);
                 }

@@ -24,6 +24,7 @@ mod tile;
 mod values;
 
 pub use args::{LinearArgs, Mode};
+pub(crate) use matmul::run_chosen;
 pub use reference::linear as linear_reference;
 
 use crate::Result;
@@ -159,6 +160,15 @@ impl Weight {
     /// Whether any part is block-quantised.
     pub fn is_quantised(&self) -> bool {
         self.parts.iter().any(WeightPart::is_quantised)
+    }
+
+    /// Whether it consists of so many matrices of equal rows and parts, one below the other.
+    pub(crate) fn is_stack_of(&self, count: usize) -> bool {
+        let (parts, rows) = (self.parts.len() / count, self.rows / count);
+        parts > 0
+            && self.rows == count * rows
+            && self.parts.len() == count * parts
+            && (0..count).all(|i| self.parts[i * parts].first == i * rows)
     }
 
     /// Bytes of memory held.

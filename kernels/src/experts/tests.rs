@@ -1,0 +1,216 @@
+//! The CPU's path against the reference, whole and in parts, and the errors of wrong calls.
+
+use super::*;
+use crate::Compute;
+use crate::gpu::Kind;
+use crate::linear::{Weight, linear_reference};
+use crate::operand::OpMemory;
+use crate::testing::{assert_close, poisoned, random, values};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+/// Rows, experts, chosen.
+pub(super) const SIZES: [[usize; 3]; 7] =
+    [[1, 1, 1], [1, 8, 2], [3, 4, 4], [19, 60, 4], [40, 128, 8], [70, 5, 1], [2, 200, 32]];
+
+/// Scores in which many are equal.
+pub(super) fn scores(n: usize, experts: usize) -> Vec<f32> {
+    let step = |x: &f32| (x * 8.0).round() / 2.0;
+    values(&random(&[n, experts], (n * experts) as u64)).iter().map(step).collect()
+}
+
+/// Tensors for the routes of `n` rows.
+struct Buffers {
+    weights: Tensor,
+    plan: Tensor,
+}
+
+impl Buffers {
+    fn new(n: usize, experts: usize, chosen: usize) -> Self {
+        let len = Routes::<crate::operand::TensorView>::plan_len(n, experts, chosen);
+        let plan = Compute::new(1).allocate(Kind::U32, len).unwrap();
+        Self { weights: poisoned(&[n * chosen]), plan }
+    }
+
+    fn routes(&self, experts: usize, chosen: usize) -> Routes<crate::operand::TensorView<'_>> {
+        let (weights, plan) = ((&self.weights).into(), (&self.plan).into());
+        Routes { experts, chosen, weights, plan }
+    }
+
+    fn routed(
+        c: &Compute,
+        scores: &[f32],
+        [n, experts, chosen]: [usize; 3],
+        normalise: bool,
+    ) -> Self {
+        let buffers = Self::new(n, experts, chosen);
+        let scores = Tensor::from_slice(scores, (n, experts), &Device::Cpu).unwrap();
+        let (scores, routes) = ((&scores).into(), buffers.routes(experts, chosen));
+        c.route(&RouteArgs { scores, normalise, routes }).unwrap();
+        buffers
+    }
+}
+
+#[test]
+fn routes_equal_the_reference() {
+    for [n, experts, chosen] in SIZES {
+        for normalise in [false, true] {
+            let scores = scores(n, experts);
+            let want = reference::route(&scores, experts, chosen, normalise);
+            for threads in [1, 3] {
+                let c = Compute::new(threads);
+                let got = Buffers::routed(&c, &scores, [n, experts, chosen], normalise);
+                let what = format!("{n} rows of {experts}, {chosen} chosen");
+                let plan = [&want.experts[..], &want.begins, &want.order].concat();
+                assert_eq!(got.plan.to_vec1::<u32>().unwrap(), plan, "{what}");
+                assert_close(&values(&got.weights), &want.weights, 1e-6, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_finite_fails_alone() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut scores = scores(3, 8);
+        scores[8 + 5] = bad;
+        let got = Buffers::routed(&Compute::new(1), &scores, [3, 8, 2], true);
+        let weights = values(&got.weights);
+        assert!(weights[2..4].iter().all(|weight| weight.is_nan()), "{bad}");
+        assert!([&weights[..2], &weights[4..]].concat().iter().all(|weight| weight.is_finite()));
+        assert_eq!(got.plan.to_vec1::<u32>().unwrap()[2..4], [0, 1]);
+    }
+}
+
+/// Experts whose matrices are stacked of parts of one type each, and their values.
+fn stack(dtype: GgmlDType, experts: usize, rows: [usize; 2], cols: usize) -> (Weight, Vec<Weight>) {
+    let part = |seed: u64, rows: usize| {
+        let q = QTensor::quantize(&random(&[rows, cols], seed), dtype).unwrap();
+        Weight::from_ggml(dtype, &q.data().unwrap(), rows, cols).unwrap()
+    };
+    let parts = |expert: usize| {
+        let seeds = [0, 1].map(|i| (2 * expert + i) as u64);
+        seeds
+            .into_iter()
+            .zip(rows)
+            .filter(|(_, rows)| *rows > 0)
+            .map(|(seed, rows)| part(seed, rows))
+    };
+    let each = (0..experts).map(|expert| Weight::stack(parts(expert).collect()).unwrap()).collect();
+    (Weight::stack((0..experts).flat_map(parts).collect()).unwrap(), each)
+}
+
+fn product(
+    c: &Compute,
+    x: &Tensor,
+    w: &Weight,
+    routes: Routes<crate::operand::TensorView>,
+) -> Vec<f32> {
+    let choices = routes.weights.tensor.elem_count();
+    let out = poisoned(&[choices, w.rows() / routes.experts]);
+    c.expert_linear(&ExpertLinearArgs { x: x.into(), w, routes, out: (&out).into() }).unwrap();
+    values(&out)
+}
+
+#[test]
+fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
+    for (dtype, rows, cols) in [
+        (GgmlDType::F32, [7, 9], 20),
+        (GgmlDType::F32, [40, 0], 33),
+        (GgmlDType::BF16, [16, 16], 24),
+        (GgmlDType::Q4_0, [32, 32], 64),
+        (GgmlDType::Q4K, [17, 3], 256),
+        (GgmlDType::Q8_0, [48, 0], 96),
+    ] {
+        for size @ [n, experts, chosen] in SIZES.into_iter().filter(|size| size[1] < 100) {
+            let (w, each) = stack(dtype, experts, rows, cols);
+            let scores = scores(n, experts);
+            let c = Compute::new(2);
+            let buffers = Buffers::routed(&c, &scores, size, true);
+            let ids = &buffers.plan.to_vec1::<u32>().unwrap()[..n * chosen];
+            // A row of `x` for all choices of a row, or for each choice its own.
+            for per_row in [1, chosen] {
+                let x = random(&[n * chosen / per_row, cols], 9);
+                let row = |i: usize| values(&x.narrow(0, i, 1).unwrap());
+                let got = product(&c, &x, &w, buffers.routes(experts, chosen));
+                let want = ids.iter().enumerate().flat_map(|(choice, id)| {
+                    linear_reference(&each[*id as usize], None, &row(choice / per_row))
+                });
+                let what = format!("{dtype:?} {n} rows, {chosen} of {experts}");
+                assert_close(&got, &want.collect::<Vec<_>>(), 1e-4, &what);
+                let last = n - 1;
+                let alone =
+                    Buffers::routed(&c, &scores[last * experts..], [1, experts, chosen], true);
+                let first = last * chosen / per_row;
+                let x = x.narrow(0, first, n * chosen / per_row - first).unwrap();
+                let x = x.contiguous().unwrap().copy().unwrap();
+                let one = product(&c, &x, &w, alone.routes(experts, chosen));
+                assert_eq!(got[got.len() - one.len()..], one, "{what}: the last row alone");
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_equal_the_reference() {
+    for size @ [n, experts, chosen] in SIZES {
+        for width in [1, 17, 64] {
+            let c = Compute::new(2);
+            let buffers = Buffers::routed(&c, &scores(n, experts), size, false);
+            let [x, shared] = [random(&[n * chosen, width], 3), random(&[n, width], 4)];
+            let gate = random(&[n], 5);
+            for with_shared in [false, true] {
+                let out = poisoned(&[n, width]);
+                let (x, views) = (&x, SharedExpert { x: (&shared).into(), gate: (&gate).into() });
+                c.combine(&CombineArgs {
+                    x: x.into(),
+                    routes: buffers.routes(experts, chosen),
+                    shared: with_shared.then_some(views),
+                    out: (&out).into(),
+                })
+                .unwrap();
+                let (also, gate) = (values(&shared), values(&gate));
+                let also = with_shared.then_some((&also[..], &gate[..]));
+                let weights = values(&buffers.weights);
+                let want = reference::combine(&values(x), &weights, chosen, width, also);
+                assert_close(&values(&out), &want, 1e-5, &format!("{size:?} of {width}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_calls_are_refused() {
+    let c = Compute::new(1);
+    let (good, scores, x) = (Buffers::new(2, 4, 2), random(&[2, 4], 1), random(&[2, 8], 2));
+    let (w, _) = stack(GgmlDType::F32, 4, [3, 0], 8);
+    let check = |scores: &Tensor, x: &Tensor, w: &Weight, experts: usize, chosen: usize| {
+        let routes = good.routes(experts, chosen);
+        let out = poisoned(&[4, 3]);
+        let routed = c.route(&RouteArgs { scores: scores.into(), normalise: true, routes });
+        routed.and(c.expert_linear(&ExpertLinearArgs {
+            x: x.into(),
+            w,
+            routes,
+            out: (&out).into(),
+        }))
+    };
+    check(&scores, &x, &w, 4, 2).unwrap();
+    let one_part = Weight::from_ggml(GgmlDType::F32, &[0; 12 * 8 * 4], 12, 8).unwrap();
+    for (scores, x, w, experts, chosen) in [
+        (&scores, &x, &w, 4, 5),
+        (&scores, &x, &w, 4, 0),
+        (&scores, &x, &w, 5, 2),
+        (&random(&[2, 5], 1), &x, &w, 4, 2),
+        (&scores, &random(&[3, 8], 1), &w, 4, 2),
+        (&scores, &x, &one_part, 4, 2),
+    ] {
+        assert!(check(scores, x, w, experts, chosen).is_err(), "{scores:?} {x:?} {w:?} {experts}");
+    }
+    let foreign = Buffers::new(2, 4, 2);
+    let plan = Tensor::from_vec(vec![99u32; 13], 13, &Device::Cpu).unwrap();
+    let routes = Routes { plan: (&plan).into(), ..foreign.routes(4, 2) };
+    let out = poisoned(&[4, 3]);
+    let args = ExpertLinearArgs { x: (&x).into(), w: &w, routes, out: (&out).into() };
+    assert!(c.expert_linear(&args).is_err(), "a plan that no routing made");
+}
