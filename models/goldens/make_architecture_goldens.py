@@ -51,6 +51,10 @@ def long_rope(original):
     )
 
 
+def experts(count, chosen, width=32):
+    return dict(num_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width)
+
+
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
@@ -149,6 +153,35 @@ CASES = [
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         )
         | rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    (
+        "qwen3-moe",
+        "qwen3_moe",
+        "BF16",
+        True,
+        dict(head_dim=16, norm_topk_prob=True, **experts(8, 2))
+        | rope("default", 1_000_000.0),
+    ),
+    (
+        "qwen3-moe-odd",
+        "qwen3_moe",
+        "F32",
+        False,
+        dict(head_dim=16, mlp_only_layers=[1], attention_bias=True, **experts(5, 3, 40)),
+    ),
+    (
+        "qwen2-moe",
+        "qwen2_moe",
+        "F32",
+        True,
+        dict(shared_expert_intermediate_size=48, **experts(6, 2)),
+    ),
+    (
+        "mixtral",
+        "mixtral",
+        "F16",
+        True,
+        dict(num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2),
     ),
     (
         "gemma2",

@@ -1,5 +1,6 @@
 //! The shape of a decoder, independent of the file format it was read from.
 
+use cresset_kernels::experts::MAX_CHOSEN;
 use cresset_kernels::gpu::Kind;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,8 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
+    /// The experts, in models that have some.
+    pub mixture: Option<MixtureConfig>,
     /// The products of Q and K are multiplied by this.
     pub attention_scale: f32,
     /// If set, those products become `cap * tanh(x / cap)`.
@@ -27,6 +30,22 @@ pub struct ModelConfig {
     /// The kind in which keys and values are kept. On the CPU it is f32, or f16 beside quantised
     /// weights, whose own rounding is far coarser; on a device it is that of the activations.
     pub kv_kind: Kind,
+}
+
+/// Layers whose MLP is a mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixtureConfig {
+    pub experts: usize,
+    /// The number of experts that are chosen for a token.
+    pub chosen: usize,
+    /// The width of an expert between its matrices.
+    pub intermediate_size: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalise: bool,
+    /// The same width of an expert that computes every token, if there is one.
+    pub shared: Option<usize>,
+    /// For each layer of the model, whether it has experts.
+    pub layers: Vec<bool>,
 }
 
 /// Layers whose queries see only the most recent tokens.
@@ -110,6 +129,7 @@ impl Sliding {
 /// config can make the loader allocate.
 const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
+const MAX_EXPERTS: usize = 1 << 12;
 const MAX_POSITIONS: usize = 1 << 26;
 
 impl ModelConfig {
@@ -148,7 +168,26 @@ impl ModelConfig {
             }
             sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         }
+        self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
         self.rope.check(self.head_dim)
+    }
+}
+
+impl MixtureConfig {
+    fn check(&self, layers: usize) -> Result<(), String> {
+        let &Self { experts, chosen, intermediate_size, shared, .. } = self;
+        let widths = [intermediate_size, shared.unwrap_or(1)];
+        let sound = (1..=MAX_EXPERTS).contains(&experts)
+            && (1..=experts.min(MAX_CHOSEN)).contains(&chosen)
+            && widths.iter().all(|width| (1..=MAX_WIDTH).contains(width))
+            && self.layers.len() == layers;
+        if sound {
+            return Ok(());
+        }
+        Err(format!(
+            "{chosen} of {experts} experts of a width of {intermediate_size} are chosen, where at \
+             most {MAX_CHOSEN} of {MAX_EXPERTS} can be"
+        ))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be
 //! understood.
 
-use crate::config::{RopeConfig, RopeScaling, Yarn};
+use crate::config::{MixtureConfig, RopeConfig, RopeScaling, Yarn};
 use crate::loader::damaged;
 use crate::loader::gguf::{GgufFile, Value};
 use crate::{Error, ModelConfig, Result};
@@ -78,6 +78,7 @@ impl<'a> GgufConfigKeys<'a> {
             rope: self.rope(head_dim)?,
             max_positions: self.required("context_length")?,
             sliding: None,
+            mixture: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
             attention_softcap: None,
@@ -88,6 +89,29 @@ impl<'a> GgufConfigKeys<'a> {
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// Whether the file has a key.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.file.metadata.contains_key(&format!("{}.{key}", self.architecture))
+    }
+
+    /// Reads the settings of the experts, which every layer has. `normalise` says whether their
+    /// weights are divided by their sum if the file does not tell.
+    pub(super) fn mixture(
+        &mut self,
+        config: &ModelConfig,
+        normalise: bool,
+    ) -> Result<MixtureConfig> {
+        let width = self.size("expert_feed_forward_length")?;
+        Ok(MixtureConfig {
+            experts: self.required("expert_count")?,
+            chosen: self.required("expert_used_count")?,
+            intermediate_size: width.unwrap_or(config.intermediate_size),
+            normalise: self.get("expert_weights_norm", Value::as_bool)?.unwrap_or(normalise),
+            shared: self.size("expert_shared_feed_forward_length")?,
+            layers: vec![true; config.layers],
+        })
     }
 
     /// Which layers have a sliding window: the file lists them one by one, or all but every n-th

@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
-use crate::config::Sliding;
+use crate::config::{MixtureConfig, Sliding};
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -87,6 +87,7 @@ impl HfConfigKeys {
             rope,
             max_positions,
             sliding: None,
+            mixture: None,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
             attention_softcap: None,
@@ -97,6 +98,27 @@ impl HfConfigKeys {
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// Gives a key a value, unless it has one.
+    pub(super) fn default(&mut self, key: &str, value: impl Into<Value>) {
+        let given = self.values.get(key).is_some_and(|value| !value.is_null());
+        if !given {
+            self.values.insert(key.to_owned(), value.into());
+        }
+    }
+
+    /// Reads the settings of experts of a width, in all layers.
+    pub(super) fn mixture(&mut self, width: usize, layers: usize) -> Result<MixtureConfig> {
+        let (one, other) = (self.take("num_experts")?, self.take("num_local_experts")?);
+        Ok(MixtureConfig {
+            experts: one.or(other).ok_or_else(|| self.bad("num_experts is missing"))?,
+            chosen: self.required("num_experts_per_tok")?,
+            intermediate_size: width,
+            normalise: true,
+            shared: None,
+            layers: vec![true; layers],
+        })
     }
 
     pub(super) fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {

@@ -4,7 +4,7 @@
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
 use crate::blocks::attention::SelfAttention;
-use crate::blocks::mlp::Mlp;
+use crate::blocks::feed_forward::FeedForward;
 use crate::config::Sliding;
 use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Presence;
@@ -15,13 +15,16 @@ use cresset_kernels::rope::RopeStyle;
 pub(super) const LLAMA: Architecture =
     Architecture { gguf: Some(("llama", from_gguf)), hf: ("llama", from_hf) };
 
-/// GGUF files of this name hold Mistral too; the converter permutes the rows of Q and K for
-/// interleaved rotation.
+/// GGUF files of this name hold Mistral and Mixtral too; the converter permutes the rows of Q and K
+/// for interleaved rotation.
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.sliding = keys
         .size("attention.sliding_window")?
         .map(|window| Sliding::everywhere(window, config.layers));
+    if keys.has("expert_count") {
+        config.mixture = Some(keys.mixture(&config, true)?);
+    }
     let options = LayerOptions {
         qkv_bias: Presence::Optional,
         output_bias: Presence::Optional,
@@ -43,12 +46,12 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config: keys.decoder(false)?, options })
 }
 
-/// Attention and MLP, each after a norm of the residual stream.
+/// Attention, and an MLP or experts, each after a norm of the residual stream.
 pub(super) struct LlamaLayer<O: Ops> {
     attention_norm: O::Buffer,
     attention: SelfAttention<O>,
     mlp_norm: O::Buffer,
-    mlp: Mlp<O>,
+    feed_forward: FeedForward<O>,
 }
 
 impl<O: Ops> LlamaLayer<O> {
@@ -57,12 +60,13 @@ impl<O: Ops> LlamaLayer<O> {
         let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
         let attention_norm = norm("input_layernorm");
         let mlp_norm = norm("post_attention_layernorm");
-        let (attention, mlp) = (SelfAttention::load(l, &prefix), Mlp::load(l, &prefix));
+        let (attention, feed_forward) =
+            (SelfAttention::load(l, &prefix), FeedForward::load(l, &prefix));
         Some(Self {
             attention_norm: attention_norm?,
             attention: attention?,
             mlp_norm: mlp_norm?,
-            mlp: mlp?,
+            feed_forward: feed_forward?,
         })
     }
 }
@@ -72,6 +76,6 @@ impl<O: Ops> Layer<O> for LlamaLayer<O> {
         s.add_norm(&self.attention_norm, x)?;
         self.attention.forward(s, x)?;
         s.add_norm(&self.mlp_norm, x)?;
-        self.mlp.forward(s, x)
+        self.feed_forward.forward(s, x)
     }
 }

@@ -7,8 +7,11 @@ mod hf_config;
 mod hf_rope;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +33,17 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 6] =
-    [llama::LLAMA, mistral::MISTRAL, qwen2::QWEN2, qwen3::QWEN3, gemma2::GEMMA2, gemma3::GEMMA3];
+pub static REGISTRY: [Architecture; 9] = [
+    llama::LLAMA,
+    mistral::MISTRAL,
+    mixtral::MIXTRAL,
+    qwen2::QWEN2,
+    qwen2_moe::QWEN2_MOE,
+    qwen3::QWEN3,
+    qwen3_moe::QWEN3_MOE,
+    gemma2::GEMMA2,
+    gemma3::GEMMA3,
+];
 
 /// A decoder's shape and how its layers are made, as read from an architecture's config.
 pub struct ArchSpec {

@@ -9,7 +9,7 @@ use cresset_kernels::rope::RopeStyle;
 pub(super) const QWEN2: Architecture =
     Architecture { gguf: Some(("qwen2", from_gguf)), hf: ("qwen2", from_hf) };
 
-const OPTIONS: LayerOptions =
+pub(super) const OPTIONS: LayerOptions =
     LayerOptions { qkv_bias: Presence::Always, ..LayerOptions::plain(RopeStyle::Neox) };
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {

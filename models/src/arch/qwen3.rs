@@ -10,7 +10,7 @@ use cresset_kernels::rope::RopeStyle;
 pub(super) const QWEN3: Architecture =
     Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
 
-const OPTIONS: LayerOptions =
+pub(super) const OPTIONS: LayerOptions =
     LayerOptions { qk_norm: true, ..LayerOptions::plain(RopeStyle::Neox) };
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {

@@ -18,15 +18,36 @@ pub struct Mlp<O: Ops> {
     activated: Activations<O>,
 }
 
+/// What the parts of an MLP are called.
+pub struct MlpNames {
+    /// The beginning of the names of its tensors.
+    pub module: &'static str,
+    /// The names of its two activations.
+    pub projected: &'static str,
+    pub activated: &'static str,
+}
+
+const ALONE: MlpNames =
+    MlpNames { module: "mlp", projected: "mlp gate and up", activated: "mlp activated" };
+
 impl<O: Ops> Mlp<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
-        let (config, options) = (&l.spec.config, &l.spec.options);
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let name = |part: &str| format!("{prefix}mlp.{part}");
+        Self::load_as(l, prefix, &ALONE, l.spec.config.intermediate_size)
+    }
+
+    /// Loads one of a layer's MLPs, of the width `inner` between its matrices.
+    pub fn load_as(
+        l: &mut LayerLoader<O>,
+        prefix: &str,
+        names: &MlpNames,
+        inner: usize,
+    ) -> Option<Self> {
+        let (hidden, options) = (l.spec.config.hidden_size, &l.spec.options);
+        let name = |part: &str| format!("{prefix}{}.{part}", names.module);
         let t = &mut *l.tensors;
-        let gate_up = t
-            .stack(&[(&name("gate_proj.weight"), inner), (&name("up_proj.weight"), inner)], hidden);
+        let parts = [name("gate_proj.weight"), name("up_proj.weight")];
+        let gate_up = t.stack(&parts.each_ref().map(|part| (part.as_str(), inner)), hidden);
         let biases = [(&*name("gate_proj.bias"), inner), (&*name("up_proj.bias"), inner)];
         let gate_up_bias = t.bias_if(options.mlp_bias, &biases);
         let down = t.matrix(&name("down_proj.weight"), hidden, inner);
@@ -39,19 +60,30 @@ impl<O: Ops> Mlp<O> {
             down,
             down_bias,
             activation: options.activation,
-            projected: l.rows("mlp gate and up", 2 * inner)?,
-            activated: l.rows("mlp activated", inner)?,
+            projected: l.rows(names.projected, 2 * inner)?,
+            activated: l.rows(names.activated, inner)?,
         })
     }
 
     /// `x.normed()` → `x.sublayer_out()`.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        let out = x.sublayer_out();
+        self.compute(s, x, out)
+    }
+
+    /// `x.normed()` → `result`.
+    pub fn compute<'a>(
+        &'a self,
+        s: &LayerStep<'a, O>,
+        x: &Stream<'a, O>,
+        result: O::View<'a>,
+    ) -> Result<()> {
         let gate_up = self.projected.first(x.rows());
         s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.normed(), gate_up)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width;
         let out = self.activated.first(x.rows());
         s.ops.gated(&GatedArgs { activation, gate_up, width, out })?;
-        s.linear(&self.down, self.down_bias.as_ref(), out, x.sublayer_out())
+        s.linear(&self.down, self.down_bias.as_ref(), out, result)
     }
 }

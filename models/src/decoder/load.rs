@@ -58,18 +58,29 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
 
     /// `[max_tokens, width]` activations. Layers that ask with one name get the same memory.
     pub fn rows(&mut self, name: &'static str, width: usize) -> Option<Activations<O>> {
-        self.activations(name, self.options.max_tokens, width)
+        self.rows_of(self.options.kind, name, width)
+    }
+
+    /// The same of another kind.
+    pub fn rows_of(
+        &mut self,
+        kind: Kind,
+        name: &'static str,
+        width: usize,
+    ) -> Option<Activations<O>> {
+        self.activations(name, kind, self.options.max_tokens, width)
     }
 
     /// `[max_logits_rows, width]` activations, for
     /// [`LayerStep::select_rows`](super::LayerStep::select_rows).
     pub fn selected_rows(&mut self, name: &'static str, width: usize) -> Option<Activations<O>> {
-        self.activations(name, self.options.max_logits_rows, width)
+        self.activations(name, self.options.kind, self.options.max_logits_rows, width)
     }
 
     fn activations(
         &mut self,
         name: &'static str,
+        kind: Kind,
         rows: usize,
         width: usize,
     ) -> Option<Activations<O>> {
@@ -77,7 +88,7 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
             assert_eq!(known.width, width, "invariant: activations of one name have one width");
             return Some(known.clone());
         }
-        let allocated = self.ops.allocate(self.options.kind, rows * width);
+        let allocated = self.ops.allocate(kind, rows * width);
         let buffer = self.tensors.keep(name, allocated.map_err(Into::into))?;
         let rows = Activations { buffer: Arc::new(buffer), width };
         self.rows.insert(name, rows.clone());

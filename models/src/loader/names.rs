@@ -15,9 +15,15 @@ pub(crate) fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
 fn layer(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let (index, rest) = hf.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, suffix) = rest.rsplit_once('.')?;
-    let own = own.iter().find(|(hf, _)| *hf == module);
-    let module = own.map(|(_, gguf)| *gguf).or_else(|| usual(module))?;
+    let own = own.iter().find(|(hf, _)| *hf == module).map(|(_, gguf)| *gguf);
+    let module = own.or_else(|| usual(module)).map(str::to_owned).or_else(|| one_expert(module))?;
     Some(format!("blk.{index}.{module}.{suffix}"))
+}
+
+/// The first files with experts have a tensor for each of them.
+fn one_expert(module: &str) -> Option<String> {
+    let (expert, part) = module.strip_prefix("mlp.experts.")?.split_once('.')?;
+    Some(format!("{}.{expert}", usual(&format!("mlp.{part}"))?))
 }
 
 fn usual(module: &str) -> Option<&'static str> {
@@ -34,6 +40,15 @@ fn usual(module: &str) -> Option<&'static str> {
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
+        "mlp.gate" => "ffn_gate_inp",
+        "mlp.experts.gate_proj" => "ffn_gate_exps",
+        "mlp.experts.up_proj" => "ffn_up_exps",
+        "mlp.experts.gate_up_proj" => "ffn_gate_up_exps",
+        "mlp.experts.down_proj" => "ffn_down_exps",
+        "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+        "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+        "mlp.shared_expert.down_proj" => "ffn_down_shexp",
         _ => return None,
     })
 }
@@ -48,6 +63,8 @@ mod tests {
             ("model.layers.11.self_attn.q_proj.bias", Some("blk.11.attn_q.bias")),
             ("model.layers.0.mlp.down_proj.weight", Some("blk.0.ffn_down.weight")),
             ("model.layers.0.mlp.experts.weight", None),
+            ("model.layers.0.mlp.experts.up_proj.weight", Some("blk.0.ffn_up_exps.weight")),
+            ("model.layers.0.mlp.experts.7.up_proj.weight", Some("blk.0.ffn_up.7.weight")),
             ("something.else", None),
         ] {
             assert_eq!(super::gguf(hf, &[]).as_deref(), gguf, "{hf}");

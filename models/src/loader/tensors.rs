@@ -53,13 +53,16 @@ impl Presence {
 pub struct NameMap {
     /// Modules of a layer that have another name in GGUF: HF name, GGUF name.
     pub gguf: &'static [(&'static str, &'static str)],
+    /// Parts of the names of a layer's tensors that are others in Hugging Face's files: the usual
+    /// one, the one there. They are replaced in this order.
+    pub hf: &'static [(&'static str, &'static str)],
     /// Whether one has to be added to the stored weights of norms.
     pub norms_less_one: bool,
 }
 
 impl NameMap {
     /// No differences.
-    pub const USUAL: Self = Self { gguf: &[], norms_less_one: false };
+    pub const USUAL: Self = Self { gguf: &[], hf: &[], norms_less_one: false };
 }
 
 pub struct Tensors<'a, M: OpMemory> {
@@ -104,6 +107,26 @@ impl<M: OpMemory> Tensors<'_, M> {
         let raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
         let stacked = self.store.matrix(&raws);
         self.keep(parts[0].0, stacked)
+    }
+
+    /// Takes the matrices `[rows, cols]` of experts from tensors that hold one of each expert, one
+    /// below the other: the first expert's of all the tensors come first.
+    pub fn experts(
+        &mut self,
+        names: &[&str],
+        [experts, rows, cols]: [usize; 3],
+    ) -> Option<M::Matrix> {
+        let shape = [experts * rows, cols];
+        let found: Vec<_> = names.iter().map(|name| self.raw(name, &shape)).collect();
+        let found: Vec<TensorBytes> = found.into_iter().collect::<Option<_>>()?;
+        let of_expert =
+            |expert: usize| found.iter().map(move |all| all.raw().slice(expert * rows, rows));
+        let raws: Vec<Raw> = match self.reading {
+            Reading::Whole => (0..experts).flat_map(of_expert).collect(),
+            Reading::Headers => found.iter().map(TensorBytes::raw).collect(),
+        };
+        let stacked = self.store.matrix(&raws);
+        self.keep(names[0], stacked)
     }
 
     /// Takes a vector into the host's memory.
@@ -253,7 +276,10 @@ impl<M: OpMemory> Tensors<'_, M> {
             Container::Gguf(..) => {
                 names::gguf(name, self.names.gguf).unwrap_or_else(|| name.to_owned())
             }
-            Container::Checkpoint(_) => name.to_owned(),
+            Container::Checkpoint(_) => {
+                let replace = |name: String, (usual, own): &(&str, &str)| name.replace(usual, own);
+                self.names.hf.iter().fold(name.to_owned(), replace)
+            }
         }
     }
 

@@ -72,8 +72,8 @@ fn a_shape_that_contradicts_the_config_is_named() {
 fn gguf_settings_that_are_not_understood_are_refused() {
     let text = |t: &str| Value::String(t.into());
     check(
-        gguf(|w| set(w, "llama.expert_count", Value::U32(8))),
-        &["does not know", "llama.expert_count"],
+        gguf(|w| set(w, "llama.expert_group_count", Value::U32(8))),
+        &["does not know", "llama.expert_group_count"],
     );
     check(gguf(|w| set(w, "general.type", text("adapter"))), &["LoRA adapter", "merge"]);
     check(gguf(|w| set(w, "general.type", text("mmproj"))), &["mmproj", "no language model"]);

@@ -15,7 +15,16 @@ use std::collections::{BTreeMap, HashMap};
 
 pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
+/// The families whose rows of Q and K the converter permutes.
+const PERMUTED: [&str; 3] = ["llama", "mistral", "mixtral"];
+
 impl Case {
+    fn head_dim(&self) -> usize {
+        let size = |key: &str| self.config[key].as_u64().map(|size| size as usize);
+        let heads = size("num_attention_heads").unwrap();
+        size("head_dim").unwrap_or_else(|| size("hidden_size").unwrap() / heads)
+    }
+
     fn folder(&self, config: &serde_json::Value) -> CpuModel {
         self.in_folder(config, |source| self.load(source))
     }
@@ -44,21 +53,34 @@ impl Case {
             .unwrap()
             .options
             .names;
+        let mut stacks: BTreeMap<String, Vec<(usize, &String)>> = BTreeMap::new();
         for (name, shape) in &self.tensors {
+            // The usual name of a tensor, and of which expert it is.
+            let usual =
+                names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
+            if let Some((module, expert)) = usual.split_once(".experts.") {
+                let (expert, part) = expert.split_once('.').unwrap();
+                let whole = format!("{module}.experts.{part}");
+                stacks.entry(whole).or_default().push((expert.parse().unwrap(), name));
+                continue;
+            }
             let mut data = self.weights(name, shape);
             if names.norms_less_one && name.ends_with("norm.weight") {
                 data = data.into_iter().map(|x| x + 1.0).collect();
             }
-            if ["llama", "mistral"].contains(&self.kind())
+            if PERMUTED.contains(&self.kind())
                 && (name.contains("q_proj") || name.contains("k_proj"))
             {
-                data = interleaved(
-                    &data,
-                    shape[1],
-                    self.config["head_dim"].as_u64().unwrap() as usize,
-                );
+                data = interleaved(&data, shape[1], self.head_dim());
             }
-            writer.f32(&names::gguf(name, names.gguf).unwrap(), shape, &data);
+            writer.f32(&names::gguf(&usual, names.gguf).unwrap(), shape, &data);
+        }
+        for (name, mut experts) in stacks {
+            experts.sort_unstable();
+            let shape = [&[experts.len()][..], &self.tensors[experts[0].1]].concat();
+            let of_expert = |(_, name): &(usize, &String)| self.weights(name, &shape[1..]);
+            let data: Vec<f32> = experts.iter().flat_map(of_expert).collect();
+            writer.f32(&names::gguf(&name, names.gguf).unwrap(), &shape, &data);
         }
         for (name, data) in &converted.extra {
             writer.f32(name, &[data.len()], data);
@@ -109,10 +131,74 @@ fn every_family_equals_transformers() {
     }
 }
 
+fn case_of(name: &str) -> Case {
+    goldens().cases.into_iter().find(|case| case.name == name).unwrap()
+}
+
+/// Whichever experts the other rows of a step choose, a row's logits have the same bits.
+#[test]
+fn experts_do_not_depend_on_the_batch() {
+    for name in ["qwen3-moe", "qwen2-moe", "mixtral"] {
+        let case = case_of(name);
+        let mut model = case.folder(&case.config);
+        let whole = alone(&mut model, &case.tokens, 40);
+        for chunk in [1, 7] {
+            assert_eq!(alone(&mut model, &case.tokens, chunk), whole, "{name} by {chunk}");
+        }
+        let (own, other) = ([0, 2, 4], [1, 3]);
+        let spans = [
+            Span { tokens: &case.tokens[..25], cached: 0, blocks: &other },
+            Span { tokens: &case.tokens, cached: 0, blocks: &own },
+        ];
+        let mut step = batch(&spans, BLOCK_SIZE, false);
+        let together = rows(&model.forward(&step).unwrap());
+        assert_eq!(together[..25], whole[..25], "{name}");
+        assert_eq!(together[25..], whole[..], "{name}");
+        step.logits_indices = vec![24, 64];
+        let last = rows(&model.forward(&step).unwrap());
+        assert_eq!(last, [whole[24].clone(), whole[39].clone()], "{name}");
+        step.logits_indices.clear();
+        assert_eq!(model.forward(&step).unwrap().dims()[0], 0, "{name}");
+    }
+}
+
+/// Some checkpoints have the matrices of all experts of a layer in one tensor. Their cards count
+/// the same parameters.
+#[test]
+fn experts_may_be_stacked_in_one_tensor() {
+    let case = case_of("qwen3-moe");
+    let parameters: usize =
+        case.tensors.values().map(|shape| shape.iter().product::<usize>()).sum();
+    let count = |source: &ModelSource| crate::inspect(source).unwrap().parameters() as usize;
+    let folder = tempfile::tempdir().unwrap();
+    case.write(folder.path(), &case.config).unwrap();
+    let source = ModelSource::hf_folder(folder.path().to_owned());
+    let apart = alone(&mut case.load(&source), &case.tokens, 40);
+    assert_eq!(count(&source), parameters);
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+    for layer in 0..3 {
+        let mut experts = |part: &str| {
+            let name = |expert| format!("model.layers.{layer}.mlp.experts.{expert}.{part}.weight");
+            let parts: Vec<Tensor> = (0..8).map(|i| tensors.remove(&name(i)).unwrap()).collect();
+            Tensor::stack(&parts, 0).unwrap()
+        };
+        let [gate, up, down] = ["gate_proj", "up_proj", "down_proj"].map(&mut experts);
+        let name = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}");
+        tensors.insert(name("gate_up_proj"), Tensor::cat(&[gate, up], 1).unwrap());
+        tensors.insert(name("down_proj"), down);
+    }
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    assert_eq!(alone(&mut case.load(&source), &case.tokens, 40), apart);
+    assert_eq!(count(&source), parameters);
+    let file = case.gguf_file(case.gguf.as_ref().unwrap());
+    assert_eq!(count(&ModelSource::gguf(file.path().to_owned())), parameters);
+}
+
 /// GGUF files may list the sliding layers instead of relying on the family's pattern.
 #[test]
 fn listed_sliding_layers_are_obeyed() {
-    let mut case = goldens().cases.into_iter().find(|case| case.name == "gemma3").unwrap();
+    let mut case = case_of("gemma3");
     let want = rows(&logits()["gemma3"]);
     let mut converted = case.gguf.take().unwrap();
     let mut with = |full: usize| {

@@ -194,6 +194,9 @@ impl GgufFacts<'_> {
         let family = family(name.and_then(|v| v.to_string().ok()).map_or("", String::as_str))?;
         let (hidden, heads) =
             (self.needed("embedding_length")?, self.needed("attention.head_count")?);
+        if self.get("expert_count").is_some() {
+            return unknown("the witness computes no mixture of experts");
+        }
         let (layers, head_dim) = (
             self.needed("block_count")?,
             self.size("attention.key_length").unwrap_or(hidden / heads.max(1)),

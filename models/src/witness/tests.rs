@@ -138,7 +138,12 @@ fn what_candle_does_not_know_is_said() {
     check("llama-yarn", "RoPE scaling");
     check("qwen2-window", "windows");
     check("gemma3-odd", "attention scale");
+    check("qwen3-moe", "\"qwen3_moe\"");
     let cases = goldens().cases;
+    let mixtral = cases.iter().find(|case| case.name == "mixtral").unwrap();
+    let file = mixtral.gguf_file(mixtral.gguf.as_ref().unwrap());
+    let told = witnessed(&ModelSource::gguf(file.path().to_owned()), &mixtral.tokens);
+    assert!(told.clone().is_err_and(|told| told.contains("mixture of experts")), "{told:?}");
     let load = |source: &ModelSource| Witness::load(source, 8, 1000, None).err();
     let large = cases[0].in_folder(&cases[0].config, load);
     assert!(matches!(large, Some(Absence::Unknown(why)) if why.contains("witness_memory_mib")));

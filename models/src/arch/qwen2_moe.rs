@@ -1,0 +1,39 @@
+//! Qwen 1.5 and 2 with experts: Qwen 2's attention, and a mixture of experts with one that computes
+//! every token. Qwen Team 2024.
+
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen2, qwen3_moe};
+use crate::Result;
+use crate::config::MixtureConfig;
+use crate::loader::tensors::Presence;
+use cresset_kernels::activation::Activation;
+
+pub(super) const QWEN2_MOE: Architecture =
+    Architecture { gguf: Some(("qwen2moe", from_gguf)), hf: ("qwen2_moe", from_hf) };
+
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let mut config = keys.decoder()?;
+    let mixture = keys.mixture(&config, false)?;
+    let shared = mixture.shared.or(Some(config.intermediate_size));
+    config.mixture = Some(MixtureConfig { shared, ..mixture });
+    let options = LayerOptions { qkv_bias: Presence::Optional, ..qwen2::OPTIONS };
+    Ok(ArchSpec { config, options })
+}
+
+/// A window, which no release has, would be in every other layer below `max_window_layers`.
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let biased = keys.take("qkv_bias")?.unwrap_or(true);
+    let options = LayerOptions {
+        activation: keys.activation("hidden_act", Activation::Silu)?,
+        qkv_bias: Presence::when(biased),
+        ..qwen2::OPTIONS
+    };
+    let mut config = keys.decoder(false)?;
+    let window = keys.take("sliding_window")?;
+    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let windowed = keys.take("max_window_layers")?.unwrap_or(28);
+    let has_window = |layer: usize| layer.is_multiple_of(2) && layer < windowed;
+    config.sliding = keys.sliding(&config, window, has_window)?;
+    let shared = Some(keys.required("shared_expert_intermediate_size")?);
+    config.mixture = Some(MixtureConfig { shared, ..qwen3_moe::mixture(keys, &config)? });
+    Ok(ArchSpec { config, options })
+}

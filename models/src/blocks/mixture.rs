@@ -1,0 +1,189 @@
+//! A mixture of experts: for each token, a router chooses a few of many MLPs. Fedus et al. 2022,
+//! "Switch Transformers"; the shared expert is that of Dai et al. 2024, "DeepSeekMoE".
+
+use super::mlp::{Mlp, MlpNames};
+use crate::config::MixtureConfig;
+use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use crate::planted::{OpFault, argument, in_f32};
+use crate::{Error, Result};
+use cresset_kernels::Ops;
+use cresset_kernels::activation::{Activation, GatedArgs};
+use cresset_kernels::experts::{CombineArgs, ExpertLinearArgs, RouteArgs, Routes, SharedExpert};
+use cresset_kernels::gpu::Kind;
+use cresset_kernels::operand::Operand;
+
+pub struct Mixture<O: Ops> {
+    /// `[experts, hidden]`
+    router: O::Matrix,
+    /// `[experts * 2 * intermediate, hidden]`: for each expert gate, then up.
+    gate_up: O::Matrix,
+    /// `[experts * hidden, intermediate]`
+    down: O::Matrix,
+    shared: Option<Shared<O>>,
+    activation: Activation,
+    experts: usize,
+    chosen: usize,
+    normalise: bool,
+    /// `[tokens, experts]` f32: the router's results.
+    scores: Activations<O>,
+    /// `[tokens, chosen]` f32
+    weights: Activations<O>,
+    /// u32: which experts were chosen. It has room for the plan of each number of tokens.
+    plan: Activations<O>,
+    /// `[tokens, chosen * 2 * intermediate]`
+    projected: Activations<O>,
+    /// `[tokens, chosen * intermediate]`
+    activated: Activations<O>,
+    /// `[tokens, chosen * hidden]`
+    results: Activations<O>,
+}
+
+/// An expert that computes every token, and how much its result counts.
+struct Shared<O: Ops> {
+    mlp: Mlp<O>,
+    /// `[1, hidden]`
+    gate: O::Matrix,
+    /// `[tokens, hidden]`
+    result: Activations<O>,
+    /// `[tokens]` f32
+    gates: Activations<O>,
+}
+
+const SHARED: MlpNames = MlpNames {
+    module: "mlp.shared_expert",
+    projected: "shared expert gate and up",
+    activated: "shared expert activated",
+};
+
+impl<O: Ops> Mixture<O> {
+    /// `prefix` ends with a dot.
+    pub fn load(l: &mut LayerLoader<O>, config: &MixtureConfig, prefix: &str) -> Option<Self> {
+        let &MixtureConfig { experts, chosen, intermediate_size: inner, normalise, .. } = config;
+        let hidden = l.spec.config.hidden_size;
+        let router = l.tensors.matrix(&format!("{prefix}mlp.gate.weight"), experts, hidden);
+        let gate_up = gate_up(l, prefix, [experts, inner, hidden]);
+        let down = expert_matrices(l, prefix, &["down_proj"], [experts, hidden, inner]);
+        let shared = match config.shared {
+            Some(width) => Shared::load(l, prefix, width).map(Some),
+            None => Some(None),
+        };
+        let (router, gate_up, down, shared) = (router?, gate_up?, down?, shared?);
+        l.quantised |= O::is_quantised(&gate_up) || O::is_quantised(&down);
+        let plan = Routes::<O::View<'_>>::plan_len(1, experts, chosen);
+        Some(Self {
+            router,
+            gate_up,
+            down,
+            shared,
+            activation: l.spec.options.activation,
+            experts,
+            chosen,
+            normalise,
+            scores: l.rows_of(Kind::F32, "router scores", experts)?,
+            weights: l.rows_of(Kind::F32, "expert weights", chosen)?,
+            plan: l.rows_of(Kind::U32, "expert plan", plan)?,
+            projected: l.rows("experts gate and up", chosen * 2 * inner)?,
+            activated: l.rows("experts activated", chosen * inner)?,
+            results: l.rows("experts results", chosen * hidden)?,
+        })
+    }
+
+    /// `x.normed()` → `x.sublayer_out()`.
+    pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        let rows = x.rows();
+        if rows == 0 {
+            // This is the last layer of a step without logits.
+            return Ok(());
+        }
+        let routes = self.route(s, x)?;
+        let [gate_up, activated, results] =
+            [&self.projected, &self.activated, &self.results].map(|buffer| buffer.first(rows));
+        let w = O::matrix(&self.gate_up);
+        s.ops.expert_linear(&ExpertLinearArgs { x: x.normed(), w, routes, out: gate_up })?;
+        let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
+        let width = self.activated.width / self.chosen;
+        s.ops.gated(&GatedArgs { activation, gate_up, width, out: activated })?;
+        let w = O::matrix(&self.down);
+        s.ops.expert_linear(&ExpertLinearArgs { x: activated, w, routes, out: results })?;
+        let shared = match &self.shared {
+            Some(shared) => Some(shared.forward(s, x)?),
+            None => None,
+        };
+        let out = x.sublayer_out();
+        Ok(s.ops.combine(&CombineArgs { x: results, routes, shared, out })?)
+    }
+
+    /// Chooses the experts of each row of `x.normed()`.
+    fn route<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<Routes<O::View<'a>>> {
+        let &Self { experts, chosen, normalise, .. } = self;
+        let rows = x.rows();
+        let len = Routes::<O::View<'_>>::plan_len(rows, experts, chosen);
+        let plan = self.plan.first(rows).slice(0..len);
+        let routes = Routes { experts, chosen, weights: self.weights.first(rows), plan };
+        let scores = self.scores.first(rows);
+        in_f32(|| {
+            s.linear(&self.router, None, x.normed(), scores)?;
+            s.ops.route(&RouteArgs { scores, normalise, routes }).map_err(Error::from)
+        })?;
+        Ok(routes)
+    }
+}
+
+impl<O: Ops> Shared<O> {
+    fn load(l: &mut LayerLoader<O>, prefix: &str, width: usize) -> Option<Self> {
+        let hidden = l.spec.config.hidden_size;
+        let mlp = Mlp::load_as(l, prefix, &SHARED, width);
+        let gate = l.tensors.matrix(&format!("{prefix}mlp.shared_expert_gate.weight"), 1, hidden);
+        let (mlp, gate) = (mlp?, gate?);
+        let result = l.rows("shared expert result", hidden)?;
+        let gates = l.rows_of(Kind::F32, "shared expert gates", 1)?;
+        Some(Self { mlp, gate, result, gates })
+    }
+
+    fn forward<'a>(
+        &'a self,
+        s: &LayerStep<'a, O>,
+        x: &Stream<'a, O>,
+    ) -> Result<SharedExpert<O::View<'a>>> {
+        let [result, gate] = [&self.result, &self.gates].map(|buffer| buffer.first(x.rows()));
+        self.mlp.compute(s, x, result)?;
+        in_f32(|| s.linear(&self.gate, None, x.normed(), gate))?;
+        Ok(SharedExpert { x: result, gate })
+    }
+}
+
+/// The matrices of gate and up of all experts: fused in one tensor, or apart.
+fn gate_up<O: Ops>(
+    l: &mut LayerLoader<O>,
+    prefix: &str,
+    [experts, inner, hidden]: [usize; 3],
+) -> Option<O::Matrix> {
+    let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
+    match fused.iter().find(|name| l.tensors.has(name)) {
+        Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden]),
+        None => expert_matrices(l, prefix, &["gate_proj", "up_proj"], [experts, inner, hidden]),
+    }
+}
+
+/// The matrices `[rows, cols]` of some parts of all experts: each part of all experts in one
+/// tensor, or each expert's in a tensor of its own.
+fn expert_matrices<O: Ops>(
+    l: &mut LayerLoader<O>,
+    prefix: &str,
+    parts: &[&str],
+    [experts, rows, cols]: [usize; 3],
+) -> Option<O::Matrix> {
+    for end in ["", ".weight"] {
+        let name = |part: &&str| format!("{prefix}mlp.experts.{part}{end}");
+        let stacked: Vec<String> = parts.iter().map(name).collect();
+        if stacked.iter().any(|name| l.tensors.has(name)) {
+            let names: Vec<&str> = stacked.iter().map(String::as_str).collect();
+            return l.tensors.experts(&names, [experts, rows, cols]);
+        }
+    }
+    let name = |expert: usize, part: &str| format!("{prefix}mlp.experts.{expert}.{part}.weight");
+    let all = (0..experts).flat_map(|expert| parts.iter().map(move |part| name(expert, part)));
+    let names: Vec<String> = all.collect();
+    let stack: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), rows)).collect();
+    l.tensors.stack(&stack, cols)
+}
