@@ -36,6 +36,10 @@ SHAPE = dict(
 )
 
 
+# Some families' usual ids are outside of the vocabulary.
+NO_IDS = dict(pad_token_id=None, bos_token_id=None, eos_token_id=None)
+
+
 def rope(kind, theta=10_000.0, **more):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
@@ -182,6 +186,14 @@ CASES = [
         "F16",
         True,
         dict(num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2),
+    ),
+    ("smollm3", "smollm3", "F32", True, dict(num_hidden_layers=5) | NO_IDS),
+    (
+        "smollm3-window",
+        "smollm3",
+        "F32",
+        False,
+        dict(no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=8) | NO_IDS,
     ),
     (
         "gemma2",

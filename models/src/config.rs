@@ -19,6 +19,8 @@ pub struct ModelConfig {
     pub sliding: Option<Sliding>,
     /// The experts, in models that have some.
     pub mixture: Option<MixtureConfig>,
+    /// The layers whose queries and keys are not rotated.
+    pub unrotated: Vec<usize>,
     /// The products of Q and K are multiplied by this.
     pub attention_scale: f32,
     /// If set, those products become `cap * tanh(x / cap)`.

@@ -79,6 +79,7 @@ impl<'a> GgufConfigKeys<'a> {
             max_positions: self.required("context_length")?,
             sliding: None,
             mixture: None,
+            unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
             attention_softcap: None,

@@ -88,6 +88,7 @@ impl HfConfigKeys {
             max_positions,
             sliding: None,
             mixture: None,
+            unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
             attention_softcap: None,

@@ -12,6 +12,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod smollm3;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +34,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 9] = [
+pub static REGISTRY: [Architecture; 10] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mixtral::MIXTRAL,
@@ -41,6 +42,7 @@ pub static REGISTRY: [Architecture; 9] = [
     qwen2_moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3_moe::QWEN3_MOE,
+    smollm3::SMOLLM3,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
 ];

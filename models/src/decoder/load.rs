@@ -5,7 +5,7 @@
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
 use crate::arch::{self, ArchSpec};
-use crate::config::{RopeScaling, Sliding};
+use crate::config::{RopeConfig, RopeScaling, Sliding};
 use crate::loader::store::WeightStore;
 use crate::loader::tensors::{Reading, Tensors};
 use crate::loader::{self, ModelSource};
@@ -48,6 +48,8 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     rope: Option<Arc<RopeBuffers<O>>>,
     /// The RoPE table of the layers with a sliding window, if they use a different one.
     sliding_rope: Option<Arc<RopeBuffers<O>>>,
+    /// The empty table of layers whose queries and keys are not rotated.
+    no_rope: Option<Arc<RopeBuffers<O>>>,
 }
 
 impl<'l, O: Ops> LayerLoader<'l, '_, O> {
@@ -102,13 +104,17 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
 
     /// The RoPE table of the layer.
     pub fn rope(&mut self) -> Option<Arc<RopeBuffers<O>>> {
-        let own = self.sliding().and_then(|sliding| sliding.rope.as_ref());
-        let cached = if own.is_some() { &mut self.sliding_rope } else { &mut self.rope };
+        let config = &self.spec.config;
+        let none = RopeConfig { rotary_dim: 0, ..config.rope.clone() };
+        let (cached, own) = match self.sliding().and_then(|sliding| sliding.rope.as_ref()) {
+            _ if config.unrotated.contains(&self.layer) => (&mut self.no_rope, &none),
+            Some(own) => (&mut self.sliding_rope, own),
+            None => (&mut self.rope, &config.rope),
+        };
         if cached.is_none() {
-            let config = &self.spec.config;
             let positions = self.options.positions(config);
             let style = self.spec.options.rope_style;
-            let table = rope::upload(self.ops, own.unwrap_or(&config.rope), style, positions);
+            let table = rope::upload(self.ops, own, style, positions);
             *cached = self.tensors.keep("the RoPE table", table).map(Arc::new);
         }
         cached.clone()
@@ -165,6 +171,7 @@ impl<O: Ops> Decoder<O> {
             rows: BTreeMap::new(),
             rope: None,
             sliding_rope: None,
+            no_rope: None,
         };
         let mut load = |layer| {
             loader.layer = layer;

@@ -1,0 +1,55 @@
+//! SmolLM3: Llama's block, whose every fourth layer does not rotate queries and keys. Bakouch et
+//! al. 2025; Yang et al. 2025, "Rope to Nope and Back Again".
+
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use crate::Result;
+use crate::loader::tensors::Presence;
+use cresset_kernels::activation::Activation;
+use cresset_kernels::rope::RopeStyle;
+
+pub(super) const SMOLLM3: Architecture =
+    Architecture { gguf: Some(("smollm3", from_gguf)), hf: ("smollm3", from_hf) };
+
+/// Every layer of this number is not rotated.
+const INTERVAL: usize = 4;
+/// The rotation's base if the config has none.
+const THETA: f32 = 2_000_000.0;
+
+/// GGUF does not name the layers. The converter permutes the rows of Q and K for interleaved
+/// rotation, also in layers without one.
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let mut config = keys.decoder()?;
+    config.unrotated = every(INTERVAL, config.layers);
+    Ok(ArchSpec { config, options: LayerOptions::plain(RopeStyle::Interleaved) })
+}
+
+fn every(interval: usize, layers: usize) -> Vec<usize> {
+    (0..layers).filter(|layer| (layer + 1).is_multiple_of(interval)).collect()
+}
+
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    keys.default("rope_theta", THETA);
+    let attention_bias = Presence::when(keys.flag("attention_bias")?);
+    let options = LayerOptions {
+        activation: keys.activation("hidden_act", Activation::Silu)?,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        mlp_bias: Presence::when(keys.flag("mlp_bias")?),
+        ..LayerOptions::plain(RopeStyle::Neox)
+    };
+    let mut config = keys.decoder(true)?;
+    let interval = keys.take("no_rope_layer_interval")?.unwrap_or(INTERVAL).max(1);
+    // In spite of its name the list has a 1 for each layer that is rotated.
+    config.unrotated = match keys.take::<Vec<u8>>("no_rope_layers")? {
+        Some(rotated) if rotated.len() != config.layers => {
+            return Err(keys.bad("`no_rope_layers` does not have a number for each layer"));
+        }
+        Some(rotated) => (0..config.layers).filter(|layer| rotated[*layer] == 0).collect(),
+        None => every(interval, config.layers),
+    };
+    let window = keys.take("sliding_window")?;
+    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let unrotated = config.unrotated.clone();
+    config.sliding = keys.sliding(&config, window, |layer| unrotated.contains(&layer))?;
+    Ok(ArchSpec { config, options })
+}
