@@ -44,8 +44,8 @@ def rope(kind, theta=10_000.0, **more):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **more}}
 
 
-def long_rope(original):
-    short, long = [1.0 + 0.05 * i for i in range(8)], [1.0 + 0.9 * i for i in range(8)]
+def long_rope(original, pairs=8):
+    short, long = [[1.0 + by * i for i in range(pairs)] for by in (0.05, 0.9)]
     return rope(
         "longrope",
         short_factor=short,
@@ -59,6 +59,7 @@ def experts(count, chosen, width=32):
     return dict(num_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width)
 
 
+PHI = dict(original_max_position_embeddings=16, partial_rotary_factor=0.75) | NO_IDS
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
@@ -187,6 +188,8 @@ CASES = [
         True,
         dict(num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2),
     ),
+    ("phi3", "phi3", "F32", True, dict(sliding_window=8) | rope("default") | PHI),
+    ("phi3-long", "phi3", "BF16", True, dict(num_key_value_heads=4) | long_rope(16, 6) | PHI),
     ("smollm3", "smollm3", "F32", True, dict(num_hidden_layers=5) | NO_IDS),
     (
         "smollm3-window",

@@ -34,7 +34,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let (mut config, options) = gemma2::hf_decoder(keys)?;
     let (head_dim, max_positions) = (config.head_dim, config.max_positions);
     let rope = |(parameters, theta)| {
-        hf_rope::rope(parameters, Base { theta, head_dim, max_positions }, None)
+        hf_rope::rope(parameters, Base { theta, head_dim, part: 1.0, max_positions }, None)
     };
     (config.rope, config.max_positions) = rope(full)?;
     let (sliding_rope, _) = rope(sliding)?;

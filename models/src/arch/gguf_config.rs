@@ -2,6 +2,7 @@
 //! understood.
 
 use crate::config::{MixtureConfig, RopeConfig, RopeScaling, Yarn};
+use crate::decoder::LONG_FACTORS;
 use crate::loader::damaged;
 use crate::loader::gguf::{GgufFile, Value};
 use crate::{Error, ModelConfig, Result};
@@ -39,6 +40,11 @@ impl<'a> GgufConfigKeys<'a> {
 
     pub(super) fn size(&mut self, key: &str) -> Result<Option<usize>> {
         self.get(key, |v| v.as_usize().filter(|v| *v > 0 && u32::try_from(*v).is_ok()))
+    }
+
+    /// Reads a size that may be zero.
+    pub(super) fn count(&mut self, key: &str) -> Result<Option<usize>> {
+        self.get(key, Value::as_usize)
     }
 
     fn required(&mut self, key: &str) -> Result<usize> {
@@ -157,6 +163,25 @@ impl<'a> GgufConfigKeys<'a> {
             original_max_positions: original,
             truncate: true,
         })
+    }
+
+    /// LongRoPE, whose factors are tensors: until they are read, all are one.
+    pub(super) fn long_rope(&mut self, config: &ModelConfig) -> Result<Option<RopeScaling>> {
+        let original = self.size("rope.scaling.original_context_length")?;
+        let attention_factor = self.float("rope.scaling.attn_factor")?;
+        if !self.file.tensors.contains_key(LONG_FACTORS) {
+            return Ok(None);
+        }
+        let original = original.unwrap_or(config.max_positions);
+        let longer = (config.max_positions as f32 / original as f32).max(1.0);
+        let usual = (1.0 + longer.ln() / (original as f32).ln()).sqrt();
+        let ones = vec![1.0; config.rope.rotary_dim / 2];
+        Ok(Some(RopeScaling::LongRope {
+            short: ones.clone(),
+            long: ones,
+            attention_factor: attention_factor.unwrap_or(usual),
+            original_max_positions: original,
+        }))
     }
 
     /// Llama 3's scaling is missing here because the converter bakes it into `rope_freqs.weight`.

@@ -14,8 +14,14 @@ use std::path::{Path, PathBuf};
 const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 
 /// Switches that some families lack. Others carry them; they must then be off.
-const OFF: [&str; 5] =
-    ["attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention", "use_mrope"];
+const OFF: [&str; 6] = [
+    "attention_bias",
+    "lm_head_bias",
+    "mlp_bias",
+    "rope_interleaved",
+    "use_bidirectional_attention",
+    "use_mrope",
+];
 
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
 /// end is not understood.
@@ -54,6 +60,17 @@ impl HfConfigKeys {
         Ok(self.take(key)?.unwrap_or(false))
     }
 
+    /// Takes a key out of the object that `key` is, if it is one.
+    pub(super) fn take_inside<T: DeserializeOwned>(
+        &mut self,
+        key: &str,
+        inner: &str,
+    ) -> Result<Option<T>> {
+        let Some(Value::Object(values)) = self.values.get_mut(key) else { return Ok(None) };
+        let Some(value) = values.remove(inner) else { return Ok(None) };
+        serde_json::from_value(value).map_err(|e| self.bad(&format!("{inner}: {e}")))
+    }
+
     /// Takes an object out, whose own keys must be understood too.
     pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>> {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
@@ -69,12 +86,17 @@ impl HfConfigKeys {
 
     /// Reads what every decoder has.
     pub(super) fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
+        self.decoder_with(tied_embeddings, 1.0)
+    }
+
+    /// Reads the same of a decoder that rotates a part of each head.
+    pub(super) fn decoder_with(&mut self, tied_embeddings: bool, part: f32) -> Result<ModelConfig> {
         let max_positions = self.required("max_position_embeddings")?;
         let (hidden_size, heads) =
             (self.required("hidden_size")?, self.required("num_attention_heads")?);
         let head_dim =
             self.take("head_dim")?.or(usize::checked_div(hidden_size, heads)).unwrap_or(0);
-        let (rope, max_positions) = hf_rope::shared(self, head_dim, max_positions)?;
+        let (rope, max_positions) = hf_rope::shared(self, head_dim, part, max_positions)?;
         let config = ModelConfig {
             vocab_size: self.required("vocab_size")?,
             hidden_size,

@@ -12,17 +12,21 @@ const THETA: f32 = 10_000.0;
 pub(super) struct Base {
     pub theta: f32,
     pub head_dim: usize,
+    /// The part of each head that is rotated.
+    pub part: f32,
     /// `max_position_embeddings`.
     pub max_positions: usize,
 }
 
-/// Reads one rotation for all layers, and how many positions it reaches.
+/// Reads one rotation for all layers, of a part of each head, and how many positions it reaches.
 pub(super) fn shared(
     keys: &mut HfConfigKeys,
     head_dim: usize,
+    part: f32,
     max_positions: usize,
 ) -> Result<(RopeConfig, usize)> {
-    let base = Base { theta: keys.take("rope_theta")?.unwrap_or(THETA), head_dim, max_positions };
+    let theta = keys.take("rope_theta")?.unwrap_or(THETA);
+    let base = Base { theta, head_dim, part, max_positions };
     let original = keys.take("original_max_position_embeddings")?;
     let (older, newer) = (keys.object("rope_scaling")?, keys.object("rope_parameters")?);
     rope(older.or(newer), base, original)
@@ -35,7 +39,7 @@ pub(super) fn rope(
     base: Base,
     original: Option<usize>,
 ) -> Result<(RopeConfig, usize)> {
-    let rotary_dim = base.head_dim;
+    let rotary_dim = (base.head_dim as f32 * base.part) as usize;
     let Some(mut keys) = parameters else {
         return Ok((
             RopeConfig { theta: base.theta, rotary_dim, scaling: RopeScaling::None },
@@ -61,7 +65,7 @@ pub(super) fn rope(
             original_max_positions: original,
         },
         Some("yarn") => RopeScaling::Yarn(yarn(&mut keys, base.max_positions, original)?),
-        Some("longrope") => long_rope(&mut keys, base.max_positions, original)?,
+        Some("longrope" | "su") => long_rope(&mut keys, base.max_positions, original)?,
         Some(other) => {
             return Err(keys.unsupported(&format!("RoPE scaling {other:?} is not supported")));
         }

@@ -8,6 +8,7 @@ mod hf_rope;
 mod llama;
 mod mistral;
 mod mixtral;
+mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -34,7 +35,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 10] = [
+pub static REGISTRY: [Architecture; 11] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mixtral::MIXTRAL,
@@ -42,6 +43,7 @@ pub static REGISTRY: [Architecture; 10] = [
     qwen2_moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3_moe::QWEN3_MOE,
+    phi3::PHI3,
     smollm3::SMOLLM3,
     gemma2::GEMMA2,
     gemma3::GEMMA3,

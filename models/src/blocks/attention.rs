@@ -37,7 +37,12 @@ impl<O: Ops> SelfAttention<O> {
             |kind: &str| ["q_proj", "k_proj", "v_proj"].map(|p| name(&format!("{p}.{kind}")));
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
         let t = &mut *l.tensors;
-        let qkv = t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size);
+        let fused = name("qkv_proj.weight");
+        let qkv = if t.has(&fused) {
+            t.matrix(&fused, q + 2 * kv, config.hidden_size)
+        } else {
+            t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size)
+        };
         let qkv_bias = t.bias_if(options.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
         let mut norm = |part| {
             if options.qk_norm {

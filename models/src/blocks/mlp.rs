@@ -46,8 +46,13 @@ impl<O: Ops> Mlp<O> {
         let (hidden, options) = (l.spec.config.hidden_size, &l.spec.options);
         let name = |part: &str| format!("{prefix}{}.{part}", names.module);
         let t = &mut *l.tensors;
-        let parts = [name("gate_proj.weight"), name("up_proj.weight")];
-        let gate_up = t.stack(&parts.each_ref().map(|part| (part.as_str(), inner)), hidden);
+        let fused = name("gate_up_proj.weight");
+        let gate_up = if t.has(&fused) {
+            t.matrix(&fused, 2 * inner, hidden)
+        } else {
+            let parts = [name("gate_proj.weight"), name("up_proj.weight")];
+            t.stack(&parts.each_ref().map(|part| (part.as_str(), inner)), hidden)
+        };
         let biases = [(&*name("gate_proj.bias"), inner), (&*name("up_proj.bias"), inner)];
         let gate_up_bias = t.bias_if(options.mlp_bias, &biases);
         let down = t.matrix(&name("down_proj.weight"), hidden, inner);

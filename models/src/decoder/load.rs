@@ -18,6 +18,9 @@ use std::sync::Arc;
 
 /// Divisors of the rotary frequencies, if the file has them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// The two tables of LongRoPE in GGUF files.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
 /// The sizes a decoder is built for.
 #[derive(Clone, Copy, Debug)]
@@ -159,6 +162,12 @@ impl<O: Ops> Decoder<O> {
         if t.has(ROPE_FACTORS) {
             let factors = t.numbers(ROPE_FACTORS, spec.config.rope.rotary_dim / 2)?;
             spec.config.rope.scaling = RopeScaling::Factors(factors);
+        }
+        if let RopeScaling::LongRope { short, long, .. } = &mut spec.config.rope.scaling
+            && t.has(LONG_FACTORS)
+        {
+            (*short, *long) =
+                (t.numbers(SHORT_FACTORS, short.len())?, t.numbers(LONG_FACTORS, long.len())?);
         }
         let embedding = t.matrix("model.embed_tokens.weight", vocab_size, hidden_size);
         let mut loader = LayerLoader {

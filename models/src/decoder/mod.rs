@@ -9,6 +9,7 @@ mod load;
 pub mod rope;
 mod step;
 
+pub(crate) use load::LONG_FACTORS;
 pub use load::{DecoderOptions, LayerLoader};
 pub use step::{Activations, LayerStep, StepBatch, Stream};
 

@@ -1,0 +1,56 @@
+//! Phi-3 and 4: Llama's block with Q, K and V in one matrix and gate and up in another, LongRoPE,
+//! and in the smaller ones heads of which a part is rotated. Abdin et al. 2024.
+
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use crate::Result;
+use crate::config::Sliding;
+use crate::loader::tensors::NameMap;
+use cresset_kernels::activation::Activation;
+use cresset_kernels::rope::RopeStyle;
+
+pub(super) const PHI3: Architecture =
+    Architecture { gguf: Some(("phi3", from_gguf)), hf: ("phi3", from_hf) };
+
+const OPTIONS: LayerOptions = LayerOptions {
+    names: NameMap {
+        gguf: &[("self_attn.qkv_proj", "attn_qkv"), ("mlp.gate_up_proj", "ffn_up")],
+        ..NameMap::USUAL
+    },
+    ..LayerOptions::plain(RopeStyle::Neox)
+};
+
+/// A window of 0 tokens means that there is none.
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let mut config = keys.decoder()?;
+    let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
+    config.sliding = window.map(|window| Sliding::everywhere(window, config.layers));
+    if let Some(scaling) = keys.long_rope(&config)? {
+        config.rope.scaling = scaling;
+    }
+    Ok(ArchSpec { config, options: OPTIONS })
+}
+
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    // Some configs have these two, which the reference does not read.
+    keys.take::<usize>("full_attn_mod")?;
+    keys.take::<f32>("interpolate_factor")?;
+    let part = rotated_part(keys)?;
+    let mut config = keys.decoder_with(false, part)?;
+    let window = keys.take("sliding_window")?;
+    config.sliding = window.map(|window| Sliding::everywhere(window, config.layers));
+    let activation = keys.activation("hidden_act", Activation::Silu)?;
+    Ok(ArchSpec { config, options: LayerOptions { activation, ..OPTIONS } })
+}
+
+/// The part of each head that is rotated: a setting of its own, or one of the rotation.
+fn rotated_part(keys: &mut hf_config::HfConfigKeys) -> Result<f32> {
+    const KEY: &str = "partial_rotary_factor";
+    let own = keys.take(KEY)?;
+    let (newer, older) =
+        (keys.take_inside("rope_parameters", KEY)?, keys.take_inside("rope_scaling", KEY)?);
+    let part: f32 = newer.or(older).or(own).unwrap_or(1.0);
+    if part > 0.0 && part <= 1.0 {
+        return Ok(part);
+    }
+    Err(keys.bad("`partial_rotary_factor` is not a part of a head"))
+}
