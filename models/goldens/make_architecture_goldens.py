@@ -59,6 +59,12 @@ def experts(count, chosen, width=32):
     return dict(num_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width)
 
 
+GRANITE = dict(
+    embedding_multiplier=6.0,
+    residual_multiplier=0.22,
+    attention_multiplier=0.2,
+    logits_scaling=3.0,
+)
 PHI = dict(original_max_position_embeddings=16, partial_rotary_factor=0.75) | NO_IDS
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -190,6 +196,14 @@ CASES = [
     ),
     ("phi3", "phi3", "F32", True, dict(sliding_window=8) | rope("default") | PHI),
     ("phi3-long", "phi3", "BF16", True, dict(num_key_value_heads=4) | long_rope(16, 6) | PHI),
+    ("granite", "granite", "F32", True, dict(tie_word_embeddings=True) | GRANITE),
+    (
+        "granite-moe",
+        "granitemoe",
+        "BF16",
+        False,
+        dict(num_local_experts=6, num_experts_per_tok=2, attention_bias=True) | GRANITE,
+    ),
     ("smollm3", "smollm3", "F32", True, dict(num_hidden_layers=5) | NO_IDS),
     (
         "smollm3-window",

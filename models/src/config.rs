@@ -28,6 +28,8 @@ pub struct ModelConfig {
     pub logits_softcap: Option<f32>,
     /// Token embeddings are multiplied by this.
     pub embedding_scale: f32,
+    /// Logits are multiplied by this, before they are capped.
+    pub logits_scale: f32,
     pub tied_embeddings: bool,
     /// The kind in which keys and values are kept. On the CPU it is f32, or f16 beside quantised
     /// weights, whose own rounding is far coarser; on a device it is that of the activations.
@@ -154,7 +156,8 @@ impl ModelConfig {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(format!("{} heads cannot share {} KV heads", self.heads, self.kv_heads));
         }
-        let factors = [self.rms_norm_eps, self.attention_scale, self.embedding_scale];
+        let factors =
+            [self.rms_norm_eps, self.attention_scale, self.embedding_scale, self.logits_scale];
         let caps = [self.attention_softcap, self.logits_softcap];
         if !factors.into_iter().chain(caps.into_iter().flatten()).all(positive) {
             return Err("the norm's epsilon, the scales and the soft caps must be positive".into());

@@ -91,6 +91,7 @@ impl<'a> GgufConfigKeys<'a> {
             attention_softcap: None,
             logits_softcap: None,
             embedding_scale: 1.0,
+            logits_scale: 1.0,
             tied_embeddings: !self.file.tensors.contains_key("output.weight"),
         };
         // The sizes are checked before anything is allocated by them.

@@ -116,6 +116,7 @@ impl HfConfigKeys {
             attention_softcap: None,
             logits_softcap: None,
             embedding_scale: 1.0,
+            logits_scale: 1.0,
             tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
         };
         // The sizes are checked before anything is allocated by them.

@@ -17,7 +17,7 @@ pub(super) const LLAMA: Architecture =
 
 /// GGUF files of this name hold Mistral and Mixtral too; the converter permutes the rows of Q and K
 /// for interleaved rotation.
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.sliding = keys
         .size("attention.sliding_window")?
@@ -34,7 +34,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let attention_bias = Presence::when(keys.flag("attention_bias")?);
     let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,

@@ -3,6 +3,7 @@
 mod gemma2;
 mod gemma3;
 mod gguf_config;
+mod granite;
 mod hf_config;
 mod hf_rope;
 mod llama;
@@ -35,7 +36,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 11] = [
+pub static REGISTRY: [Architecture; 13] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mixtral::MIXTRAL,
@@ -45,6 +46,8 @@ pub static REGISTRY: [Architecture; 11] = [
     qwen3_moe::QWEN3_MOE,
     phi3::PHI3,
     smollm3::SMOLLM3,
+    granite::GRANITE,
+    granite::GRANITE_MOE,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
 ];

@@ -187,7 +187,9 @@ impl<O: Ops> Decoder<O> {
             arch::load_layer(&mut loader)
         };
         let layers: Vec<_> = (0..layers).map(&mut load).collect();
-        let norm = loader.tensors.norm("model.norm.weight", hidden_size);
+        // The logits are linear in what the last norm gives.
+        let scale = spec.config.logits_scale;
+        let norm = loader.tensors.scaled_norm("model.norm.weight", hidden_size, scale);
         let head = if tied_embeddings {
             Some(None)
         } else {

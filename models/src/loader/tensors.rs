@@ -140,11 +140,15 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Takes the weights of a norm.
     pub fn norm(&mut self, name: &str, len: usize) -> Option<M::Buffer> {
+        self.scaled_norm(name, len, 1.0)
+    }
+
+    /// Takes the weights of a norm whose results are multiplied by `scale`.
+    pub fn scaled_norm(&mut self, name: &str, len: usize, scale: f32) -> Option<M::Buffer> {
         let mut weights = self.numbers(name, len)?;
-        if self.names.norms_less_one {
-            for weight in &mut weights {
-                *weight += 1.0;
-            }
+        let added = if self.names.norms_less_one { 1.0 } else { 0.0 };
+        for weight in &mut weights {
+            *weight = (*weight + added) * scale;
         }
         let norm = self.store.norm(weights);
         self.keep(name, norm)

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
 /// The families whose rows of Q and K the converter permutes.
-const PERMUTED: [&str; 4] = ["llama", "mistral", "mixtral", "smollm3"];
+const PERMUTED: [&str; 5] = ["granite", "llama", "mistral", "mixtral", "smollm3"];
 
 impl Case {
     fn head_dim(&self) -> usize {
