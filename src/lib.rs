@@ -30,3 +30,4 @@ pub mod server;
 pub mod store;
 pub mod text;
 pub mod tls;
+pub mod traces;

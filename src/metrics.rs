@@ -110,6 +110,9 @@ metrics! {
     gateway_latency: By<1, Histogram> = histograms("gateway_request_seconds",
         "Seconds from a request to the gateway until its answer was sent, by route",
         || Histogram::new(REQUEST));
+    trace_spans: By<1, Counter> = add("trace_spans",
+        "Ended spans by what became of them: sent, failed (the collector did not take them), \
+         dropped (too many waited)");
     ready: Gauge = add("ready", "1 while the node can serve, else 0");
 
     // The loaded models' engines, by model.
@@ -223,6 +226,17 @@ impl ModelMetrics {
     }
 }
 
+/// What became of the ended spans of traces.
+#[derive(Clone, Debug)]
+pub struct SpanCounts(By<1, Counter>);
+
+impl SpanCounts {
+    /// `result` is `sent`, `failed` or `dropped`.
+    pub fn add(&self, result: &'static str, spans: u64) {
+        self.0.get_or_create(&[("result", result.to_owned())]).inc_by(spans);
+    }
+}
+
 /// Memory, files and processor time of the process.
 #[derive(Debug)]
 struct ProcessMetrics {
@@ -275,6 +289,10 @@ impl Metrics {
             generation_tokens: self.generation_tokens.get_or_create_owned(label),
             generated: self.generated.clone(),
         }
+    }
+
+    pub fn span_counts(&self) -> SpanCounts {
+        SpanCounts(self.trace_spans.clone())
     }
 
     pub fn sample_process(&self, sample: ProcessSample) {
@@ -409,6 +427,7 @@ mod tests {
         });
         metrics.gateway_answered("/api/chat", None, Duration::from_secs(1));
         metrics.sample_qualification("m", 5);
+        metrics.span_counts().add("dropped", 2);
         let stats =
             EngineStats { running: 1, blocks_total: 4, blocks_used: 1, ..EngineStats::default() };
         metrics.sample_engine("m", false, &stats);
@@ -433,6 +452,7 @@ mod tests {
             "cresset_disk_free_bytes 7",
             "cresset_ledger_file_bytes{file=\"answers\"} 8",
             "cresset_gateway_requests_total{route=\"/api/chat\",status=\"0\"} 1",
+            "cresset_trace_spans_total{result=\"dropped\"} 2",
             "cresset_qualification_age_seconds{model=\"m\"} 5",
             "cresset_request_prompt_tokens_sum{model=\"m\"} 5.0",
             "cresset_time_to_first_token_seconds_count{model=\"m\"} 1",

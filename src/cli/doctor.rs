@@ -9,6 +9,7 @@ use crate::config::{Config, memory_bytes};
 use crate::node::{self, ComputeDevice, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::{Store, StoreConfig};
+use crate::traces;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -80,6 +81,7 @@ async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
             let context = Context::new(dir, loaded.config, Output { json: globals.json });
             findings.extend(gpu(&context));
             findings.push(fetching(&context.config));
+            findings.extend(collector(&context.config));
             findings.extend(folder(&context).await);
         }
     }
@@ -173,6 +175,19 @@ fn fetching(config: &Config) -> Finding {
             "install python3-pip, or set hub.python",
         ),
     }
+}
+
+/// Whether the collector of traces answers; `None` when there is none.
+fn collector(config: &Config) -> Option<Finding> {
+    let endpoint = config.traces.endpoint.as_deref()?;
+    Some(match traces::probe(&config.traces)? {
+        Ok(()) => Finding::good("traces", format!("the collector at {endpoint} answers")),
+        Err(why) => Finding::warning(
+            "traces",
+            why,
+            "start a collector that takes OTLP over HTTP there, or correct traces.endpoint",
+        ),
+    })
 }
 
 /// The ledger, the node and its models, or the ports that a node would take.

@@ -6,7 +6,9 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
 use crate::config::{HttpSettings, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
+use crate::metrics::Metrics;
 use crate::tls::{self, TlsListeners};
+use crate::traces::Traces;
 use clap::Args;
 use hyper::Uri;
 use serde_json::json;
@@ -71,6 +73,8 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let session = arguments.session.unwrap_or_else(Uuid::new_v4);
     let trusted = arguments.ca.as_deref().or(context.config.tls.trusted.as_deref());
     let listeners = TlsListeners::read(&context.config.tls).map_err(CommandError::new)?;
+    let metrics = Metrics::default();
+    let traces = Traces::start(&context.config.traces, "cresset relay", metrics.span_counts());
     let options = GatewayOptions {
         upstream: arguments.upstream,
         tls: tls::client(trusted).map_err(CommandError::new)?,
@@ -81,6 +85,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         origins: arguments.origin,
         aliases: arguments.alias.into_iter().collect(),
         metrics: None,
+        traces: traces.clone(),
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);
@@ -88,6 +93,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     context.output.line(&ready, format!("relaying {address} to {upstream}"))?;
     let tls = listeners.acceptor(ListenerName::Gateway);
     gateway::serve(listener, tls, gateway, shutdown::on_signal()?).await;
+    traces.end().await;
     Ok(())
 }
 

@@ -102,14 +102,8 @@ impl Config {
             let text = "tls.certificate and tls.key: each needs the other one";
             return Err(ConfigError(text.into()));
         }
-        let is_address = |text: &str| text.starts_with("https://") || text.starts_with("http://");
-        match &self.hub.endpoint {
-            Some(endpoint) if !is_address(endpoint) => {
-                let value = format!("{endpoint:?}");
-                Err(refused("hub.endpoint", value, "must begin with https:// or http://"))
-            }
-            _ => Ok(()),
-        }
+        require_web_address("hub.endpoint", self.hub.endpoint.as_deref())?;
+        require_web_address("traces.endpoint", self.traces.endpoint.as_deref())
     }
 }
 
@@ -142,6 +136,17 @@ fn collect<'a>(
 
 fn refused(key: &str, value: impl std::fmt::Display, why: &str) -> ConfigError {
     ConfigError(format!("{key} = {value}: {why}"))
+}
+
+fn require_web_address(key: &str, value: Option<&str>) -> Result<(), ConfigError> {
+    let is_address = |text: &str| text.starts_with("https://") || text.starts_with("http://");
+    match value.filter(|text| !is_address(text)) {
+        Some(text) => {
+            let why = "must begin with https:// or http://";
+            Err(refused(key, format!("{text:?}"), why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn require_name(
@@ -226,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 20] = [
+        const UNITS: [&str; 21] = [
             "threads",
             "MiB",
             "bytes",
@@ -247,6 +252,7 @@ mod tests {
             "priority",
             "subscribers",
             "steps",
+            "spans",
         ];
         let (schema, values) = (Config::schema(), Config::default().values());
         for setting in settings(&schema, &values) {

@@ -22,7 +22,7 @@ pub use sections::{
     ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GatewaySettings,
     GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings,
     ListenerName, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
-    RequestSettings, TemplateSettings, TlsSettings,
+    RequestSettings, TemplateSettings, TlsSettings, TraceSettings,
 };
 
 use schemars::JsonSchema;
@@ -50,6 +50,7 @@ pub struct Config {
     pub qualification: QualificationSettings = QualificationSettings::default(),
     pub quickstart: QuickstartSettings = QuickstartSettings::default(),
     pub log: LogSettings = LogSettings::default(),
+    pub traces: TraceSettings = TraceSettings::default(),
     /// Limits of accounts, by plan name. Each account names one; `default` must exist.
     pub plans: BTreeMap<String, Plan> = BTreeMap::from([("default".into(), Plan::default())]),
 }

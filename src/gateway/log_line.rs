@@ -1,10 +1,11 @@
-//! One line of the log for each request, and its metrics, when its answer was sent or its client
-//! has gone. It names paths, models and figures, and nothing else that a client chose.
+//! One line of the log for each request, its metrics and its span, when its answer was sent or its
+//! client has gone. They name paths, models and figures, and nothing else that a client chose.
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use crate::metrics::Metrics;
 use crate::server::access_log;
+use crate::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
 use std::sync::Arc;
@@ -42,16 +43,20 @@ pub(super) struct GatewayLine {
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
     metrics: Option<Arc<Metrics>>,
+    /// Ended with the line.
+    pub trace: TraceSpan,
 }
 
 impl GatewayLine {
     /// `metrics` count the request too.
-    pub(super) fn begin(head: &Parts, metrics: Option<Arc<Metrics>>) -> Self {
+    pub(super) fn begin(head: &Parts, metrics: Option<Arc<Metrics>>, traces: &Traces) -> Self {
+        let (method, route) = (access_log::known_method(&head.method), route(head.uri.path()));
         Self {
             metrics,
             began: Instant::now(),
-            method: access_log::known_method(&head.method),
-            route: route(head.uri.path()),
+            trace: traces.request(method.as_ref(), route, &head.headers),
+            method,
+            route,
             model: None,
             status: None,
             request_id: None,
@@ -74,6 +79,26 @@ impl GatewayLine {
         self.prompt_tokens = count("\"prompt_tokens\":", self.prompt_tokens);
         self.completion_tokens = count("\"completion_tokens\":", self.completion_tokens);
     }
+
+    fn end_trace(&self) {
+        let tokens = [
+            ("gen_ai.usage.input_tokens", self.prompt_tokens),
+            ("gen_ai.usage.output_tokens", self.completion_tokens),
+        ];
+        for (name, count) in tokens {
+            if let Some(count) = count {
+                self.trace.set(name, count as i64);
+            }
+        }
+        if let Some(model) = &self.model {
+            self.trace.set("gen_ai.request.model", model.clone());
+        }
+        if let Some(id) = &self.request_id {
+            self.trace.set("cresset.request.id", id.clone());
+        }
+        self.trace.answered(self.status, None);
+        self.trace.end();
+    }
 }
 
 /// The number that the last `member` has. Inside a JSON string no quotation mark stands without a
@@ -93,6 +118,7 @@ impl Drop for GatewayLine {
         if let Some(metrics) = &self.metrics {
             metrics.gateway_answered(route, status, took);
         }
+        self.end_trace();
         let milliseconds = took.as_millis() as u64;
         macro_rules! line {
             ($level:ident) => {

@@ -19,6 +19,7 @@ mod upstream;
 use crate::config::HttpSettings;
 use crate::metrics::Metrics;
 use crate::server::{self, own_names::OwnNames};
+use crate::traces::Traces;
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
 use axum::Router;
 use axum::body::Body;
@@ -94,6 +95,7 @@ pub struct GatewayOptions {
     pub aliases: BTreeMap<String, String>,
     /// Those of the node, if it is the node's own gateway.
     pub metrics: Option<Arc<Metrics>>,
+    pub traces: Traces,
 }
 
 /// The address at which a process reaches its own listener at `public`.
@@ -142,6 +144,7 @@ pub struct Gateway {
     origins: Vec<String>,
     aliases: BTreeMap<String, String>,
     metrics: Option<Arc<Metrics>>,
+    traces: Traces,
     calls: Arc<Calls>,
 }
 
@@ -164,13 +167,15 @@ impl Gateway {
             origins: options.origins,
             aliases: options.aliases,
             metrics: options.metrics,
+            traces: options.traces,
             calls: Arc::default(),
         })
     }
 
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let (mut head, body) = request.into_parts();
-        let mut line = GatewayLine::begin(&head, self.metrics.clone());
+        let mut line = GatewayLine::begin(&head, self.metrics.clone(), &self.traces);
+        line.trace.continue_in(&mut head.headers);
         let origin = origins::take_allowed(&mut head.headers, &self.origins);
         let dialect = ApiDialect::of_errors(&head);
         let mut answer = self.admit(head, body, origin.is_some(), &mut line).await;

@@ -156,6 +156,7 @@ fn settings(upstream: &str) -> GatewayOptions {
         tls: crate::tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
         metrics: None,
+        traces: Traces::default(),
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),
         key: Some("own\n".into()),

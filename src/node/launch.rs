@@ -454,6 +454,7 @@ impl RunningNode {
             origins: config.gateway.origins.clone(),
             aliases: config.gateway.aliases.clone(),
             metrics: Some(self.live.node.metrics.clone()),
+            traces: self.live.node.traces.clone(),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());
@@ -505,11 +506,13 @@ impl RunningNode {
     /// listeners.
     pub async fn drain(mut self) {
         if self.live.handed_over.is_cancelled() {
-            return self.end_after_handover().await;
+            self.end_after_handover().await;
+        } else {
+            self.live.node.drain().await;
+            self.stop_listening();
         }
-        self.live.node.drain().await;
-        self.stop_listening();
         while self.surfaces.join_next().await.is_some() {}
+        self.live.node.traces.end().await;
     }
 
     /// Waits until another process has taken the listeners.
@@ -519,13 +522,12 @@ impl RunningNode {
 
     /// Ends without refusing anything: what this process has accepted it answers, within the grace
     /// time.
-    async fn end_after_handover(mut self) {
+    async fn end_after_handover(&mut self) {
         let began = Instant::now();
         self.stop_listening();
         let grace = Duration::from_secs(self.live.node.config.requests.drain_grace_seconds);
         let ended = async { while self.surfaces.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(grace, ended).await;
         self.live.node.drain_within(grace.saturating_sub(began.elapsed())).await;
-        while self.surfaces.join_next().await.is_some() {}
     }
 }

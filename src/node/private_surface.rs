@@ -195,6 +195,7 @@ fn unbounded(config: &Config) -> Config {
     let plan = Plan { requests_per_minute: 1 << 24, burst: 1 << 24, ..Plan::default() };
     let mut config = Config { plans: [("default".to_owned(), plan)].into(), ..config.clone() };
     config.requests.min_free_mib = 0;
+    config.traces.endpoint = None;
     config
 }
 

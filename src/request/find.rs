@@ -67,6 +67,7 @@ async fn join(
         return Err(Refusal::FingerprintMismatch.into());
     }
     services.metrics.attaches.inc();
+    request.trace.link(&live.trace);
     let credential = request.caller.credential.id;
     follow(live, credential, subscribe(services, live, credential)?, created_at).await
 }

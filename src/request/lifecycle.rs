@@ -15,6 +15,7 @@ use super::plan::RequestPlan;
 use super::recent_errors::RecentError;
 use super::recent_latencies::RequestLatency;
 use super::services::Services;
+use super::trace::GenerationTrace;
 use super::transcript::{TokenScores, Transcript};
 use crate::clock::UnixMillis;
 use crate::engine::{EngineError, Finished, SequenceEvent, StopCause};
@@ -131,6 +132,7 @@ struct RunningRequest {
     live: Arc<LiveRequest>,
     model: Arc<ServedModel>,
     metrics: ModelMetrics,
+    trace: GenerationTrace,
     events: mpsc::Receiver<SequenceEvent>,
     record: RequestRecord,
     asked: AskedGeneration,
@@ -154,11 +156,13 @@ impl RunningRequest {
         record: RequestRecord,
         began: Instant,
     ) -> Self {
+        let trace = GenerationTrace::begin(&plan, &record, began);
         let RequestPlan { live, model, generate, asked, stop, render, expires_at, .. } = plan;
         let scored = generate.sampling.logprobs.is_some();
         let metrics = services.metrics.of_model(&model.qualified.manifest().name);
         Self {
             metrics,
+            trace,
             services,
             live,
             transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored),
@@ -238,6 +242,7 @@ impl RunningRequest {
         let queued = self.began.elapsed();
         self.metrics.queue_time.observe(queued.as_secs_f64());
         self.queued = queued;
+        self.trace.enter("prefill");
         let services = self.services.clone();
         let (key, attempt) = (self.live.key, self.record.latest().id);
         self.started = Some(tokio::spawn(async move {
@@ -255,6 +260,7 @@ impl RunningRequest {
                 metrics.time_to_first_token.observe(passed.as_secs_f64());
                 metrics.prefill_time.observe(passed.saturating_sub(self.queued).as_secs_f64());
                 self.first_token = Some(passed);
+                self.trace.first_token(passed);
             }
             Some(last) => metrics.inter_token_latency.observe((now - last).as_secs_f64()),
         }
@@ -296,6 +302,7 @@ impl RunningRequest {
 
     /// Makes the end durable, then publishes it.
     async fn conclude(mut self, end: RequestEnd, guard: &mut ReservationGuard) {
+        self.trace.enter("settlement");
         if let Some(started) = self.started.take() {
             // Its failure is logged by its own task. Here it only has to be over.
             let _ = started.await;
@@ -327,6 +334,7 @@ impl RunningRequest {
             Err(error) => {
                 tracing::error!(%error, request_id = %self.live.key.request, "the end of a request could not be recorded");
                 guard.end_unrecorded();
+                self.trace.end("failed", None, Some(FailureCode::ControlPlaneUnavailable));
                 self.live.end(Err(RequestError::LedgerUnavailable));
             }
         }
@@ -412,7 +420,9 @@ impl RunningRequest {
         let settled = self.resolve(self.settlement(usage, end), body).await?;
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
         self.metrics.tokens(prompt_tokens, cached_tokens, completion_tokens);
-        self.metrics.charged_units.inc_by(settled.latest().charged.total().get());
+        let charged = settled.latest().charged.total().get();
+        self.metrics.charged_units.inc_by(charged);
+        self.trace.used(usage, charged);
         Ok(settled)
     }
 
@@ -460,11 +470,13 @@ impl RunningRequest {
         if let Some(first) = self.first_token {
             self.metrics.decode_time.observe(passed.saturating_sub(first).as_secs_f64());
         }
-        self.services.metrics.request_ended(match end {
-            RequestEnd::Completed(..) => "completed",
-            RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => "cancelled",
-            RequestEnd::TurnedAway(_) | RequestEnd::Failed(_) => "failed",
-        });
+        let (word, reason, failure) = match end {
+            RequestEnd::Completed(reason, _) => ("completed", Some(reason), None),
+            RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => ("cancelled", None, None),
+            RequestEnd::TurnedAway(code) | RequestEnd::Failed(code) => ("failed", None, Some(code)),
+        };
+        self.services.metrics.request_ended(word);
+        self.trace.end(word, reason, failure);
     }
 }
 
@@ -535,6 +547,7 @@ mod tests {
         record.attempts[0].prices = prices;
         let running = RunningRequest {
             metrics: services.metrics.of_model("tiny"),
+            trace: GenerationTrace::default(),
             services: services.clone(),
             live: live.clone(),
             transcript: Transcript::new(model.text.clone(), [].into(), Vec::new(), false),

@@ -9,6 +9,7 @@ use super::transcript::{TextDelta, TokenScores};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
 use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
+use crate::traces::TraceSpan;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -85,6 +86,8 @@ pub struct LiveRequest {
     pub stream: bool,
     /// Bytes that the answer is expected to take at most where it is stored.
     pub answer_bytes: u64,
+    /// The span of the HTTP request that began it, for those that join it.
+    pub trace: TraceSpan,
     /// Set before the end of a completed answer.
     pub figures: OnceLock<AnswerFigures>,
     progress: watch::Sender<LiveProgress>,
@@ -106,11 +109,16 @@ impl LiveRequest {
             credential,
             stream,
             answer_bytes,
+            trace: TraceSpan::default(),
             figures: OnceLock::new(),
             progress: watch::Sender::default(),
             listeners: watch::Sender::new(0),
             stop: watch::Sender::new(None),
         }
+    }
+
+    pub(super) fn traced_by(self, trace: &TraceSpan) -> Self {
+        Self { trace: trace.clone(), ..self }
     }
 
     /// Tells all callers that wait how the reservation was decided.

@@ -22,6 +22,7 @@ mod services;
 #[cfg(test)]
 mod tests;
 pub mod token_digest;
+mod trace;
 pub mod transcript;
 
 pub use error::RequestError;

@@ -20,6 +20,7 @@ use crate::ledger::{
 };
 use crate::pool::ServedModel;
 use crate::text::{self, ChatMessage, Unwanted};
+use crate::traces::TraceSpan;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub struct IncomingRequest {
     pub input: GenerationInput,
     /// Renders the body that is stored and sent when the answer is complete.
     pub render: fn(&CompleteAnswer) -> Bytes,
+    /// The span of the HTTP request.
+    pub trace: TraceSpan,
 }
 
 /// The generation that a client asks for, within every bound that does not depend on the model.
@@ -216,8 +219,9 @@ pub(super) async fn prepare(
     let credential = admit.credential;
     let digest = encoded.digest;
     let generate = generation(request, &model, &plan, encoded, max_tokens, deadline)?;
+    let live = LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes);
     Ok(RequestPlan {
-        live: Arc::new(LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes)),
+        live: Arc::new(live.traced_by(&request.trace)),
         asked: asked(&generate, digest, input.ignore_eos),
         generate,
         model,

@@ -14,6 +14,7 @@ use crate::ledger::{Command, Outcome, RequestKey, RequestRecord};
 use crate::metrics::Metrics;
 use crate::pool::{ModelPool, ServedModel};
 use crate::store::Store;
+use crate::traces::Traces;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub struct Services {
     /// Of the data folder, whose key signs receipts.
     pub catalogue: Catalogue,
     pub metrics: Arc<Metrics>,
+    pub traces: Traces,
     pub pool: Arc<ModelPool>,
     pub live: LiveRequests,
     /// The plans in force: `config.plans` are those of the start.
@@ -62,6 +64,7 @@ impl Services {
         Arc::new(Self {
             pool,
             plans: Plans::new(&config.plans),
+            traces: Traces::start(&config.traces, "cresset", metrics.span_counts()),
             config,
             store,
             clock,

@@ -16,6 +16,7 @@ use crate::ledger::{
 use crate::pool::ServedModel;
 use crate::store::{Limits, Store, StoreConfig};
 use crate::text::TextModel;
+use crate::traces::TraceSpan;
 use bytes::Bytes;
 use cresset_models::testing::TinyLlama;
 use std::sync::Arc;
@@ -74,6 +75,7 @@ impl Setup {
             fingerprint: INPUT,
             input: GenerationInput { model: Some(ModelId::generate()), ..Default::default() },
             render: |_| Bytes::new(),
+            trace: TraceSpan::default(),
         }
     }
 

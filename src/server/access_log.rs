@@ -1,12 +1,13 @@
-//! One line of the log for each request, written when its answer is over: a stream's at its end. It
-//! names accounts, models and figures, and never a key, a prompt or an answer.
+//! One line of the log for each request, and its span, written when its answer is over: a stream's
+//! at its end. They name accounts, models and figures, and never a key, a prompt or an answer.
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use crate::ids::{AccountId, ApplicationId, ModelId};
 use crate::request::AnswerFigures;
 use crate::request::Caller;
-use axum::http::{Method, Uri};
+use crate::traces::{TraceSpan, Traces};
+use axum::http::{Method, Request};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -35,6 +36,8 @@ pub struct AccessLine {
     method: Option<Method>,
     route: &'static str,
     request_id: Uuid,
+    /// Ended with the line.
+    pub trace: TraceSpan,
     facts: Mutex<LineFacts>,
 }
 
@@ -54,11 +57,13 @@ struct LineFacts {
 }
 
 impl AccessLine {
-    pub(super) fn begin(method: &Method, uri: &Uri, request_id: Uuid) -> Arc<Self> {
+    pub(super) fn begin<B>(traces: &Traces, request: &Request<B>, request_id: Uuid) -> Arc<Self> {
+        let (method, route) = (known_method(request.method()), route(request.uri().path()));
         Arc::new(Self {
             began: Instant::now(),
-            method: known_method(method),
-            route: route(uri.path()),
+            trace: traces.request(method.as_ref(), route, request.headers()),
+            method,
+            route,
             request_id,
             facts: Mutex::default(),
         })
@@ -103,11 +108,30 @@ impl AccessLine {
     }
 }
 
+impl LineFacts {
+    fn trace(&self, request_id: Uuid, span: &TraceSpan) {
+        if !span.is_recorded() {
+            return;
+        }
+        span.set("cresset.request.id", request_id.to_string());
+        if let Some(account) = self.account {
+            span.set("cresset.account.id", account.to_string());
+        }
+        if let Some(application) = self.application {
+            span.set("cresset.application.id", application.to_string());
+        }
+        span.set("cresset.replayed", self.replayed);
+        span.answered(self.status, self.code);
+        span.end();
+    }
+}
+
 impl Drop for AccessLine {
     fn drop(&mut self) {
         let Self { began, method, route, request_id, .. } = self;
         let milliseconds = began.elapsed().as_millis() as u64;
         let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        facts.trace(*request_id, &self.trace);
         let LineFacts { status, code, replayed, figures, .. } = *facts;
         let method = method.as_ref().map(Method::as_str);
         let account = facts.account.map(tracing::field::display);

@@ -27,7 +27,7 @@ pub async fn finish_response(
     let key: KeyRead = headers::idempotency_key(request.headers());
     let id = key.as_ref().map_or_else(|_| Uuid::now_v7(), |key| key.0);
     request.extensions_mut().insert(key);
-    let line = AccessLine::begin(request.method(), request.uri(), id);
+    let line = AccessLine::begin(&services.traces, &request, id);
     request.extensions_mut().insert(line.clone());
     let mut response = match check_head(&services, &request) {
         // A panic is our failure: the client gets an answer, not a cut connection.

@@ -58,6 +58,7 @@ mod text_parity_templates;
 mod tidy;
 mod tls;
 mod tool_calls;
+mod traces;
 mod unavailable;
 mod upgrade;
 mod volley;

@@ -216,7 +216,10 @@ impl World {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header("host", "node");
+        let mut request = Request::builder().method(method).uri(path);
+        if headers.iter().all(|(name, _)| *name != "host") {
+            request = request.header("host", "node");
+        }
         for (name, value) in headers {
             request = request.header(*name, value);
         }
@@ -270,6 +273,12 @@ impl World {
         assert!(report.ok, "{:?}", report.violations);
         assert_eq!(report.reservations, 0, "no reservation is left open");
         self.running.stop_listening();
+    }
+
+    /// Opens a gateway for clients that send their own key.
+    pub async fn open_gateway(&mut self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        self.running.open_gateway(listener, None).unwrap()
     }
 
     pub fn stop_listening(&self) {

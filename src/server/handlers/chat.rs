@@ -54,6 +54,7 @@ pub async fn create(
         fingerprint: fingerprint(method.as_str(), &path, session, &tree),
         input,
         render: Completion::render,
+        trace: line.trace.clone(),
     };
     let found = request::find_or_start(&services, &incoming).await?;
 

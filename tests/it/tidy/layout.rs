@@ -16,6 +16,7 @@ const MODULES: Rows = &[
     ("config", &[]),
     ("tls", &["config"]),
     ("metrics", &["engine", "store"]),
+    ("traces", &["config", "metrics"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
     ("store", &["ledger", "ids", "clock", "failpoint"]),
@@ -36,6 +37,7 @@ const MODULES: Rows = &[
             "pool",
             "store",
             "text",
+            "traces",
         ],
     ),
     (
@@ -53,9 +55,10 @@ const MODULES: Rows = &[
             "store",
             "text",
             "tls",
+            "traces",
         ],
     ),
-    ("gateway", &["config", "metrics", "server", "tls"]),
+    ("gateway", &["config", "metrics", "server", "tls", "traces"]),
     (
         "node",
         &[
@@ -87,12 +90,14 @@ const MODULES: Rows = &[
             "gateway",
             "ids",
             "ledger",
+            "metrics",
             "models",
             "node",
             "qualification",
             "server",
             "store",
             "tls",
+            "traces",
         ],
     ),
 ];
@@ -256,7 +261,7 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("redb", &["src/store/"]),
     ("axum", &["src/server/", "src/gateway/"]),
-    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/", "src/tls.rs"]),
+    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/", "src/tls.rs", "src/traces/"]),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
     ("std::env::var_os", ENVIRONMENT),
