@@ -16,6 +16,9 @@ use std::time::Duration;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The media type that Prometheus asks for, in which metrics are told.
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// One metric for each value of its labels.
 type By<const LABELS: usize, M> = Family<[(&'static str, String); LABELS], M>;
 type Ratio = Gauge<f64, AtomicU64>;
@@ -47,6 +50,9 @@ macro_rules! metrics {
             /// Output tokens of settled requests of all models.
             generated: Counter,
             process: ProcessMetrics,
+            /// Of the node's gateway.
+            pub gateway: GatewayMetrics,
+            pub spans: SpanCounts,
             $($scope $field: $type,)+
         }
 
@@ -56,8 +62,10 @@ macro_rules! metrics {
                 let process = ProcessMetrics::of(&mut registry);
                 let own = registry.sub_registry_with_prefix("cresset");
                 $(let $field = $register(own, $($argument),+);)+
-                own.register("build", "The program's version", Info::new([("version", VERSION)]));
-                Self { registry, generated: Counter::default(), process, $($field),+ }
+                let (gateway, spans) = (GatewayMetrics::of(own), SpanCounts::of(own));
+                tell_version(own);
+                let generated = Counter::default();
+                Self { registry, generated, process, gateway, spans, $($field),+ }
             }
         }
     };
@@ -104,15 +112,6 @@ metrics! {
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
          device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
-    gateway_requests: By<2, Counter> = add("gateway_requests",
-        "Requests that the node's gateway answered, by route and status; the status is 0 when the \
-         client went away before there was one");
-    gateway_latency: By<1, Histogram> = histograms("gateway_request_seconds",
-        "Seconds from a request to the gateway until its answer was sent, by route",
-        || Histogram::new(REQUEST));
-    trace_spans: By<1, Counter> = add("trace_spans",
-        "Ended spans by what became of them: sent, failed (the collector did not take them), \
-         dropped (too many waited)");
     ready: Gauge = add("ready", "1 while the node can serve, else 0");
 
     // The loaded models' engines, by model.
@@ -179,13 +178,17 @@ fn tell_totals(family: &By<1, Counter>, label: &'static str, totals: &BTreeMap<&
     }
 }
 
+fn tell_version(own: &mut Registry) {
+    own.register("build", "The program's version", Info::new([("version", VERSION)]));
+}
+
 /// A histogram for each value of a label.
-fn histograms(
+fn histograms<const LABELS: usize>(
     registry: &mut Registry,
     name: &str,
     help: &str,
     new: fn() -> Histogram,
-) -> By<1, Histogram> {
+) -> By<LABELS, Histogram> {
     let metric = Family::new_with_constructor(new);
     registry.register(name, help, metric.clone());
     metric
@@ -226,11 +229,101 @@ impl ModelMetrics {
     }
 }
 
+/// Requests to a gateway.
+#[derive(Clone, Debug)]
+pub struct GatewayMetrics {
+    requests: By<3, Counter>,
+    latency: By<2, Histogram>,
+    tokens: By<2, Counter>,
+}
+
+impl GatewayMetrics {
+    fn of(own: &mut Registry) -> Self {
+        Self {
+            requests: add(
+                own,
+                "gateway_requests",
+                "Requests that the gateway answered, by dialect, route and status; the status is 0 \
+                 when the client went away before there was one",
+            ),
+            latency: histograms(
+                own,
+                "gateway_request_seconds",
+                "Seconds from a request to the gateway until its answer was sent, by dialect and \
+                 route",
+                || Histogram::new(REQUEST),
+            ),
+            tokens: add(
+                own,
+                "gateway_tokens",
+                "Tokens of answers that the gateway sent, by dialect and kind: prompt, generation",
+            ),
+        }
+    }
+
+    /// Counts a request. Neither `dialect` nor `route` is chosen by a client.
+    pub fn answered(
+        &self,
+        dialect: &'static str,
+        route: &'static str,
+        status: Option<u16>,
+        took: Duration,
+    ) {
+        let (dialect, route) = (("dialect", dialect.to_owned()), ("route", route.to_owned()));
+        let status = ("status", status.unwrap_or_default().to_string());
+        self.requests.get_or_create(&[dialect.clone(), route.clone(), status]).inc();
+        self.latency.get_or_create(&[dialect, route]).observe(took.as_secs_f64());
+    }
+
+    /// `kind` is `prompt` or `generation`.
+    pub fn count_tokens(&self, dialect: &'static str, kind: &'static str, tokens: u64) {
+        let labels = [("dialect", dialect.to_owned()), ("kind", kind.to_owned())];
+        self.tokens.get_or_create(&labels).inc_by(tokens);
+    }
+}
+
+/// The metrics of a gateway in a process of its own.
+#[derive(Debug)]
+pub struct RelayMetrics {
+    registry: Registry,
+    process: ProcessMetrics,
+    pub gateway: GatewayMetrics,
+    pub spans: SpanCounts,
+}
+
+impl RelayMetrics {
+    /// `started_at` is Unix time, seconds.
+    pub fn new(started_at: u64) -> Self {
+        let mut registry = Registry::default();
+        let process = ProcessMetrics::of(&mut registry);
+        process.started.set(started_at as i64);
+        let own = registry.sub_registry_with_prefix("cresset");
+        let (gateway, spans) = (GatewayMetrics::of(own), SpanCounts::of(own));
+        tell_version(own);
+        Self { registry, process, gateway, spans }
+    }
+
+    /// All metrics in OpenMetrics text form, with the `process` as it is now.
+    pub fn text(&self, process: ProcessSample) -> String {
+        self.process.sample(process);
+        told(&self.registry)
+    }
+}
+
 /// What became of the ended spans of traces.
 #[derive(Clone, Debug)]
 pub struct SpanCounts(By<1, Counter>);
 
 impl SpanCounts {
+    fn of(own: &mut Registry) -> Self {
+        Self(add(
+            own,
+            "trace_spans",
+            "Ended spans by what became of them: sent, failed (the collector did not take them), \
+             dropped (too many waited)",
+        ))
+    }
+
     /// `result` is `sent`, `failed` or `dropped`.
     pub fn add(&self, result: &'static str, spans: u64) {
         self.0.get_or_create(&[("result", result.to_owned())]).inc_by(spans);
@@ -259,6 +352,15 @@ impl ProcessMetrics {
                 "Unix time at which the process started",
             ),
         }
+    }
+}
+
+impl ProcessMetrics {
+    fn sample(&self, sample: ProcessSample) {
+        self.resident.set(sample.resident_bytes as i64);
+        self.open_files.set(sample.open_files as i64);
+        let seconds = sample.processor.as_secs_f64();
+        self.processor.inner().store(seconds.to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -291,15 +393,8 @@ impl Metrics {
         }
     }
 
-    pub fn span_counts(&self) -> SpanCounts {
-        SpanCounts(self.trace_spans.clone())
-    }
-
     pub fn sample_process(&self, sample: ProcessSample) {
-        self.process.resident.set(sample.resident_bytes as i64);
-        self.process.open_files.set(sample.open_files as i64);
-        let seconds = sample.processor.as_secs_f64();
-        self.process.processor.inner().store(seconds.to_bits(), Ordering::Relaxed);
+        self.process.sample(sample);
     }
 
     /// `at` is Unix time, seconds.
@@ -311,15 +406,6 @@ impl Metrics {
         self.responses
             .get_or_create(&[("status", status.to_string()), ("code", code.to_owned())])
             .inc();
-    }
-
-    /// Counts a request to the gateway. `route` is none that a client chose.
-    pub fn gateway_answered(&self, route: &'static str, status: Option<u16>, took: Duration) {
-        let status = status.unwrap_or_default().to_string();
-        let labels = &[("route", route.to_owned()), ("status", status)];
-        self.gateway_requests.get_or_create(labels).inc();
-        let label = &[("route", route.to_owned())];
-        self.gateway_latency.get_or_create(label).observe(took.as_secs_f64());
     }
 
     /// `end` is `completed`, `cancelled` or `failed`.
@@ -395,10 +481,14 @@ impl Metrics {
 
     /// All metrics in OpenMetrics text form.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).expect("invariant: writing to a string does not fail");
-        text
+        told(&self.registry)
     }
+}
+
+fn told(registry: &Registry) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry).expect("invariant: writing to a string does not fail");
+    text
 }
 
 #[cfg(test)]
@@ -425,9 +515,10 @@ mod tests {
             file_bytes: BTreeMap::from([("answers", 8)]),
             ..StoreStats::default()
         });
-        metrics.gateway_answered("/api/chat", None, Duration::from_secs(1));
+        metrics.gateway.answered("ollama", "/api/chat", None, Duration::from_secs(1));
+        metrics.gateway.count_tokens("ollama", "prompt", 7);
         metrics.sample_qualification("m", 5);
-        metrics.span_counts().add("dropped", 2);
+        metrics.spans.add("dropped", 2);
         let stats =
             EngineStats { running: 1, blocks_total: 4, blocks_used: 1, ..EngineStats::default() };
         metrics.sample_engine("m", false, &stats);
@@ -451,7 +542,9 @@ mod tests {
             "cresset_ready 0",
             "cresset_disk_free_bytes 7",
             "cresset_ledger_file_bytes{file=\"answers\"} 8",
-            "cresset_gateway_requests_total{route=\"/api/chat\",status=\"0\"} 1",
+            "cresset_gateway_requests_total\
+             {dialect=\"ollama\",route=\"/api/chat\",status=\"0\"} 1",
+            "cresset_gateway_tokens_total{dialect=\"ollama\",kind=\"prompt\"} 7",
             "cresset_trace_spans_total{result=\"dropped\"} 2",
             "cresset_qualification_age_seconds{model=\"m\"} 5",
             "cresset_request_prompt_tokens_sum{model=\"m\"} 5.0",

@@ -4,9 +4,10 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
+use crate::clock::shown_now;
 use crate::config::{HttpSettings, ListenerName};
-use crate::gateway::{self, Gateway, GatewayOptions};
-use crate::metrics::Metrics;
+use crate::gateway::{self, Gateway, GatewayOptions, metrics_listener};
+use crate::metrics::RelayMetrics;
 use crate::tls::{self, TlsListeners};
 use crate::traces::Traces;
 use clap::Args;
@@ -43,6 +44,10 @@ pub(super) struct Arguments {
     /// https:// node [default: tls.trusted]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// Address of this machine at which /metrics tells the relay's metrics; a port alone is enough
+    /// [default: none]
+    #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
+    metrics: Option<SocketAddr>,
     /// Session for requests that name none [default: a fresh one for this run]
     #[arg(long, value_name = "UUID")]
     session: Option<Uuid>,
@@ -69,12 +74,16 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
         CommandError::new(format!("cannot listen on {}: {error}", arguments.listen))
     })?;
+    let scraped = match arguments.metrics {
+        Some(address) => Some(metrics_listener::bind(address).await.map_err(CommandError::new)?),
+        None => None,
+    };
     let (listen, upstream) = (listener.local_addr()?, arguments.upstream.clone());
     let session = arguments.session.unwrap_or_else(Uuid::new_v4);
     let trusted = arguments.ca.as_deref().or(context.config.tls.trusted.as_deref());
     let listeners = TlsListeners::read(&context.config.tls).map_err(CommandError::new)?;
-    let metrics = Metrics::default();
-    let traces = Traces::start(&context.config.traces, "cresset relay", metrics.span_counts());
+    let metrics = RelayMetrics::new(shown_now().seconds());
+    let traces = Traces::start(&context.config.traces, "cresset relay", metrics.spans.clone());
     let options = GatewayOptions {
         upstream: arguments.upstream,
         tls: tls::client(trusted).map_err(CommandError::new)?,
@@ -84,15 +93,22 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         hosts: arguments.host,
         origins: arguments.origin,
         aliases: arguments.alias.into_iter().collect(),
-        metrics: None,
+        metrics: metrics.gateway.clone(),
         traces: traces.clone(),
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);
-    let ready = json!({ "event": "ready", "listen": address, "session": session });
+    let told = scraped.as_ref().map(TcpListener::local_addr).transpose()?;
+    let told = told.map(|at| format!("http://{at}/metrics"));
+    let ready = json!({ "event": "ready", "listen": address, "session": session, "metrics": told });
     context.output.line(&ready, format!("relaying {address} to {upstream}"))?;
     let tls = listeners.acceptor(ListenerName::Gateway);
-    gateway::serve(listener, tls, gateway, shutdown::on_signal()?).await;
+    let shutdown = shutdown::on_signal()?;
+    if let Some(scraped) = scraped {
+        let limits = context.config.http.clone();
+        tokio::spawn(metrics_listener::serve(scraped, metrics, limits, shutdown.clone()));
+    }
+    gateway::serve(listener, tls, gateway, shutdown).await;
     traces.end().await;
     Ok(())
 }

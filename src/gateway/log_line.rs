@@ -3,12 +3,12 @@
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
-use crate::metrics::Metrics;
+use super::dialects::ApiDialect;
+use crate::metrics::GatewayMetrics;
 use crate::server::access_log;
 use crate::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Paths of other services that are logged as they are.
@@ -34,6 +34,7 @@ fn route(path: &str) -> &'static str {
 pub(super) struct GatewayLine {
     began: Instant,
     method: Option<Method>,
+    dialect: &'static str,
     route: &'static str,
     /// The model's name or id, once it is known to be one.
     pub model: Option<String>,
@@ -42,20 +43,21 @@ pub(super) struct GatewayLine {
     request_id: Option<String>,
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
-    metrics: Option<Arc<Metrics>>,
+    metrics: GatewayMetrics,
     /// Ended with the line.
     pub trace: TraceSpan,
 }
 
 impl GatewayLine {
     /// `metrics` count the request too.
-    pub(super) fn begin(head: &Parts, metrics: Option<Arc<Metrics>>, traces: &Traces) -> Self {
+    pub(super) fn begin(head: &Parts, metrics: GatewayMetrics, traces: &Traces) -> Self {
         let (method, route) = (access_log::known_method(&head.method), route(head.uri.path()));
         Self {
             metrics,
             began: Instant::now(),
             trace: traces.request(method.as_ref(), route, &head.headers),
             method,
+            dialect: ApiDialect::maker(head),
             route,
             model: None,
             status: None,
@@ -111,12 +113,15 @@ fn number(tail: &str, member: &str) -> Option<u64> {
 
 impl Drop for GatewayLine {
     fn drop(&mut self) {
-        let Self { route, status, prompt_tokens, completion_tokens, .. } = *self;
+        let Self { dialect, route, status, prompt_tokens, completion_tokens, .. } = *self;
         let method = self.method.as_ref().map(Method::as_str);
         let (model, request_id) = (self.model.as_deref(), self.request_id.as_deref());
         let took = self.began.elapsed();
-        if let Some(metrics) = &self.metrics {
-            metrics.gateway_answered(route, status, took);
+        self.metrics.answered(dialect, route, status, took);
+        for (kind, tokens) in [("prompt", prompt_tokens), ("generation", completion_tokens)] {
+            if let Some(tokens) = tokens {
+                self.metrics.count_tokens(dialect, kind, tokens);
+            }
         }
         self.end_trace();
         let milliseconds = took.as_millis() as u64;
@@ -124,6 +129,7 @@ impl Drop for GatewayLine {
             ($level:ident) => {
                 tracing::$level!(
                     method,
+                    dialect,
                     route,
                     status,
                     request_id,

@@ -10,6 +10,7 @@ mod dialects;
 mod discovery;
 mod json_members;
 mod log_line;
+pub mod metrics_listener;
 mod model_names;
 mod origins;
 #[cfg(test)]
@@ -17,7 +18,7 @@ mod tests;
 mod upstream;
 
 use crate::config::HttpSettings;
-use crate::metrics::Metrics;
+use crate::metrics::GatewayMetrics;
 use crate::server::{self, own_names::OwnNames};
 use crate::traces::Traces;
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
@@ -93,8 +94,7 @@ pub struct GatewayOptions {
     pub origins: Vec<String>,
     /// Further names of models, as `gateway.aliases` has them.
     pub aliases: BTreeMap<String, String>,
-    /// Those of the node, if it is the node's own gateway.
-    pub metrics: Option<Arc<Metrics>>,
+    pub metrics: GatewayMetrics,
     pub traces: Traces,
 }
 
@@ -143,7 +143,7 @@ pub struct Gateway {
     names: OwnNames,
     origins: Vec<String>,
     aliases: BTreeMap<String, String>,
-    metrics: Option<Arc<Metrics>>,
+    metrics: GatewayMetrics,
     traces: Traces,
     calls: Arc<Calls>,
 }

@@ -155,7 +155,7 @@ fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
         tls: crate::tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
-        metrics: None,
+        metrics: crate::metrics::RelayMetrics::new(0).gateway,
         traces: Traces::default(),
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),

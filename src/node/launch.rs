@@ -453,7 +453,7 @@ impl RunningNode {
             hosts: config.gateway.names.clone(),
             origins: config.gateway.origins.clone(),
             aliases: config.gateway.aliases.clone(),
-            metrics: Some(self.live.node.metrics.clone()),
+            metrics: self.live.node.metrics.gateway.clone(),
             traces: self.live.node.traces.clone(),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;

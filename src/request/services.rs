@@ -64,7 +64,7 @@ impl Services {
         Arc::new(Self {
             pool,
             plans: Plans::new(&config.plans),
-            traces: Traces::start(&config.traces, "cresset", metrics.span_counts()),
+            traces: Traces::start(&config.traces, "cresset", metrics.spans.clone()),
             config,
             store,
             clock,

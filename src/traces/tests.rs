@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use std::net::TcpListener;
 
 fn traces(settings: &TraceSettings, metrics: &Metrics) -> Traces {
-    Traces::start(settings, "test", metrics.span_counts())
+    Traces::start(settings, "test", metrics.spans.clone())
 }
 
 /// Settings with an address at which nobody answers.
@@ -64,7 +64,7 @@ fn a_clients_trace_and_its_decision_are_kept() {
 
 #[test]
 fn without_a_collector_headers_pass_as_they_came() {
-    let traces = Traces::start(&TraceSettings::default(), "test", Metrics::default().span_counts());
+    let traces = Traces::start(&TraceSettings::default(), "test", Metrics::default().spans);
     let mut headers = headers(&[("traceparent", CLIENT)]);
     traces.request(Some(&Method::POST), "/", &headers).continue_in(&mut headers);
     assert_eq!(headers["traceparent"], CLIENT);

@@ -424,6 +424,10 @@ fn relay_lends_its_key_to_this_machine_alone() {
     let relay = ["relay", "--listen", "0.0.0.0:0", "--upstream", "http://127.0.0.1:1"];
     let message = folder.fails(&[&relay[..], &["--key-file", key.to_str().unwrap()]].concat(), 1);
     assert!(message.contains("listen on 127.0.0.1"), "{message}");
+    let scraped = ["--metrics", "0.0.0.0:0", "--listen", "127.0.0.1:0"];
+    let upstream = ["relay", "--upstream", "http://127.0.0.1:1"];
+    let message = folder.fails(&[&upstream[..], &scraped].concat(), 1);
+    assert!(message.contains("use 127.0.0.1"), "{message}");
 }
 
 #[test]
@@ -432,6 +436,7 @@ fn relay_knows_models_by_name() {
     let customer = folder.customer(100_000_000);
     let node = folder.serve();
     let arguments = ["relay", "--json", "--listen", "127.0.0.1:0", "--upstream", &node.listen];
+    let arguments = [&arguments[..], &["--metrics", "127.0.0.1:0"]].concat();
     let log = folder.path().join("relay.log");
     let mut relay = folder
         .command(&arguments)
@@ -467,6 +472,19 @@ fn relay_knows_models_by_name() {
         let counted = of_chat.filter(|line| line.contains(" completion_tokens=3 "));
         counted.filter(|line| line.contains(&format!("model={name}"))).count() == 2
     });
+    let scraped = ready["metrics"].as_str().unwrap().trim_end_matches("/metrics");
+    let metrics = get(scraped, "/metrics").body;
+    for (name, labels, value) in [
+        ("cresset_gateway_requests", "route=\"/v1/chat/completions\",status=\"200\"", 2),
+        ("cresset_gateway_requests", "route=\"/v1/chat/completions\",status=\"404\"", 1),
+        ("cresset_gateway_tokens", "kind=\"generation\"", 6),
+    ] {
+        let line = format!("{name}_total{{dialect=\"openai\",{labels}}} {value}");
+        assert!(metrics.lines().any(|told| told == line), "{line} is not in\n{metrics}");
+    }
+    assert!(metrics.contains("\nprocess_start_time_seconds 1"), "{metrics}");
+    let foreign = "GET /metrics HTTP/1.1\r\nOrigin: http://page.example\r\n";
+    assert_eq!(request(scraped, foreign, "").finish().status, 403);
     relay.kill().unwrap();
     relay.wait().unwrap();
     assert_ne!(name, node.model.as_str(), "{list:?}");

@@ -109,6 +109,15 @@ impl ApiDialect {
         if is_anthropic { Some(Self::Anthropic) } else { Self::of(head) }
     }
 
+    /// Whose interface a request is addressed to.
+    pub(super) fn maker(head: &Parts) -> &'static str {
+        match Self::of_errors(head) {
+            Some(Self::Anthropic) => "anthropic",
+            Some(Self::OllamaChat | Self::OllamaGenerate) => "ollama",
+            Some(Self::Completions | Self::Responses) | None => "openai",
+        }
+    }
+
     /// Reads a request's body; the error is a sentence for the client.
     pub(super) fn read(self, body: &[u8]) -> Result<Asked, String> {
         let body = serde_json::from_slice(body);

@@ -2,6 +2,7 @@
 //! description of its public surface.
 
 use super::{Live, metrics, page, remote, status};
+use crate::metrics::OPEN_METRICS;
 use crate::server::openapi::document;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,9 +12,6 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// The media type Prometheus asks for.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// `/healthz`, `/readyz`, `/metrics` and `/openapi.json`. Mounted on the operator's own listener
 /// only, by `start`.

@@ -29,7 +29,7 @@ pub async fn text(services: &Services) -> String {
 }
 
 /// The figures that the system has of this process; zero where it has none.
-fn process() -> ProcessSample {
+pub fn process() -> ProcessSample {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     ProcessSample {
         resident_bytes: resident_bytes().unwrap_or_default(),

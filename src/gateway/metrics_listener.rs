@@ -1,0 +1,52 @@
+//! The metrics of a gateway in a process of its own: a listener for this machine alone.
+
+use crate::config::HttpSettings;
+use crate::metrics::{OPEN_METRICS, RelayMetrics};
+use crate::server::operator::metrics::process;
+use crate::server::{self, own_names::OwnNames};
+use axum::Router;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::StatusCode;
+use hyper::header::CONTENT_TYPE;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// Listens on `address`. The error is a sentence that says what to change.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    if !address.ip().to_canonical().is_loopback() {
+        return Err(format!(
+            "{address} can be reached from other machines, and metrics ask for no credential: use \
+             127.0.0.1"
+        ));
+    }
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|error| format!("cannot listen on {address}: {error}"))
+}
+
+/// Answers `/metrics` on `listener` until `shutdown`.
+pub async fn serve(
+    listener: TcpListener,
+    metrics: RelayMetrics,
+    limits: HttpSettings,
+    shutdown: CancellationToken,
+) {
+    let Ok(address) = listener.local_addr() else { return };
+    let (metrics, names) = (Arc::new(metrics), OwnNames::new(address, &[]));
+    let scrape = move |request: Request| {
+        let answer = answer(&metrics, &names, &request);
+        async move { answer }
+    };
+    let routes = Router::new().route("/metrics", get(scrape));
+    server::serve(listener, None, routes, &limits, shutdown).await;
+}
+
+fn answer(metrics: &RelayMetrics, names: &OwnNames, request: &Request) -> Response {
+    match names.refusal(request.uri(), request.headers()) {
+        Some(why) => (StatusCode::FORBIDDEN, why).into_response(),
+        None => ([(CONTENT_TYPE, OPEN_METRICS)], metrics.text(process())).into_response(),
+    }
+}
