@@ -156,6 +156,24 @@ fn the_ai_sdk_through_the_gateway() {
     });
 }
 
+/// The folder where the Rust programs with the dependencies of `pins` are built.
+fn rust(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
+    let folder = installed_under(name);
+    let installed = install(&folder, pins, || {
+        let copied = std::fs::copy(pins, folder.join("Cargo.toml"));
+        copied.map(drop).map_err(|error| error.to_string())
+    });
+    (folder, installed)
+}
+
+fn rust_program(place: &Path, source: &Path) -> Command {
+    std::fs::copy(source, place.join(source.file_name().unwrap())).unwrap();
+    let mut command = Command::new("cargo");
+    command.args(["run", "--quiet", "--manifest-path"]).arg(place.join("Cargo.toml"));
+    command.arg("--bin").arg(source.file_stem().unwrap()).arg("--");
+    command
+}
+
 /// The folders of `tools`: each has pins and one script for each client.
 fn groups() -> Vec<PathBuf> {
     files(&scripts().join("tools"))
@@ -171,9 +189,11 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// Every script of a group with the program that runs it. Panics where a group cannot be installed.
 fn clients_of(group: &Path) -> Vec<(PathBuf, Command)> {
     let name = format!("tools-{}", group.file_name().unwrap().to_str().unwrap());
-    let is_javascript = group.join("package.json").exists();
-    let (place, installed) = if is_javascript {
+    let has = |pins: &str| group.join(pins).exists();
+    let (place, installed) = if has("package.json") {
         javascript(&name, &group.join("package.json"))
+    } else if has("Cargo.toml") {
+        rust(&name, &group.join("Cargo.toml"))
     } else {
         python(&name, &group.join("requirements.txt"))
     };
@@ -182,6 +202,7 @@ fn clients_of(group: &Path) -> Vec<(PathBuf, Command)> {
     scripts
         .filter_map(|script| match script.extension()?.to_str()? {
             "mjs" => Some((script.clone(), node_script(&place, &script))),
+            "rs" => Some((script.clone(), rust_program(&place, &script))),
             "py" => {
                 let mut command = Command::new(&place);
                 command.arg(&script);
@@ -225,18 +246,19 @@ fn clients_of_other_makers_work_unchanged_through_the_gateway() {
 fn readme_names_the_versions_that_are_pinned() {
     let readme = include_str!("../../README.md");
     for group in groups() {
-        let pins = ["requirements.txt", "package.json"].map(|name| group.join(name));
+        let pins = ["requirements.txt", "package.json", "Cargo.toml"].map(|name| group.join(name));
         let pins = pins.iter().find_map(|pins| std::fs::read_to_string(pins).ok()).unwrap();
         for line in pins.lines() {
-            let Some((name, version)) = line.split_once("==").or_else(|| line.split_once("\": \""))
-            else {
+            let pin = ["==", "\": \"", " = { version = \"="];
+            let Some((name, version)) = pin.iter().find_map(|pin| line.split_once(pin)) else {
                 continue;
             };
+            let version = version.split('"').next().unwrap();
             if !version.starts_with(|first: char| first.is_ascii_digit()) {
                 continue;
             }
             let name = name.trim().trim_matches('"').split('[').next().unwrap();
-            let told = format!("`{name}` {}", version.trim_end_matches(['"', ',']));
+            let told = format!("`{name}` {version}");
             assert!(readme.contains(&told), "README.md does not say {told}");
         }
     }
