@@ -12,6 +12,12 @@
     )
 )]
 
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!(
+    "Cresset is built for Linux on x86_64 (proven) or aarch64: build it there, or with --target \
+     x86_64-unknown-linux-gnu"
+);
+
 pub mod activation;
 pub mod attention;
 pub mod compute;

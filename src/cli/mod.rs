@@ -16,6 +16,7 @@ mod keys;
 mod ledger;
 mod metrics;
 mod models;
+mod package;
 mod qualify;
 mod quickstart;
 mod receipts;
@@ -98,6 +99,8 @@ enum CliCommand {
     /// Write the units of a service manager that run the node and back it up
     #[command(subcommand)]
     Service(service::ServiceCommand),
+    /// Write this program into a folder, with a script that installs it on other machines
+    Package(package::Arguments),
     /// Look for problems on this machine, and say how to mend them
     Doctor,
     /// Make a data folder with an empty ledger
@@ -247,6 +250,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,
         CliCommand::Metrics(command) => metrics::run(&context, command),
         CliCommand::Service(command) => service::run(&context, command),
+        CliCommand::Package(arguments) => package::run(&context, &arguments),
         CliCommand::Init => init::run(&context),
         CliCommand::Accounts(command) => accounts::run(&context, command).await,
         CliCommand::Keys(command) => keys::run(&context, command).await,

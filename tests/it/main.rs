@@ -25,6 +25,7 @@ mod formats;
 
 mod hostile;
 mod idempotency;
+mod install;
 mod isolation;
 mod lifecycle;
 mod logs;
