@@ -107,6 +107,9 @@ metrics! {
     pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
     pub answers_full: Counter = add("stored_answers_full",
         "Requests refused because their account's stored answers reach their limit");
+    limit_refusals: By<1, Counter> = add("limit_refusals",
+        "Requests refused because a limit on spending is reached, by limit: plan_tokens, \
+         account_budget, key_budget");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
     engine_failures: By<1, Counter> = add("engine_failures",
@@ -155,6 +158,9 @@ metrics! {
         "Broken rules that audits and commands have found since the node's start");
     oldest_reservation: Ratio = add("ledger_oldest_reservation_seconds",
         "Age of the oldest open reservation in seconds, 0 when there is none");
+    budget_alerts: By<1, Counter> = add("budget_alerts",
+        "Budgets whose charges reached the percentage at which operators are told, since the \
+         node's start, by budget: account_day, account_month, key_day, key_month");
     releases: By<1, Counter> = add("ledger_releases",
         "Reservations that ended uncharged since the node's start, by cause");
 }
@@ -413,6 +419,11 @@ impl Metrics {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
     }
 
+    /// Counts a request that was refused because a limit on spending is reached.
+    pub fn limit_reached(&self, limit: &'static str) {
+        self.limit_refusals.get_or_create(&[("limit", limit.to_owned())]).inc();
+    }
+
     /// Counts a request that failed in the engine. `kind` is the name of the error's kind.
     pub fn engine_failed(&self, kind: &'static str) {
         self.engine_failures.get_or_create(&[("kind", kind.to_owned())]).inc();
@@ -472,6 +483,7 @@ impl Metrics {
         let oldest = Duration::from_millis(ledger.oldest_reservation_ms);
         self.oldest_reservation.set(oldest.as_secs_f64());
         tell_totals(&self.releases, "cause", &ledger.releases);
+        tell_totals(&self.budget_alerts, "budget", &ledger.budget_alerts);
         self.disk_free.set(ledger.free_bytes.unwrap_or_default() as i64);
         for (file, bytes) in &ledger.file_bytes {
             let label = &[("file", (*file).to_owned())];
@@ -513,10 +525,12 @@ mod tests {
             releases: BTreeMap::from([("draining", 2)]),
             free_bytes: Some(7),
             file_bytes: BTreeMap::from([("answers", 8)]),
+            budget_alerts: BTreeMap::from([("key_day", 3)]),
             ..StoreStats::default()
         });
         metrics.gateway.answered("ollama", "/api/chat", None, Duration::from_secs(1));
         metrics.gateway.count_tokens("ollama", "prompt", 7);
+        metrics.limit_reached("plan_tokens");
         metrics.sample_qualification("m", 5);
         metrics.spans.add("dropped", 2);
         let stats =

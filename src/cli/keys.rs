@@ -1,5 +1,6 @@
 //! `cresset keys`: an account's API keys.
 
+use super::accounts::{BudgetArguments, with_spending};
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
@@ -9,11 +10,21 @@ use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 use std::time::Duration;
 
-const COLUMNS: &[&str] = &["id", "label", "hint", "created_at", "expires_at", "revoked_at"];
+const COLUMNS: &[&str] = &[
+    "id",
+    "label",
+    "hint",
+    "created_at",
+    "last_used_on",
+    "budget_use",
+    "expires_at",
+    "revoked_at",
+];
 
 #[derive(Debug, Subcommand)]
-#[command(after_help = "Example:
-  cresset keys create --account acme --label laptop --expires-in 30d")]
+#[command(after_help = "Examples:
+  cresset keys create --account acme --label laptop --expires-in 30d
+  cresset keys budget ID --period day --units 2_000_000 --alert-percent 80")]
 pub(super) enum KeysCommand {
     /// Create a key; its secret is shown this once
     Create {
@@ -27,7 +38,7 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "TIME", value_parser = values::duration)]
         expires_in: Option<Duration>,
     },
-    /// List an account's keys, without their secrets
+    /// List an account's keys, without their secrets, with the day (UTC) of their last request
     List {
         /// The account, by id or name
         #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
@@ -43,6 +54,14 @@ pub(super) enum KeysCommand {
         /// Time until the new key stops working, such as 30d [default: never]
         #[arg(long, value_name = "TIME", value_parser = values::duration)]
         expires_in: Option<Duration>,
+    },
+    /// Limit what may be spent with a key in each day or month (UTC). A key that replaces it later
+    /// has the same budgets, of which nothing is spent
+    Budget {
+        /// The key, by the id that `keys list` shows
+        id: CredentialId,
+        #[command(flatten)]
+        limit: BudgetArguments,
     },
     /// Refuse a key from now on and cancel what runs under it
     Revoke {
@@ -69,6 +88,7 @@ pub(super) async fn run(context: &Context, command: KeysCommand) -> CommandResul
                 (values::from_now(grace), expires_in.map(values::from_now));
             (AdminCommand::KeyRotate { id, old_until, expires_at }, text::secret)
         }
+        C::Budget { id, limit } => (limit.of_key(id), with_spending),
         C::Revoke { id } => (AdminCommand::KeyRevoke { id }, text::fields),
     };
     context.show(command, render).await

@@ -101,7 +101,10 @@ pub(super) async fn restore(context: &Context, file: &Path, scope: RestoreScope)
 fn restored(report: &RestoreReport) -> Value {
     let now = SystemClock.now();
     let lives = |credential: &&Credential| credential.expires_at.is_none_or(|end| now < end);
-    let all = |found: &[Credential]| found.iter().map(view::credential).collect::<Vec<_>>();
+    let all = |found: &[Credential]| {
+        let now = SystemClock.now();
+        found.iter().map(|row| view::credential(row, now)).collect::<Vec<_>>()
+    };
     let valid_again: Vec<_> = report.valid_again.iter().filter(lives).cloned().collect();
     let account = |account: &Account| json!({ "id": account.id, "name": account.name });
     let (state, why) = match &report.replaced {

@@ -246,7 +246,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Upgrade(arguments) => upgrade::run(&context, arguments).await,
         CliCommand::Reload => reload::run(&context).await,
         CliCommand::Chat(arguments) => chat::run(context, arguments).await,
-        CliCommand::Bench(arguments) => bench::run(context, arguments).await,
+        CliCommand::Bench(arguments) => Box::pin(bench::run(context, arguments)).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,
         CliCommand::Metrics(command) => metrics::run(&context, command),
         CliCommand::Service(command) => service::run(&context, command),

@@ -559,6 +559,13 @@ pub struct Plan {
     /// Ceiling on output, tokens. Absent: the model's.
     #[schemars(range(min = 0, max = u32::MAX))]
     pub max_output_tokens: Option<u32> = None,
+    /// Tokens of prompts and answers in a day (UTC) of an account, what running requests may take
+    /// included. Absent: no limit.
+    #[schemars(range(min = 0, max = 1_u64 << 52))]
+    pub tokens_per_day: Option<u64> = None,
+    /// As `tokens_per_day`, in a month (UTC).
+    #[schemars(range(min = 0, max = 1_u64 << 52))]
+    pub tokens_per_month: Option<u64> = None,
     /// Priority of the plan's requests when there are more than can run; higher ones start first. A
     /// request rises while it waits, so every request is served in the end.
     #[schemars(range(min = 0, max = 9))]

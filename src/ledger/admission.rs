@@ -3,15 +3,18 @@
 
 use super::amounts::{BucketAmounts, Microcredits};
 use super::apply::ApplyResult;
+use super::budgets::{self, Consumption};
 use super::commands::{Admit, Outcome, Refusal};
 use super::idempotency::{self, Seen};
-use super::records::{Account, Attempt, AttemptState, Balances, EntryKind, RequestRecord};
+use super::records::{
+    Account, Attempt, AttemptState, Balances, Credential, EntryKind, RequestRecord,
+};
 use super::state::{LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
 
 pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult {
-    let account = authorize(state, admit, now)?;
+    let (account, credential) = authorize(state, admit, now)?;
     let known = state.request(&admit.key)?;
     if let Some(record) = &known {
         if let Some(outcome) = repeat(record, admit, now)? {
@@ -28,21 +31,43 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
         return Err(Refusal::ConcurrencyLimit { limit: admit.max_concurrent }.into());
     }
     let balances = state.balances(account.id)?;
-    let amount = cover(admit, &balances)?;
-    reserve(state, admit, account, known, &balances, amount, now)
+    let needed = most(admit, &balances)?;
+    budgets::check(admit, &account, &credential, needed, now)?;
+    let amount = cover(needed.units, &balances)?;
+    let record = with_attempt(known, admit, amount, now);
+    let owners = counted(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
+    reserve(state, record, &owners, &balances, needed.tokens, now)
 }
 
-/// The account, if the credential is still valid for the scope of the request.
-fn authorize(state: &impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult<Account> {
+/// Both with one more request in flight, which may take `needed`. `None` when that overflows.
+fn counted(
+    account: Account,
+    credential: Credential,
+    needed: Consumption,
+    now: UnixMillis,
+) -> Option<(Account, Credential)> {
+    let used = account.used.reserve(needed, now)?;
+    let account = Account { in_flight: account.in_flight + 1, used, ..account };
+    let used = credential.used.reserve(needed, now)?;
+    Some((account, Credential { used, ..credential }))
+}
+
+/// Account and credential, if the credential is still valid for the scope of the request.
+fn authorize(
+    state: &impl LedgerState,
+    admit: &Admit,
+    now: UnixMillis,
+) -> ApplyResult<(Account, Credential)> {
     let credential = state
         .credential(admit.credential)?
         .filter(|credential| credential.account == admit.key.account)
         .filter(|credential| credential.application == admit.key.application)
         .ok_or(Refusal::CredentialInvalid)?;
-    Ok(state
+    let account = state
         .account(credential.account)?
         .filter(|account| credential.authorizes(account, now))
-        .ok_or(Refusal::CredentialInvalid)?)
+        .ok_or(Refusal::CredentialInvalid)?;
+    Ok((account, credential))
 }
 
 /// The outcome for an id that has been seen before; `None` when another attempt may be made.
@@ -62,19 +87,24 @@ fn repeat(record: &RequestRecord, admit: &Admit, now: UnixMillis) -> ApplyResult
     }
 }
 
-/// The upper bound of the cost, split over what is available.
-fn cover(admit: &Admit, balances: &Balances) -> ApplyResult<BucketAmounts> {
-    let available = balances.available().total();
-    let needed = Microcredits::MAX;
-    let bound = admit
+/// The most that the request may take.
+fn most(admit: &Admit, balances: &Balances) -> ApplyResult<Consumption> {
+    let Admit { prompt_tokens, max_output_tokens, .. } = *admit;
+    let (needed, available) = (Microcredits::MAX, balances.available().total());
+    let units = admit
         .prices
-        .upper_bound(admit.prompt_tokens, admit.max_output_tokens)
+        .upper_bound(prompt_tokens, max_output_tokens)
         .ok_or(Refusal::InsufficientCredits { needed, available })?;
-    if let Some(amounts) = BucketAmounts::take(bound, balances.available()) {
+    Ok(Consumption { units, tokens: u64::from(prompt_tokens) + u64::from(max_output_tokens) })
+}
+
+/// The upper bound of the cost, split over what is available.
+fn cover(needed: Microcredits, balances: &Balances) -> ApplyResult<BucketAmounts> {
+    if let Some(amounts) = BucketAmounts::take(needed, balances.available()) {
         return Ok(amounts);
     }
-    let needed = bound;
-    let once_settled = BucketAmounts::take(bound, balances.unspent()).is_some();
+    let available = balances.available().total();
+    let once_settled = BucketAmounts::take(needed, balances.unspent()).is_some();
     Err(if once_settled {
         Refusal::CreditsReserved { needed, available }
     } else {
@@ -85,29 +115,25 @@ fn cover(admit: &Admit, balances: &Balances) -> ApplyResult<BucketAmounts> {
 
 fn reserve(
     state: &mut impl LedgerState,
-    admit: &Admit,
-    account: Account,
-    known: Option<RequestRecord>,
+    record: RequestRecord,
+    (account, credential): &(Account, Credential),
     before: &Balances,
-    amount: BucketAmounts,
+    tokens: u64,
     now: UnixMillis,
 ) -> ApplyResult {
+    let key = record.key;
+    let Attempt { id: attempt, boot, reserved: amount, .. } = *record.latest();
     let after = before
         .reserve(amount)
-        .ok_or_else(|| invariants::broken("a reservation passes its bucket", &admit.key))?;
+        .ok_or_else(|| invariants::broken("a reservation passes its bucket", &key))?;
     invariants::check_balances(account.id, &after)?;
-    invariants::check_unreserved(state, &admit.key)?;
-    let record = with_attempt(known, admit, amount, now);
-    state.put_account(&Account { in_flight: account.in_flight + 1, ..account })?;
+    invariants::check_unreserved(state, &key)?;
+    state.put_account(account)?;
+    state.put_credential(credential)?;
     state.put_request(&record)?;
-    state.put_reservation(&Reservation {
-        key: admit.key,
-        attempt: admit.attempt,
-        boot: admit.boot,
-        amount,
-    })?;
-    let kind = EntryKind::Reserve { key: admit.key, attempt: admit.attempt };
-    journal::post(state, now, admit.key.account, kind, amount, after)?;
+    state.put_reservation(&Reservation { key, attempt, boot, amount, tokens })?;
+    let kind = EntryKind::Reserve { key, attempt };
+    journal::post(state, now, account.id, kind, amount, after)?;
     Ok(Outcome::Admitted(record))
 }
 

@@ -3,14 +3,14 @@
 //! transaction.
 
 use super::amounts::{BucketAmounts, Microcredits};
-use super::commands::{Command, Outcome, Refusal};
+use super::commands::{AccountChange, Command, Outcome, Refusal};
 use super::invariants::{self, Violation};
 use super::records::{
     Account, AccountStatus, Application, Balances, Bucket, Credential, CredentialKind, EntryKind,
     RequestKey,
 };
 use super::state::{Adjustment, LedgerState, StateError};
-use super::{admission, journal, resolution};
+use super::{admission, budgets, journal, resolution};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
 
@@ -38,9 +38,8 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         Command::CreateAccount { id, name, plan, opening } => {
             create_account(state, *id, name, plan, *opening, now)
         }
-        Command::ChangeAccount { id, name, plan } => {
-            change_account(state, *id, name.as_deref(), plan.as_deref())
-        }
+        Command::ChangeAccount { id, change } => change_account(state, *id, change.clone()),
+        Command::SetBudget { owner, period, limit } => budgets::set(state, *owner, *period, *limit),
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
         Command::CreateApplication { id, account, name } => {
             let application =
@@ -98,14 +97,7 @@ fn create_account(
         return repeat_or_taken(same);
     }
     Balances::default().credit(opening).ok_or(Refusal::AmountOverflow)?;
-    state.put_account(&Account {
-        id,
-        name: name.to_owned(),
-        plan: plan.to_owned(),
-        status: AccountStatus::Active,
-        created_at: now,
-        in_flight: 0,
-    })?;
+    state.put_account(&Account::new(id, name.to_owned(), plan.to_owned(), now))?;
     for (reference, granted) in grants {
         if let Some(granted) = granted {
             adjust(state, id, granted, reference, now)?;
@@ -117,13 +109,17 @@ fn create_account(
 fn change_account(
     state: &mut impl LedgerState,
     id: AccountId,
-    name: Option<&str>,
-    plan: Option<&str>,
+    change: AccountChange,
 ) -> ApplyResult {
-    let mut account = account(state, id)?;
-    account.name = name.map_or(account.name, str::to_owned);
-    account.plan = plan.map_or(account.plan, str::to_owned);
-    state.put_account(&account)?;
+    let before = account(state, id)?;
+    let note = change.note.or(before.note).filter(|note| !note.is_empty());
+    state.put_account(&Account {
+        name: change.name.unwrap_or(before.name),
+        plan: change.plan.unwrap_or(before.plan),
+        note,
+        stores_answers: change.stores_answers.unwrap_or(before.stores_answers),
+        ..before
+    })?;
     Ok(Outcome::Done)
 }
 

@@ -1,6 +1,9 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
+use super::budgets::{
+    BudgetAlert, BudgetOwner, BudgetPeriod, LimitReached, SpendingLimit, TokenQuotas,
+};
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
@@ -17,11 +20,15 @@ pub enum Command {
         plan: String,
         opening: BucketAmounts,
     },
-    /// Gives the account another name, another plan, or both.
     ChangeAccount {
         id: AccountId,
-        name: Option<String>,
-        plan: Option<String>,
+        change: AccountChange,
+    },
+    /// Limits what an account or a key may spend in each day or month; `None` ends the limit.
+    SetBudget {
+        owner: BudgetOwner,
+        period: BudgetPeriod,
+        limit: Option<SpendingLimit>,
     },
     SetAccountStatus {
         id: AccountId,
@@ -97,6 +104,16 @@ pub enum Command {
     },
 }
 
+/// What an account gets; `None` leaves a part as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccountChange {
+    pub name: Option<String>,
+    pub plan: Option<String>,
+    /// An empty note removes the one there is.
+    pub note: Option<String>,
+    pub stores_answers: Option<bool>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SettleEnd {
     Completed(FinishReason),
@@ -130,6 +147,8 @@ pub struct Admit {
     pub prices: Prices,
     /// The number of open reservations that the account's plan allows.
     pub max_concurrent: u32,
+    /// The tokens that the account's plan allows.
+    pub quotas: TokenQuotas,
     /// Milliseconds after its end during which a request is answered. Later only its id is known.
     pub retention_ms: u64,
     /// Milliseconds after its last crash during which an input that was running in two is refused.
@@ -149,6 +168,11 @@ pub enum Outcome {
     Existing(RequestRecord),
     /// The request after the command.
     Request(RequestRecord),
+    /// The request after its settlement, and the budgets that operators are told of.
+    Settled {
+        record: RequestRecord,
+        alerts: Vec<BudgetAlert>,
+    },
     /// The attempt had ended already; nothing was written.
     AlreadyResolved(RequestRecord),
     Recovered {
@@ -180,6 +204,8 @@ pub enum Refusal {
     AttemptsExhausted,
     #[error("{limit} requests of this account are in flight already")]
     ConcurrencyLimit { limit: u32 },
+    #[error(transparent)]
+    LimitReached(LimitReached),
     #[error("a balance of {available} does not cover a reservation of {needed} microcredits")]
     InsufficientCredits { needed: Microcredits, available: Microcredits },
     #[error(

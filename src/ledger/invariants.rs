@@ -40,15 +40,15 @@ pub(super) fn check_unreserved(
     }
 }
 
-/// Checks that a live attempt has exactly its own reservation.
+/// Returns the reservation of a live attempt, which has exactly its own.
 pub(super) fn check_reservation(
-    reservation: Option<&Reservation>,
+    reservation: Option<Reservation>,
     attempt: &Attempt,
     key: &RequestKey,
-) -> Result<(), Violation> {
-    let holds = reservation
-        .is_some_and(|open| open.attempt == attempt.id && open.amount == attempt.reserved);
-    holds.then_some(()).ok_or_else(|| broken("a live attempt lacks its reservation", key))
+) -> Result<Reservation, Violation> {
+    reservation
+        .filter(|open| open.attempt == attempt.id && open.amount == attempt.reserved)
+        .ok_or_else(|| broken("a live attempt lacks its reservation", key))
 }
 
 /// Returns the cost of `usage` at the attempt's own prices, taken from its reservation, trial

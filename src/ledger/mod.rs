@@ -6,6 +6,7 @@ mod admission;
 pub mod amounts;
 pub mod apply;
 pub mod audit;
+pub mod budgets;
 pub mod commands;
 pub mod idempotency;
 pub mod invariants;
@@ -19,7 +20,11 @@ pub mod state;
 pub(crate) mod tests;
 
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
-pub use commands::{Admit, Command, Outcome, Refusal};
+pub use budgets::{
+    BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,
+    LimitReached, SpendingLimit, TokenQuotas,
+};
+pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
 pub use idempotency::Seen;
 pub use receipt_facts::{AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes};
 pub use records::{

@@ -1,6 +1,7 @@
 //! The rows of the ledger, as plain data. The store decides how they are laid out on disk.
 
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
+use super::budgets::{Budgets, CalendarUse, Consumption};
 use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
@@ -25,6 +26,32 @@ pub struct Account {
     pub created_at: UnixMillis,
     /// Number of open reservations; equals the number of queued and running attempts.
     pub in_flight: u32,
+    /// What operators note about the account.
+    pub note: Option<String>,
+    /// Whether answers are stored for replay. Without it nothing of an answer is kept once its
+    /// request has ended.
+    pub stores_answers: bool,
+    pub budgets: Budgets,
+    /// Of all credentials of the account.
+    pub used: CalendarUse,
+}
+
+impl Account {
+    /// An active account, of which nothing else is known.
+    pub fn new(id: AccountId, name: String, plan: String, created_at: UnixMillis) -> Self {
+        Self {
+            id,
+            name,
+            plan,
+            status: AccountStatus::Active,
+            created_at,
+            in_flight: 0,
+            note: None,
+            stores_answers: true,
+            budgets: Budgets::default(),
+            used: CalendarUse::default(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +183,8 @@ pub struct Credential {
     pub created_at: UnixMillis,
     pub expires_at: Option<UnixMillis>,
     pub revoked_at: Option<UnixMillis>,
+    pub budgets: Budgets,
+    pub used: CalendarUse,
 }
 
 impl Credential {
@@ -262,6 +291,14 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// What was charged, and for how many tokens.
+    pub fn consumption(&self) -> Consumption {
+        let tokens = self
+            .usage
+            .map_or(0, |usage| u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens));
+        Consumption { units: self.charged.total(), tokens }
+    }
+
     /// Whether the node turned the attempt away after admission: it had no room, no time before a
     /// stop, or could not tell the ledger of the start.
     pub fn was_turned_away(&self) -> bool {

@@ -3,9 +3,10 @@
 
 use super::amounts::{BucketAmounts, Usage};
 use super::apply::ApplyResult;
+use super::budgets::{self, BudgetAlert, BudgetOwner, CalendarUse, Consumption};
 use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
 use super::records::{
-    Account, Attempt, AttemptState, EntryKind, FailureCode, RequestKey, RequestRecord,
+    Account, Attempt, AttemptState, Credential, EntryKind, FailureCode, RequestKey, RequestRecord,
 };
 use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
@@ -54,13 +55,13 @@ pub(super) fn settle(
     };
     let fingerprint = record.fingerprint;
     let entry = |key, attempt| EntryKind::Settle { key, attempt };
-    let settled = finish(state, record, true, now, entry)?;
+    let (record, alerts) = finish(state, record, true, now, entry)?;
     // An input that completes does not crash the node.
     let completed = matches!(end, SettleEnd::Completed(_));
     if completed && state.crashes(key.account, &fingerprint)?.is_some() {
         state.remove_crashes(key.account, &fingerprint)?;
     }
-    Ok(settled)
+    Ok(Outcome::Settled { record, alerts })
 }
 
 pub(super) fn release(
@@ -85,7 +86,8 @@ pub(super) fn release(
     }
     let turned_away = matches!(cause, ReleaseCause::TurnedAway(_)) && !started;
     let keeps_row = !turned_away || record.attempts.len() > 1;
-    finish(state, record, keeps_row, now, |key, attempt| EntryKind::Release { key, attempt })
+    let entry = |key, attempt| EntryKind::Release { key, attempt };
+    finish(state, record, keeps_row, now, entry).map(|(record, _)| Outcome::Request(record))
 }
 
 /// Ends the attempts that earlier boots left open. An input that was running is remembered, so that
@@ -176,6 +178,46 @@ fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Apply
     Ok(if found.state.is_terminal() { Found::Ended(record) } else { Found::Live(record) })
 }
 
+/// Account and credential of an attempt that ends, and the budgets that operators are told of.
+fn uncounted(
+    state: &impl LedgerState,
+    attempt: &Attempt,
+    reservation: &Reservation,
+) -> ApplyResult<(Account, Credential, Vec<BudgetAlert>)> {
+    let key = &reservation.key;
+    let broken = |rule| invariants::broken(rule, key);
+    let account = state.account(key.account)?.ok_or_else(|| broken("a request has no account"))?;
+    let in_flight =
+        account.in_flight.checked_sub(1).ok_or_else(|| broken("more ends than reservations"))?;
+    let credential = state
+        .credential(attempt.credential)?
+        .ok_or_else(|| broken("an attempt has no credential"))?;
+    let reserved = Consumption { units: attempt.reserved.total(), tokens: reservation.tokens };
+    let spent = attempt.consumption();
+    let settle = |used: &CalendarUse| {
+        let after = used.settle(attempt.created_at, reserved, spent);
+        after.ok_or_else(|| broken("an end frees more than its period reserves"))
+    };
+    let (of_account, of_key) = (settle(&account.used)?, settle(&credential.used)?);
+    let alerts = alerts(&account, &of_account, &credential, &of_key);
+    let account = Account { in_flight, used: of_account, ..account };
+    Ok((account, Credential { used: of_key, ..credential }, alerts))
+}
+
+/// The budgets that operators are told of where the uses become these.
+fn alerts(
+    account: &Account,
+    of_account: &CalendarUse,
+    credential: &Credential,
+    of_key: &CalendarUse,
+) -> Vec<BudgetAlert> {
+    let owner = BudgetOwner::Account(account.id);
+    let accounts = budgets::alerts(owner, &account.budgets, &account.used, of_account);
+    let owner = BudgetOwner::Key(credential.id);
+    let keys = budgets::alerts(owner, &credential.budgets, &credential.used, of_key);
+    accounts.chain(keys).collect()
+}
+
 /// Frees the whole reservation, debits the latest attempt's charge, and stores the attempt's end.
 /// Without `keeps_row` the request is forgotten; its entries stay in the journal.
 fn finish(
@@ -184,18 +226,13 @@ fn finish(
     keeps_row: bool,
     now: UnixMillis,
     kind: fn(RequestKey, AttemptId) -> EntryKind,
-) -> ApplyResult {
+) -> ApplyResult<(RequestRecord, Vec<BudgetAlert>)> {
     let key = record.key;
     record.latest_mut().finished_at = Some(now);
     let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();
-    invariants::check_reservation(state.reservation(&key)?.as_ref(), record.latest(), &key)?;
-    let account = state
-        .account(key.account)?
-        .ok_or_else(|| invariants::broken("a request has no account", &key))?;
-    let in_flight = account
-        .in_flight
-        .checked_sub(1)
-        .ok_or_else(|| invariants::broken("more ends than reservations", &key))?;
+    let reservation = state.reservation(&key)?;
+    let reservation = invariants::check_reservation(reservation, record.latest(), &key)?;
+    let (account, credential, alerts) = uncounted(state, record.latest(), &reservation)?;
     let after = state
         .balances(key.account)?
         .resolve(reserved, charged)
@@ -209,7 +246,8 @@ fn finish(
     if ended == AttemptState::Failed && charged != BucketAmounts::ZERO {
         return Err(invariants::broken("a failed attempt is charged", &key).into());
     }
-    state.put_account(&Account { in_flight, ..account })?;
+    state.put_account(&account)?;
+    state.put_credential(&credential)?;
     if keeps_row {
         state.put_request(&record)?;
     } else {
@@ -217,5 +255,5 @@ fn finish(
     }
     state.remove_reservation(&key)?;
     journal::post(state, now, key.account, entry, amount, after)?;
-    Ok(Outcome::Request(record))
+    Ok((record, alerts))
 }

@@ -33,6 +33,8 @@ pub struct Reservation {
     pub attempt: AttemptId,
     pub boot: BootId,
     pub amount: BucketAmounts,
+    /// Prompt tokens and the most that may be produced.
+    pub tokens: u64,
 }
 
 /// How often an input was running when the node went down.

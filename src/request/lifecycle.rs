@@ -80,6 +80,9 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         }
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
+            if let StoreError::Refused(Refusal::LimitReached(limit)) = &error {
+                services.metrics.limit_reached(limit.kind.name());
+            }
             guard.not_admitted(Admission::Refused(error.into()));
         }
         // Whether the reservation is durable is not known: the guard releases it if it is.
@@ -450,7 +453,11 @@ impl RunningRequest {
         loop {
             let body = body.clone().map(|body| (self.live.key, body));
             match commit(&self.services, command.clone(), body).await {
-                Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) => {
+                Ok(
+                    Outcome::Request(record)
+                    | Outcome::Settled { record, .. }
+                    | Outcome::AlreadyResolved(record),
+                ) => {
                     return Ok(record);
                 }
                 Ok(_) => return Err(StoreError::Unavailable("an end had no record".into())),

@@ -212,10 +212,12 @@ pub(super) async fn prepare(
         max_output_tokens: max_tokens,
         prices: model.qualified.prices(),
         max_concurrent: plan.max_concurrent,
+        quotas: plan.quotas(),
         retention_ms: services.config.requests.replay_ms(),
         crash_block_ms: services.config.requests.crash_block_ms(),
     };
-    let bytes = answer_bytes(max_tokens, input.sampling.logprobs);
+    let stored = caller.account.stores_answers;
+    let bytes = if stored { answer_bytes(max_tokens, input.sampling.logprobs) } else { 0 };
     let credential = admit.credential;
     let digest = encoded.digest;
     let generate = generation(request, &model, &plan, encoded, max_tokens, deadline)?;

@@ -3,7 +3,7 @@
 
 use crate::config::Plan;
 use crate::ids::AccountId;
-use crate::ledger::Account;
+use crate::ledger::{Account, TokenQuotas};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::collections::BTreeMap;
@@ -23,6 +23,13 @@ struct PlanInForce {
     plan: Arc<Plan>,
     /// Keyed by account: all credentials of an account share its rate.
     rate: Arc<DefaultKeyedRateLimiter<AccountId>>,
+}
+
+impl Plan {
+    /// The tokens that the plan allows an account.
+    pub fn quotas(&self) -> TokenQuotas {
+        TokenQuotas { day: self.tokens_per_day, month: self.tokens_per_month }
+    }
 }
 
 impl PlanInForce {
@@ -92,12 +99,10 @@ fn quota(per_minute: u32, burst: u32) -> Quota {
 mod tests {
     use super::*;
     use crate::clock::UnixMillis;
-    use crate::ledger::AccountStatus;
 
     fn account(plan: &str) -> Account {
         let id = AccountId::generate();
-        let (status, created_at) = (AccountStatus::Active, UnixMillis(0));
-        Account { id, name: "a".into(), plan: plan.into(), status, created_at, in_flight: 0 }
+        Account::new(id, "a".into(), plan.into(), UnixMillis(0))
     }
 
     fn small(burst: u32) -> BTreeMap<String, Plan> {

@@ -10,8 +10,8 @@ use crate::engine::EngineError;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
-    Account, AccountStatus, Admit, Attempt, AttemptState, BucketAmounts, Command, Credential,
-    CredentialKind, FailureCode, FinishReason, Prices, Refusal, Usage,
+    Account, Admit, Attempt, AttemptState, BucketAmounts, Budgets, CalendarUse, Command,
+    Credential, CredentialKind, FailureCode, FinishReason, Prices, Refusal, TokenQuotas, Usage,
 };
 use crate::pool::ServedModel;
 use crate::store::{Limits, Store, StoreConfig};
@@ -51,6 +51,8 @@ impl Setup {
             created_at: now,
             expires_at: None,
             revoked_at: None,
+            budgets: Budgets::default(),
+            used: CalendarUse::default(),
         };
         let (name, plan) = ("a".to_owned(), "default".to_owned());
         let create = Command::CreateAccount {
@@ -62,8 +64,7 @@ impl Setup {
         services.store.submit(create).await.unwrap();
         let issue = Command::IssueCredential { credential: credential.clone() };
         services.store.submit(issue).await.unwrap();
-        let status = AccountStatus::Active;
-        let account = Account { id: account, name, plan, status, created_at: now, in_flight: 0 };
+        let account = Account::new(account, name, plan, now);
         Self { services, caller: Arc::new(Caller { account, credential }), folder }
     }
 
@@ -111,6 +112,7 @@ impl Setup {
             max_output_tokens: 1,
             prices: Prices::default(),
             max_concurrent: 9,
+            quotas: TokenQuotas::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         };

@@ -1,7 +1,8 @@
 //! Every error that a client can see, and the one table of how each looks on the wire.
 
+use crate::clock::UnixMillis;
 use crate::config::HttpSettings;
-use crate::ledger::{Microcredits, Refusal};
+use crate::ledger::{BudgetPeriod, LimitKind, LimitReached, Microcredits, Refusal};
 use crate::request::RequestError;
 use crate::store::StoreError;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -50,7 +51,7 @@ pub enum ApiError {
     )]
     RequestInProgress,
     #[error(
-        "The request was answered, but its answer is no longer kept, and its id stays taken for some time longer. Use a new Idempotency-Key to run it again."
+        "The request was answered, but its answer is not kept, or no longer, and its id stays taken for some time longer. Use a new Idempotency-Key to run it again."
     )]
     RequestResultExpired,
     #[error("This request has no receipt: {why}.")]
@@ -78,6 +79,9 @@ pub enum ApiError {
          tokens or top_logprobs, or send it again when earlier answers have expired."
     )]
     StoredAnswersFull { limit_mib: u64 },
+    #[error("The request was not admitted: {0}. Lower max_tokens, or send it again {next}.",
+        next = if .0.fits_once_settled() { "when one of those has ended" } else { "then" })]
+    LimitReached(LimitReached),
     #[error(
         "The account's plan allows {limit} requests in flight, and as many are. Retry when one of them has ended."
     )]
@@ -144,6 +148,16 @@ pub(super) const BEFORE_RECEIPTS: &str = "it was made before receipts were kept"
 /// Clients ignore longer times.
 const LATEST: Duration = Duration::from_mins(1);
 
+/// The next day or month is too far away for a client to wait by itself; the end of a running
+/// request is not.
+fn limit_form(limit: &LimitReached) -> ErrorForm {
+    let renewal = Duration::from_millis(limit.renews_in_ms);
+    let wait = if limit.fits_once_settled() { LATER } else { renewal };
+    let status = StatusCode::TOO_MANY_REQUESTS;
+    let form = retriable(status, "conversation_rate_limit", RATE, wait);
+    ErrorForm { retry: wait <= LATEST, ..form }
+}
+
 impl ApiError {
     /// Makes an `invalid_request` about one parameter, header or path part.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
@@ -187,6 +201,16 @@ impl ApiError {
             Self::IdempotencyKeyReused,
             Self::RateLimited { per_minute: 600, burst: 60, retry_after: SOON },
             Self::StoredAnswersFull { limit_mib: 4096 },
+            Self::LimitReached(LimitReached {
+                kind: LimitKind::KeyBudget,
+                period: BudgetPeriod::Day,
+                allowed: 5_000,
+                spent: 4_000,
+                reserved: 500,
+                needed: 900,
+                renews_at: UnixMillis(1_795_564_800_000),
+                renews_in_ms: 3_600_000,
+            }),
             Self::ConcurrencyLimit { limit: 8 },
             Self::GenerationFailed,
             Self::AttemptsExhausted,
@@ -243,6 +267,7 @@ impl ApiError {
                 retry_after: Some(LATEST),
                 ..row(S::TOO_MANY_REQUESTS, "conversation_rate_limit", RATE)
             },
+            Self::LimitReached(limit) => limit_form(limit),
             Self::ConcurrencyLimit { .. } => {
                 retriable(S::TOO_MANY_REQUESTS, "concurrency_limit", RATE, SOON)
             }
@@ -394,6 +419,7 @@ impl From<Refusal> for ApiError {
             Refusal::ResultExpired => Self::RequestResultExpired,
             Refusal::AttemptsExhausted => Self::AttemptsExhausted,
             Refusal::ConcurrencyLimit { limit } => Self::ConcurrencyLimit { limit },
+            Refusal::LimitReached(limit) => Self::LimitReached(limit),
             Refusal::InsufficientCredits { needed, available } => {
                 Self::InsufficientCredits { needed, available }
             }
@@ -493,6 +519,26 @@ mod tests {
         check(E::Overloaded { retry_after: Duration::ZERO }, 503, "overloaded", "true", Some("1"));
         check(E::Draining, 503, "draining", "true", Some("5"));
         check(E::DeadlineExceeded, 504, "deadline_exceeded", "false", None);
+    }
+
+    #[test]
+    fn a_limit_is_waited_for_where_that_is_soon() {
+        use ApiError as E;
+        let limit = |spent, renews_in_ms| {
+            E::LimitReached(LimitReached {
+                kind: LimitKind::AccountBudget,
+                period: BudgetPeriod::Month,
+                allowed: 10,
+                spent,
+                reserved: 5,
+                needed: 6,
+                renews_at: UnixMillis(0),
+                renews_in_ms,
+            })
+        };
+        check(limit(5, 99_000), 429, "conversation_rate_limit", "false", Some("60"));
+        check(limit(5, 1_100), 429, "conversation_rate_limit", "true", Some("2"));
+        check(limit(4, 99_000), 429, "conversation_rate_limit", "true", Some("5"));
     }
 
     #[test]

@@ -138,6 +138,10 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// file `to`. It blocks.
     fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult;
 
+    /// Removes stored answers of an account, or of its requests with one id, durably; a bounded
+    /// number, which it returns. It blocks.
+    fn erase_answers(&self, account: AccountId, request: Option<RequestId>) -> StoreResult<u64>;
+
     /// Free bytes where the ledger is kept; `None` where that cannot be told.
     fn free_bytes(&self) -> Option<u64>;
 

@@ -30,7 +30,7 @@ mod writer;
 
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
-use crate::ids::{AttemptId, BootId};
+use crate::ids::{AccountId, AttemptId, BootId, RequestId};
 use crate::ledger::audit;
 pub use crate::ledger::audit::AuditReport;
 use crate::ledger::state::StateError;
@@ -48,7 +48,7 @@ use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
-pub use stats::StoreStats;
+pub use stats::{BudgetNotice, StoreStats};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -287,6 +287,27 @@ impl Store {
     pub async fn stored_body(&self, key: &RequestKey) -> StoreResult<Option<StoredBody>> {
         let shared = &self.inner.shared;
         shared.reader.body(key, shared.clock.now()).await
+    }
+
+    /// Erases the stored answers of an account, or of its requests with one id, and returns their
+    /// number. An answer that is being stored meanwhile may stay. Blocks while it erases.
+    pub fn erase_answers(
+        &self,
+        account: AccountId,
+        request: Option<RequestId>,
+    ) -> StoreResult<u64> {
+        let (reader, mut erased) = (&self.inner.shared.reader, 0);
+        loop {
+            match reader.erase_answers(account, request)? {
+                0 => return Ok(erased),
+                some => erased += some,
+            }
+        }
+    }
+
+    /// The budgets of which operators were told last, oldest first.
+    pub fn budget_notices(&self) -> Vec<BudgetNotice> {
+        self.inner.shared.budget_notices()
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person

@@ -3,15 +3,20 @@
 
 use super::backend::{LedgerReader, Seal};
 use super::queue::Queue;
-use super::{AuditReport, StoreResult, stats};
+use super::stats::{self, BudgetNotice};
+use super::{AuditReport, StoreResult};
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
+use crate::ledger::BudgetAlert;
 use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The latest notices about budgets that are kept for the status.
+const KEPT_NOTICES: usize = 16;
 
 const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
                          and new requests are refused: make room";
@@ -26,6 +31,9 @@ pub(super) struct StoreShared {
     pub health: Health,
     /// Releases since the start of the node, by cause.
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
+    /// Alerts of budgets since the start of the node, by owner and period.
+    pub budget_alerts: Mutex<BTreeMap<&'static str, u64>>,
+    budget_notices: Mutex<VecDeque<BudgetNotice>>,
     min_free_bytes: u64,
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
@@ -56,6 +64,8 @@ impl StoreShared {
             queue: Queue::default(),
             health: Health::default(),
             releases: Mutex::default(),
+            budget_alerts: Mutex::default(),
+            budget_notices: Mutex::default(),
             min_free_bytes,
             floor: AtomicU64::new(0),
             audited: Mutex::default(),
@@ -182,6 +192,27 @@ impl StoreShared {
     pub(super) fn released(&self, cause: ReleaseCause, count: u64) {
         let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
         *releases.entry(stats::label(cause)).or_default() += count;
+    }
+
+    /// Tells operators of a budget: in the log, a metric and the status.
+    pub(super) fn tell_budget(&self, alert: &BudgetAlert) {
+        let BudgetAlert { owner, period, limit, spent } = alert;
+        tracing::warn!(
+            %owner, period = period.name(), %spent, budget = %limit.units,
+            percent = limit.alert_percent, "a budget is nearly spent"
+        );
+        let mut counts = self.budget_alerts.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry(stats::budget_label(alert)).or_default() += 1;
+        let mut notices = self.budget_notices.lock().unwrap_or_else(PoisonError::into_inner);
+        notices.push_back(BudgetNotice { at: self.now(), alert: *alert });
+        if notices.len() > KEPT_NOTICES {
+            notices.pop_front();
+        }
+    }
+
+    pub(super) fn budget_notices(&self) -> Vec<BudgetNotice> {
+        let notices = self.budget_notices.lock().unwrap_or_else(PoisonError::into_inner);
+        notices.iter().copied().collect()
     }
 }
 

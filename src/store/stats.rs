@@ -1,8 +1,9 @@
 //! Figures of the ledger for the node's metrics.
 
 use super::Store;
-use crate::ledger::FailureCode;
+use crate::clock::UnixMillis;
 use crate::ledger::commands::ReleaseCause;
+use crate::ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
@@ -14,10 +15,20 @@ pub struct StoreStats {
     pub oldest_reservation_ms: u64,
     /// Attempts that ended uncharged since the start of the node, by cause.
     pub releases: BTreeMap<&'static str, u64>,
+    /// Budgets whose charges reached the part at which operators are told, since the start of the
+    /// node, by owner and period.
+    pub budget_alerts: BTreeMap<&'static str, u64>,
     /// Free where the ledger is kept; `None` where that cannot be told.
     pub free_bytes: Option<u64>,
     /// Bytes that the files take, by what they hold.
     pub file_bytes: BTreeMap<&'static str, u64>,
+}
+
+/// A budget of which operators were told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BudgetNotice {
+    pub at: UnixMillis,
+    pub alert: BudgetAlert,
 }
 
 impl Store {
@@ -34,9 +45,24 @@ impl Store {
             oldest_reservation_ms: oldest
                 .map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
             releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            budget_alerts: shared
+                .budget_alerts
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
             free_bytes: shared.reader.free_bytes(),
             file_bytes: shared.reader.file_bytes(),
         }
+    }
+}
+
+/// The label of a budget in the metrics.
+pub(super) fn budget_label(alert: &BudgetAlert) -> &'static str {
+    match (alert.owner, alert.period) {
+        (BudgetOwner::Account(_), BudgetPeriod::Day) => "account_day",
+        (BudgetOwner::Account(_), BudgetPeriod::Month) => "account_month",
+        (BudgetOwner::Key(_), BudgetPeriod::Day) => "key_day",
+        (BudgetOwner::Key(_), BudgetPeriod::Month) => "key_month",
     }
 }
 

@@ -243,6 +243,11 @@ impl<B: Backend> Writer<B> {
             {
                 self.shared.released(*cause, 1);
             }
+            if let Ok(Outcome::Settled { alerts, .. }) = &result {
+                for alert in alerts {
+                    self.shared.tell_budget(alert);
+                }
+            }
             let admit_ids = job.action.admit_ids();
             let admitted = matches!(result, Ok(Outcome::Admitted(_)));
             let heard = job.answer(result);

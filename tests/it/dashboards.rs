@@ -94,6 +94,7 @@ fn boards_and_alerts_name_what_a_node_tells() {
         ("cresset_engine_failures_total", "kind"),
         ("cresset_model_failures_total", "kind"),
         ("cresset_ledger_releases_total", "cause"),
+        ("cresset_budget_alerts_total", "budget"),
     ] {
         assert!(README.contains(&format!("`{}`", name.trim_end_matches("_total"))), "{name}");
         told.entry(name.to_owned()).or_default().insert(label.to_owned());

@@ -10,6 +10,7 @@
 mod api;
 mod backup;
 mod bench;
+mod budgets;
 mod charges;
 mod cli;
 mod clients;

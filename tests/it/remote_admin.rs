@@ -64,6 +64,10 @@ fn a_token_allows_what_its_roles_allow() {
     check(&["reload"], [false, true, false]);
     check(&["ledger", "audit"], [false, true, false]);
     check(&grant, [false, false, true]);
+    check(&["accounts", "change", &account, "--note", "n"], [false, true, false]);
+    check(&["accounts", "erase-answers", &account], [false, true, false]);
+    let budget = ["accounts", "budget", &account, "--period", "day", "--units", "5"];
+    check(&budget, [false, false, true]);
     for local in [
         &["admin", "token", "create", "--name", "more"][..],
         &["admin", "token", "revoke", "ann"],

@@ -9,7 +9,8 @@ use cresset::engine::testing::ScriptedRunner;
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
 use cresset::ids::{AccountId, ApplicationId, CredentialId};
 use cresset::ledger::{
-    AccountStatus, BucketAmounts, Command, Credential, CredentialKind, Microcredits, secret,
+    AccountStatus, BucketAmounts, Budgets, CalendarUse, Command, Credential, CredentialKind,
+    Microcredits, secret,
 };
 use cresset::node::RunningNode;
 use cresset::pool::{LoadedEngine, ServedModel};
@@ -381,6 +382,8 @@ pub async fn issue_until(
         created_at: SystemClock.now(),
         expires_at,
         revoked_at: None,
+        budgets: Budgets::default(),
+        used: CalendarUse::default(),
     };
     node.store.submit(Command::IssueCredential { credential }).await.unwrap();
     (id, text)

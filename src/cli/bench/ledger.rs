@@ -12,7 +12,9 @@ use crate::cli::support::progress::TaskProgress;
 use crate::clock::SystemClock;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
-use crate::ledger::{Admit, Command, FinishReason, Microcredits, Prices, RequestKey, Usage};
+use crate::ledger::{
+    Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas, Usage,
+};
 use crate::node::ledger;
 use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
@@ -173,6 +175,7 @@ impl Client {
             max_output_tokens: 200,
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
+            quotas: TokenQuotas::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         }

@@ -57,7 +57,8 @@ pub(crate) async fn client(
         }
     }
     if let KeyChoice::Given(None) = key {
-        let accounts = context.admin(AdminCommand::AccountList { after: None }).await?;
+        let accounts =
+            context.admin(AdminCommand::AccountList { after: None, matching: None }).await?;
         let unused = accounts["data"].as_array().is_some_and(Vec::is_empty);
         if !(own_node && unused) {
             return Err(no_key());
@@ -87,7 +88,7 @@ async fn account(context: &Context) -> CommandResult<Value> {
     let active = |account: &&Value| account["name"] == ACCOUNT && account["status"] == "active";
     let search = listing::pages(
         context,
-        |after| AdminCommand::AccountList { after },
+        |after| AdminCommand::AccountList { after, matching: None },
         |page| {
             found = page["data"].as_array().into_iter().flatten().find(active).cloned();
             Ok(found.is_none())

@@ -96,6 +96,11 @@ pub(crate) fn named<T: DeserializeOwned + Clone + Send + Sync + 'static>(
         .try_map(|name| serde_json::from_value::<T>(name.into()))
 }
 
+/// `on` or `off`.
+pub(crate) fn on_or_off() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
+}
+
 /// Microcredits: digits, with `_` anywhere between them to ease reading.
 pub(crate) fn units(text: &str) -> Result<u64, String> {
     if text.starts_with('-') {

@@ -9,6 +9,7 @@ mod pace;
 mod replay;
 mod rows;
 mod source;
+mod uses;
 
 use super::amounts::BucketAmounts;
 use super::records::{Balances, RequestKey};
@@ -19,6 +20,7 @@ use multiset_check::{Item, MultisetCheck};
 pub use pace::{AuditPace, AuditProgress, unpaced};
 pub use source::{AuditSource, JournalChain, JournalHeads, RowIter, conflicting_duplicate};
 use std::collections::HashMap;
+use uses::UseCheck;
 
 /// Violations that a report names; further ones are only counted. One fault can break every row,
 /// and a person reads the first few.
@@ -100,6 +102,13 @@ fn has_no_row(account: AccountId) -> String {
     format!("account {account} has entries and no row")
 }
 
+/// A reservation that the journal has made and not ended.
+#[derive(Clone, Copy)]
+struct OpenReservation {
+    amount: BucketAmounts,
+    at: UnixMillis,
+}
+
 struct Audit<'s> {
     source: &'s dyn AuditSource,
     pace: AuditPace<'s>,
@@ -116,7 +125,8 @@ struct Audit<'s> {
     /// Each account's balances after the journal as far as it was read.
     replayed: HashMap<AccountId, Balances>,
     /// Reservations that the journal, as far as it was read, has made and not ended.
-    open: HashMap<(RequestKey, AttemptId), BucketAmounts>,
+    open: HashMap<(RequestKey, AttemptId), OpenReservation>,
+    uses: UseCheck,
     multiset_check: MultisetCheck,
 }
 
@@ -135,6 +145,7 @@ impl<'s> Audit<'s> {
             times: HashMap::new(),
             replayed: HashMap::new(),
             open: HashMap::new(),
+            uses: UseCheck::default(),
             multiset_check: MultisetCheck::default(),
         }
     }

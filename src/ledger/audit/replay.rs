@@ -2,7 +2,7 @@
 //! reservations that it leads to.
 
 use super::rows::{JournalledEnd, expected_end};
-use super::{Audit, Item, JournalChain};
+use super::{Audit, Item, JournalChain, OpenReservation};
 use crate::ids::{AccountId, AttemptId};
 use crate::ledger::amounts::BucketAmounts;
 use crate::ledger::journal;
@@ -20,8 +20,8 @@ impl Audit<'_> {
             });
             Ok(())
         })?;
-        for ((key, attempt), reserved) in std::mem::take(&mut self.open) {
-            self.attempt(|audit| audit.check_open(&key, attempt, reserved))?;
+        for ((key, attempt), open) in std::mem::take(&mut self.open) {
+            self.attempt(|audit| audit.check_open(&key, attempt, open.amount))?;
         }
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Audit<'_> {
                 self.check_adjustment(entry, reference, &before)?
             }
             EntryKind::Reserve { key, attempt } => {
-                self.check_reserve(entry, key, *attempt, &before)
+                self.check_reserve(entry, key, *attempt, &before)?
             }
             EntryKind::Settle { key, attempt } => {
                 self.check_end(entry, key, *attempt, JournalledEnd::Settled(entry.amount), &before)?
@@ -126,13 +126,15 @@ impl Audit<'_> {
         key: &RequestKey,
         attempt: AttemptId,
         before: &Balances,
-    ) -> Option<Balances> {
+    ) -> StateResult<Option<Balances>> {
         self.require(key.account == entry.account, || {
             format!("entry {} names another account's request", entry.sequence)
         });
-        let twice = self.open.insert((*key, attempt), entry.amount).is_some();
+        let open = OpenReservation { amount: entry.amount, at: entry.at };
+        let twice = self.open.insert((*key, attempt), open).is_some();
         self.require(!twice, || format!("attempt {attempt} of {key} is reserved twice"));
-        before.reserve(entry.amount)
+        self.follow_reserve(entry)?;
+        Ok(before.reserve(entry.amount))
     }
 
     fn check_end(
@@ -151,7 +153,7 @@ impl Audit<'_> {
             let freed = before.reserved().checked_sub(entry.after.reserved());
             freed.filter(|_| self.trusted_until(entry.account) > 0)
         };
-        let Some(reserved) = opened.or_else(trusted) else {
+        let Some(reserved) = opened.map(|open| open.amount).or_else(trusted) else {
             self.findings
                 .add(format!("attempt {attempt} of {key} ends twice, or without a reservation"));
             return Ok(None);
@@ -164,6 +166,9 @@ impl Audit<'_> {
         }
         let charged =
             if let JournalledEnd::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
+        if let Some(OpenReservation { at, .. }) = opened {
+            self.follow_end(entry, at, [reserved, charged])?;
+        }
         self.require(reserved.checked_sub(charged).is_some(), || {
             format!("attempt {attempt} of {key} is charged more than was reserved")
         });

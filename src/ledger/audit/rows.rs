@@ -62,6 +62,7 @@ impl Audit<'_> {
         })?;
         self.report.credentials = self
             .each(source.credentials(), |audit, credential| audit.check_credential(&credential))?;
+        self.check_unassigned_use();
         self.report.reservations = self.each(source.reservations(), |audit, reservation| {
             audit.check_reservation(&reservation)
         })?;
@@ -77,13 +78,12 @@ impl Audit<'_> {
     ) -> StateResult {
         let id = account.id;
         let balances = self.source.balances(id)?;
-        let mut reserved = Some(BucketAmounts::ZERO);
-        let mut count = 0;
-        for reservation in self.source.reservations_of(id)? {
-            let amount = reservation?.amount;
-            reserved = reserved.and_then(|sum| sum.checked_add(amount));
-            count += 1;
-        }
+        let open: Vec<Reservation> =
+            self.source.reservations_of(id)?.collect::<StateResult<_>>()?;
+        let reserved = open
+            .iter()
+            .try_fold(BucketAmounts::ZERO, |sum, reservation| sum.checked_add(reservation.amount));
+        let count = open.len();
         self.require(replayed.is_none_or(|replayed| balances == replayed), || {
             format!("account {id} has other balances than its journal")
         });
@@ -95,13 +95,13 @@ impl Audit<'_> {
         self.require(reserved == Some(balances.reserved()), || {
             format!("account {id} has reserved another sum than its reservations")
         });
-        self.require(account.in_flight == count, || {
+        self.require(account.in_flight as usize == count, || {
             format!(
                 "account {id} counts {} in flight and has {count} reservations",
                 account.in_flight
             )
         });
-        Ok(())
+        self.check_account_use(account, &open)
     }
 
     fn check_credential(&mut self, credential: &Credential) -> StateResult {
@@ -110,8 +110,11 @@ impl Audit<'_> {
         self.require(found.as_ref() == Some(credential), || {
             format!("credential {id} is not found by its digest")
         });
-        let owned = self.source.account(credential.account)?.is_some();
-        self.require(owned, || format!("credential {id} belongs to no account"));
+        let owner = self.source.account(credential.account)?;
+        self.require(owner.is_some(), || format!("credential {id} belongs to no account"));
+        if let Some(account) = owner {
+            self.check_credential_use(credential, &account);
+        }
         let scope = match (credential.kind, credential.application) {
             (CredentialKind::ApiKey, None) => true,
             (CredentialKind::AccessToken, Some(_)) => {

@@ -15,7 +15,10 @@ use crate::ids::{
 use crate::ledger::Refusal;
 use crate::ledger::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::commands::{Admit, Command, Outcome, ReleaseCause, SettleEnd};
+use crate::ledger::budgets::{
+    BudgetOwner, BudgetPeriod, Budgets, CalendarUse, SpendingLimit, TokenQuotas,
+};
+use crate::ledger::commands::{AccountChange, Admit, Command, Outcome, ReleaseCause, SettleEnd};
 use crate::ledger::records::{
     AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode,
     FinishReason, RequestKey, RequestRecord,
@@ -58,6 +61,7 @@ struct World {
     now: UnixMillis,
     boot: BootId,
     prices: Prices,
+    quotas: TokenQuotas,
 }
 
 impl World {
@@ -68,6 +72,7 @@ impl World {
             now: UnixMillis(1_000),
             boot: BootId(uuid("boot1")),
             prices,
+            quotas: TokenQuotas::default(),
         }
     }
 
@@ -88,6 +93,11 @@ impl World {
                     (millions(input), millions(cached), millions(output));
                 self.prices =
                     Prices { revision: revision.parse().unwrap(), input, cached_input, output };
+                "ok".into()
+            }
+            ["quotas", day, month] => {
+                let [day, month] = [day, month].map(|tokens| tokens.parse().ok());
+                self.quotas = TokenQuotas { day, month };
                 "ok".into()
             }
             ["archive", scope, request] => {
@@ -155,8 +165,25 @@ impl World {
             },
             ["change", id, name, plan] => Command::ChangeAccount {
                 id: AccountId(uuid(id)),
-                name: (name != "-").then(|| name.into()),
-                plan: (plan != "-").then(|| plan.into()),
+                change: AccountChange {
+                    name: (name != "-").then(|| name.into()),
+                    plan: (plan != "-").then(|| plan.into()),
+                    ..AccountChange::default()
+                },
+            },
+            ["budget", owner, id, period, amount] => {
+                self.command(&["budget", owner, id, period, amount, ""])
+            }
+            ["budget", owner, id, period, amount, percent] => Command::SetBudget {
+                owner: match owner {
+                    "key" => BudgetOwner::Key(CredentialId(uuid(id))),
+                    _ => BudgetOwner::Account(AccountId(uuid(id))),
+                },
+                period: if period == "day" { BudgetPeriod::Day } else { BudgetPeriod::Month },
+                limit: (amount != "none").then(|| SpendingLimit {
+                    units: units(amount),
+                    alert_percent: percent.parse().ok(),
+                }),
             },
             ["expire", id, at] => Command::ExpireCredential {
                 id: CredentialId(uuid(id)),
@@ -239,6 +266,8 @@ impl World {
             created_at: self.now,
             expires_at: expires.map(UnixMillis),
             revoked_at: None,
+            budgets: Budgets::default(),
+            used: CalendarUse::default(),
         };
         Command::IssueCredential { credential }
     }
@@ -258,6 +287,7 @@ impl World {
             max_output_tokens: output.parse().unwrap(),
             prices: self.prices,
             max_concurrent,
+            quotas: self.quotas,
             retention_ms: u64::MAX,
             crash_block_ms: CRASH_BLOCK_MS,
         }))
@@ -271,6 +301,12 @@ fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
         Ok(Outcome::Admitted(record)) => format!("admitted {}", show(record)),
         Ok(Outcome::Existing(record)) => format!("existing {}", show(record)),
         Ok(Outcome::Request(record)) => show(record),
+        Ok(Outcome::Settled { record, alerts }) => {
+            let told = |alert: &crate::ledger::BudgetAlert| {
+                format!(", {} {}", alert.owner.kind(), alert.period.name())
+            };
+            show(record) + &alerts.iter().map(told).collect::<String>()
+        }
         Ok(Outcome::AlreadyResolved(record)) => format!("already {}", show(record)),
         Ok(Outcome::Recovered { released, remaining }) => {
             format!("released {released}{}", if *remaining { " of more" } else { "" })
@@ -326,6 +362,16 @@ fn shown(refusal: Refusal) -> String {
         }
         Refusal::CreditsReserved { needed, available } => {
             format!("CreditsReserved {needed} {available}")
+        }
+        Refusal::LimitReached(limit) => {
+            let (kind, period) = (limit.kind.name(), limit.period.name());
+            let figures = [limit.allowed, limit.spent, limit.reserved, limit.needed];
+            let wait = if limit.fits_once_settled() {
+                "soon".into()
+            } else {
+                limit.renews_at.0.to_string()
+            };
+            format!("{kind} {period} {figures:?} {wait}")
         }
         other => format!("{other:?}"),
     }

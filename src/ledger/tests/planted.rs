@@ -409,3 +409,35 @@ fn an_altered_journal_is_found() {
         state.credentials.values_mut().next().unwrap().application = application;
     });
 }
+
+fn account(state: &mut MemoryState) -> &mut crate::ledger::Account {
+    state.accounts.values_mut().next().unwrap()
+}
+
+fn credential(state: &mut MemoryState) -> &mut crate::ledger::Credential {
+    state.credentials.values_mut().next().unwrap()
+}
+
+#[test]
+fn wrong_uses_are_found() {
+    find("spent another sum in its day than its journal", |state| {
+        account(state).used.day.spent.units = Microcredits::new(14).unwrap();
+    });
+    find("spent another sum in its month than its journal", |state| {
+        account(state).used.month.number += 1;
+    });
+    find("reserves another sum in its day than its reservations", |state| {
+        account(state).used.day.reserved.units = Microcredits::new(1).unwrap();
+    });
+    find("reserves another sum in its month than its reservations", |state| {
+        account(state).used.month.reserved.tokens += 1;
+    });
+    find("reserves another sum in its day than its reservations", |state| {
+        credential(state).used.day.reserved.tokens -= 1;
+    });
+    find("spent more than its account", |state| credential(state).used.day.spent.tokens += 1);
+    find("spent more than its credentials", |state| credential(state).used.day.spent.tokens -= 1);
+    check_refused("release a s 3 failed", "an end frees more than its period reserves", |state| {
+        account(state).used.day.reserved = crate::ledger::Consumption::default();
+    });
+}

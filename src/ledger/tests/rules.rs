@@ -418,3 +418,105 @@ fn the_operator_clears_the_crashes_of_an_input() {
          admit a t 3 k 1 1 bad      -> admitted #1 queued 2+0",
     ));
 }
+
+/// A day, milliseconds. The scripts below begin on 1970-01-01.
+const MIDNIGHT: &str = "86400000";
+
+#[test]
+fn a_quota_counts_what_is_reserved_until_it_is_settled() {
+    check(
+        &"quotas 30 -                    -> ok
+         admit a r 1 k 5 15             -> admitted #1 queued 20+0
+         admit a s 2 k 5 15             -> refused LIMIT soon
+         settle a r 1 5 5 6 stop        -> #1 completed 6+0
+         admit a s 2 k 4 15             -> admitted #1 queued 19+0
+         release a s 2 failed           -> #1 failed 0+0
+         admit a s 3 k 4 16             -> refused plan_tokens day [30, 11, 0, 20] 86400000
+         quotas 30 30                   -> ok
+         admit a s 3 k 4 16             -> refused plan_tokens month [30, 11, 0, 20] 2678400000
+         at 86399999                    -> ok
+         admit a s 3 k 4 16             -> refused plan_tokens month [30, 11, 0, 20] 2678400000
+         quotas 30 50                   -> ok
+         at 86400000                    -> ok
+         admit a s 3 k 4 16             -> admitted #2 queued 20+0
+         quotas - -                     -> ok
+         admit a t 4 k 9 9              -> admitted #1 queued 18+0"
+            .replace("LIMIT", "plan_tokens day [30, 0, 20, 20]"),
+    );
+}
+
+#[test]
+fn budgets_of_account_and_key_both_hold() {
+    check(
+        "key l a                        -> done
+         budget key k day 25            -> done
+         budget account a month 40      -> done
+         admit a r 1 k 10 10            -> admitted #1 queued 20+0
+         admit a s 2 k 1 5              -> refused key_budget day [25, 0, 20, 6] soon
+         admit a s 2 l 1 5              -> admitted #1 queued 6+0
+         admit a t 3 l 10 5             -> refused account_budget month [40, 0, 26, 15] soon
+         settle a r 1 10 0 10 stop      -> #1 completed 20+0
+         admit a t 3 k 1 5              -> refused key_budget day [25, 20, 0, 6] 86400000
+         settle a s 2 1 0 5 stop        -> #1 completed 6+0
+         admit a t 3 l 10 5             -> refused account_budget month [40, 26, 0, 15] 2678400000
+         admit a t 3 l 10 4             -> admitted #1 queued 14+0
+         budget account a month none    -> done
+         admit a u 4 l 10 5             -> admitted #1 queued 15+0
+         budget key k day none          -> done
+         admit a v 5 k 1 5              -> admitted #1 queued 6+0
+         budget account a day 0         -> done
+         admit a w 6 k 1 0              -> refused account_budget day [0, 26, 35, 1] 86400000
+         budget account b day 5         -> refused AccountNotFound
+         budget key m day 5             -> refused CredentialNotFound",
+    );
+}
+
+/// A repeat of a request is answered although its budget is spent.
+#[test]
+fn a_spent_budget_stops_no_answer() {
+    check(
+        "budget account a day 20        -> done
+         admit a r 1 k 10 10            -> admitted #1 queued 20+0
+         admit a r 2 k 10 10            -> existing #1 queued 20+0
+         settle a r 1 10 0 10 stop      -> #1 completed 20+0
+         admit a r 3 k 10 10            -> existing #1 completed 20+0
+         admit a s 4 k 10 10            -> refused account_budget day [20, 20, 0, 20] 86400000",
+    );
+}
+
+#[test]
+fn an_attempt_counts_in_the_period_of_its_admission() {
+    check(
+        &"budget account a day 20        -> done
+         admit a r 1 k 10 10            -> admitted #1 queued 20+0
+         at MIDNIGHT                    -> ok
+         admit a s 2 k 5 5              -> admitted #1 queued 10+0
+         settle a r 1 10 0 10 stop      -> #1 completed 20+0
+         admit a t 3 k 5 5              -> admitted #1 queued 10+0
+         admit a u 4 k 1 0              -> refused account_budget day [20, 0, 20, 1] soon
+         release a s 2 failed           -> #1 failed 0+0
+         admit a u 4 k 1 0              -> admitted #1 queued 1+0"
+            .replace("MIDNIGHT", MIDNIGHT),
+    );
+}
+
+#[test]
+fn operators_are_told_once_in_each_period() {
+    check(
+        &"budget account a day 20 50     -> done
+         budget key k month 100 20      -> done
+         admit a r 1 k 5 4              -> admitted #1 queued 9+0
+         settle a r 1 5 0 4 stop        -> #1 completed 9+0
+         admit a s 2 k 1 9              -> admitted #1 queued 10+0
+         settle a s 2 1 0 0 stop        -> #1 completed 1+0, account day
+         admit a t 3 k 1 9              -> admitted #1 queued 10+0
+         settle a t 3 1 0 5 cancelled   -> #1 cancelled 6+0
+         at MIDNIGHT                    -> ok
+         admit a u 4 k 5 5              -> admitted #1 queued 10+0
+         settle a u 4 5 0 5 stop        -> #1 completed 10+0, account day, key month
+         budget account a day none      -> done
+         admit a v 5 k 5 5              -> admitted #1 queued 10+0
+         settle a v 5 5 0 5 stop        -> #1 completed 10+0"
+            .replace("MIDNIGHT", MIDNIGHT),
+    );
+}

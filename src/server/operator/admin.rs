@@ -2,13 +2,13 @@
 
 use super::command::{AdminCommand, AdminError, RequestScope};
 use super::lists::{self, find_account};
-use super::{Actor, Live, LongCommands, OperatorFiles, receipt_check, status, view};
+use super::{Actor, Live, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
 use crate::clock::UnixMillis;
 use crate::config::Config;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{
-    AccountStatus, BucketAmounts, Command, Credential, CredentialKind, Microcredits, Outcome,
-    Refusal, RequestRecord, secret,
+    AccountChange, AccountStatus, BucketAmounts, BudgetOwner, Budgets, CalendarUse, Command,
+    Credential, CredentialKind, Microcredits, Outcome, Refusal, RequestRecord, secret,
 };
 use crate::request;
 use crate::store::{BackupScope, Store, StoreError};
@@ -18,6 +18,9 @@ use std::path::PathBuf;
 use tokio::sync::oneshot;
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
+
+/// Characters of a note on an account at most.
+const MAX_NOTE: usize = 1_000;
 
 /// The state that operator commands act on. Without a node there is no running work to stop or to
 /// report.
@@ -62,18 +65,17 @@ impl Operator<'_> {
             C::AccountCreate { name, plan, trial, premium, reference } => {
                 self.create_account(name, plan, [trial, premium], reference).await
             }
-            C::AccountList { after } => self.read(lists::accounts(self.store.clone(), after)).await,
+            C::AccountList { after, matching } => {
+                self.read(lists::accounts(self.store.clone(), after, matching)).await
+            }
             C::AccountFind { name } => {
                 let found = self.read(lists::accounts_named(self.store.clone(), name)).await?;
                 Ok(json!({ "ids": found }))
             }
             C::AccountShow { id } => self.show_account(id).await,
-            C::AccountChange { id, name, plan } => self.change_account(id, name, plan).await,
-            C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
-            C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
-            C::AccountClose { id, keep_credits } => self.close_account(id, keep_credits).await,
             C::KeyCreate { account, label, expires_at } => {
-                self.issue(CredentialKind::ApiKey, account, None, label, expires_at).await
+                let (kind, budgets) = (CredentialKind::ApiKey, Budgets::default());
+                self.issue(kind, account, None, label, expires_at, budgets).await
             }
             C::KeyRotate { id, old_until, expires_at } => {
                 self.rotate(id, old_until, expires_at).await
@@ -121,6 +123,31 @@ impl Operator<'_> {
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
             C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
             C::Status => Ok(self.status()),
+            // Boxed, so that the future of every command is no larger than it needs to be.
+            command => Box::pin(self.execute_on_account(command)).await,
+        }
+    }
+
+    /// Changes of what an account is and may do.
+    async fn execute_on_account(&self, command: AdminCommand) -> Result {
+        use AdminCommand as C;
+        match command {
+            C::AccountChange { id, name, plan, note, stores_answers } => {
+                let change = AccountChange { name, plan, note, stores_answers };
+                self.change_account(id, change).await
+            }
+            C::AccountBudget { id, period, units, alert_percent } => {
+                self.set_budget(BudgetOwner::Account(id), period, units, alert_percent).await
+            }
+            C::KeyBudget { id, period, units, alert_percent } => {
+                self.set_budget(BudgetOwner::Key(id), period, units, alert_percent).await
+            }
+            C::AccountEraseAnswers { id, request } => self.erase_answers(id, request).await,
+            C::AccountSuspend { id } => self.set_status(id, AccountStatus::Suspended).await,
+            C::AccountResume { id } => self.set_status(id, AccountStatus::Active).await,
+            C::AccountClose { id, keep_credits, erase_answers } => {
+                self.close_account(id, keep_credits, erase_answers).await
+            }
             command => self.execute_on_node(command).await,
         }
     }
@@ -138,7 +165,7 @@ impl Operator<'_> {
     }
 
     /// A command without a node is the only one of its process.
-    fn long_commands(&self) -> LongCommands {
+    pub(super) fn long_commands(&self) -> LongCommands {
         self.live.map(|live| live.long_commands.clone()).unwrap_or_default()
     }
 
@@ -187,19 +214,22 @@ impl Operator<'_> {
     pub(super) async fn show_account(&self, id: AccountId) -> Result {
         let snapshot = self.store.read().await?;
         let account = find_account(&*snapshot, id).await?;
-        let stored = json!({ "stored_answer_bytes": snapshot.answer_bytes(id).await? });
-        Ok(view::merged(view::account(&account, snapshot.balances(id).await?), stored))
+        let (now, quotas) = (self.store.now(), self.quotas_of(&account));
+        let more = json!({
+            "stored_answer_bytes": snapshot.answer_bytes(id).await?,
+            "spending": budgets::spending(&account.budgets, &account.used, quotas, now),
+        });
+        Ok(view::merged(view::account(&account, snapshot.balances(id).await?, now), more))
     }
 
     /// A new plan counts from the account's next request on.
-    async fn change_account(
-        &self,
-        id: AccountId,
-        name: Option<String>,
-        plan: Option<String>,
-    ) -> Result {
-        plan.as_deref().map_or(Ok(()), |plan| self.require_plan(plan))?;
-        self.store.submit(Command::ChangeAccount { id, name, plan }).await?;
+    async fn change_account(&self, id: AccountId, change: AccountChange) -> Result {
+        change.plan.as_deref().map_or(Ok(()), |plan| self.require_plan(plan))?;
+        if change.note.as_ref().is_some_and(|note| !is_note(note)) {
+            let text = format!("a note has at most {MAX_NOTE} characters and no line breaks");
+            return Err(AdminError::Invalid(text));
+        }
+        self.store.submit(Command::ChangeAccount { id, change }).await?;
         self.show_account(id).await
     }
 
@@ -220,8 +250,8 @@ impl Operator<'_> {
     ) -> Result {
         let found = self.store.read().await?.application(application).await?;
         let found = found.ok_or(Refusal::ApplicationNotFound)?;
-        self.issue(CredentialKind::AccessToken, found.account, Some(application), None, expires_at)
-            .await
+        let (kind, budgets) = (CredentialKind::AccessToken, Budgets::default());
+        self.issue(kind, found.account, Some(application), None, expires_at, budgets).await
     }
 
     /// Mints a secret and shows it this once; the ledger keeps its digest.
@@ -232,6 +262,7 @@ impl Operator<'_> {
         application: Option<ApplicationId>,
         label: Option<String>,
         expires_at: Option<UnixMillis>,
+        budgets: Budgets,
     ) -> Result {
         let prefix = &self.config.credentials.prefix;
         let mut random = [0; 32];
@@ -253,6 +284,8 @@ impl Operator<'_> {
             created_at: UnixMillis::default(),
             expires_at,
             revoked_at: None,
+            budgets,
+            used: CalendarUse::default(),
         };
         self.store.submit(Command::IssueCredential { credential }).await?;
         Ok(view::merged(json!({ "id": id, "secret": minted }), self.show_credential(id).await?))
@@ -272,16 +305,18 @@ impl Operator<'_> {
             let text = format!("key {id} is revoked: make a new one with `cresset keys create`");
             return Err(AdminError::Refused(text));
         }
-        let new = self.issue(old.kind, old.account, None, old.label, expires_at).await?;
+        let Credential { kind, account, label, budgets, .. } = old;
+        let new = self.issue(kind, account, None, label, expires_at, budgets).await?;
         self.store.submit(Command::ExpireCredential { id, at: old_until }).await?;
         let shown = self.show_credential(id).await?;
         let old = json!({ "replaces": id, "replaced_until": shown["expires_at"] });
         Ok(view::merged(new, old))
     }
 
-    async fn show_credential(&self, id: CredentialId) -> Result {
+    pub(super) async fn show_credential(&self, id: CredentialId) -> Result {
         let found = self.store.read().await?.credential(id).await?;
-        Ok(view::credential(&found.ok_or(Refusal::CredentialNotFound)?))
+        let found = found.ok_or(Refusal::CredentialNotFound)?;
+        Ok(view::credential(&found, self.store.now()))
     }
 
     /// Revokes a credential. It takes effect on the next request, and cancels running requests of
@@ -302,7 +337,7 @@ impl Operator<'_> {
         let id = ApplicationId::generate();
         self.store.submit(Command::CreateApplication { id, account, name }).await?;
         let created = self.store.read().await?.application(id).await?;
-        Ok(view::application(&created.ok_or(Refusal::ApplicationNotFound)?, &[]))
+        Ok(view::application(&created.ok_or(Refusal::ApplicationNotFound)?, &[], self.store.now()))
     }
 
     // --- credits
@@ -402,6 +437,11 @@ fn referenced_account(reference: &str) -> AccountId {
     let digest: [u8; 32] = Sha256::digest(["cresset account ", reference].concat()).into();
     let (first, _) = digest.split_first_chunk().expect("invariant: 32 bytes are more than 16");
     AccountId(uuid::Builder::from_custom_bytes(*first).into_uuid())
+}
+
+/// Whether the text may be a note.
+fn is_note(text: &str) -> bool {
+    text.chars().count() <= MAX_NOTE && !text.contains(char::is_control)
 }
 
 /// Tells a command that was done before from one that is done now.

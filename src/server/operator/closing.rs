@@ -1,11 +1,12 @@
 //! Closing an account: its credentials are revoked, what it runs is cancelled, and what is left of
-//! its credits is taken back. Nothing is deleted: its statement and its requests stay.
+//! its credits is taken back. Its statement and its requests stay; stored answers are erased where
+//! that is asked for, as on demand.
 
 use super::admin::Operator;
 use super::command::AdminError;
 use super::lists;
 use super::view;
-use crate::ids::AccountId;
+use crate::ids::{AccountId, RequestId};
 use crate::ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -18,7 +19,12 @@ type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
 impl Operator<'_> {
     /// Closes the account. A repeat does what is left to do.
-    pub(super) async fn close_account(&self, id: AccountId, keep_credits: bool) -> Result {
+    pub(super) async fn close_account(
+        &self,
+        id: AccountId,
+        keep_credits: bool,
+        erase_answers: bool,
+    ) -> Result {
         self.set_status(id, AccountStatus::Suspended).await?;
         let valid = |row: &Credential| row.account == id && row.revoked_at.is_none();
         let valid = lists::credentials(&*self.store.read().await?, valid).await?;
@@ -27,12 +33,32 @@ impl Operator<'_> {
         }
         self.wait_for_requests(id).await?;
         let taken = if keep_credits { [0; 2] } else { self.take_credits(id).await? };
+        let erased = if erase_answers { self.erase(id, None).await? } else { 0 };
         let done = json!({
+            "erased_answers": erased,
             "revoked_credentials": valid.len(),
             "takenTrialUnits": taken[0].to_string(),
             "takenPremiumUnits": taken[1].to_string(),
         });
         Ok(view::merged(self.show_account(id).await?, done))
+    }
+
+    /// Erases the stored answers of an account, or of its requests with one id. Their requests
+    /// answer as after retention, and are never run again.
+    pub(super) async fn erase_answers(&self, id: AccountId, request: Option<RequestId>) -> Result {
+        lists::find_account(&*self.store.read().await?, id).await?;
+        if let Some(request) = request {
+            let found = lists::requests_by_id(self.store.clone(), request, Some(id)).await?;
+            found.first().map(drop).ok_or(Refusal::RequestNotFound)?;
+        }
+        let erased = self.erase(id, request).await?;
+        let done = json!({ "erased_answers": erased, "request_id": request });
+        Ok(view::merged(self.show_account(id).await?, done))
+    }
+
+    async fn erase(&self, id: AccountId, request: Option<RequestId>) -> Result<u64> {
+        let store = self.store.clone();
+        Ok(self.long_commands().run(move || store.erase_answers(id, request)).await??)
     }
 
     async fn wait_for_requests(&self, id: AccountId) -> Result<()> {

@@ -5,7 +5,7 @@ use super::jobs::ModelJob;
 use super::roles::Role;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::{AttemptState, Bucket, Refusal};
+use crate::ledger::{AttemptState, Bucket, BudgetPeriod, Refusal};
 use crate::server::wire::receipt::ReceiptStatement;
 use crate::store::{NodeFile, StoreError};
 use serde::{Deserialize, Serialize};
@@ -25,8 +25,10 @@ pub enum AdminCommand {
         premium: u64,
         reference: Option<String>,
     },
+    /// With `matching`, those whose name contains this text, whatever its case.
     AccountList {
         after: Option<AccountId>,
+        matching: Option<String>,
     },
     /// The accounts with this name.
     AccountFind {
@@ -39,6 +41,22 @@ pub enum AdminCommand {
         id: AccountId,
         name: Option<String>,
         plan: Option<String>,
+        /// An empty one removes the one there is.
+        note: Option<String>,
+        stores_answers: Option<bool>,
+    },
+    /// Limits what the account may spend in each day or month; without `units` the limit ends.
+    AccountBudget {
+        id: AccountId,
+        period: BudgetPeriod,
+        units: Option<u64>,
+        /// The percentage of the budget at which operators are told.
+        alert_percent: Option<u8>,
+    },
+    /// Erases stored answers: all, or those of one request.
+    AccountEraseAnswers {
+        id: AccountId,
+        request: Option<RequestId>,
     },
     AccountSuspend {
         id: AccountId,
@@ -50,6 +68,8 @@ pub enum AdminCommand {
     AccountClose {
         id: AccountId,
         keep_credits: bool,
+        #[serde(default)]
+        erase_answers: bool,
     },
     KeyCreate {
         account: AccountId,
@@ -69,6 +89,13 @@ pub enum AdminCommand {
     },
     KeyRevoke {
         id: CredentialId,
+    },
+    /// As `AccountBudget`, for what is spent with one key.
+    KeyBudget {
+        id: CredentialId,
+        period: BudgetPeriod,
+        units: Option<u64>,
+        alert_percent: Option<u8>,
     },
     ApplicationCreate {
         account: AccountId,

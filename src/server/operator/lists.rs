@@ -43,15 +43,39 @@ pub(super) async fn find_account(snapshot: &dyn Snapshot, id: AccountId) -> Resu
     Ok(snapshot.account(id).await?.ok_or(Refusal::AccountNotFound)?)
 }
 
-pub(super) async fn accounts(store: Store, after: Option<AccountId>) -> Result {
-    let snapshot = store.read().await?;
-    let page =
-        ListPage::of(snapshot.accounts(after, PAGE_ROWS + 1).await?, PAGE_ROWS, |row| row.id);
+pub(super) async fn accounts(
+    store: Store,
+    after: Option<AccountId>,
+    matching: Option<String>,
+) -> Result {
+    let (snapshot, now) = (store.read().await?, store.now());
+    let found = match matching {
+        None => snapshot.accounts(after, PAGE_ROWS + 1).await?,
+        Some(text) => matching_accounts(&*snapshot, after, &text.to_lowercase()).await?,
+    };
+    let page = ListPage::of(found, PAGE_ROWS, |row| row.id);
     let mut rows = Vec::new();
     for account in &page.rows {
-        rows.push(view::account(account, snapshot.balances(account.id).await?));
+        rows.push(view::account(account, snapshot.balances(account.id).await?, now));
     }
     Ok(page.view(rows))
+}
+
+/// One more account than a page has whose lower-case name contains `text`, or as many as there are.
+async fn matching_accounts(
+    snapshot: &dyn Snapshot,
+    mut after: Option<AccountId>,
+    text: &str,
+) -> Result<Vec<Account>> {
+    let mut found = Vec::new();
+    while found.len() <= PAGE_ROWS {
+        let rows = snapshot.accounts(after, PAGE_ROWS).await?;
+        let Some(last) = rows.last() else { break };
+        after = Some(last.id);
+        found.extend(rows.into_iter().filter(|row| row.name.to_lowercase().contains(text)));
+    }
+    found.truncate(PAGE_ROWS + 1);
+    Ok(found)
 }
 
 /// The accounts with this name, oldest first.
@@ -71,7 +95,8 @@ pub(super) async fn keys(store: Store, of: AccountId, after: Option<CredentialId
     let rows = snapshot.credentials(after, PAGE_ROWS + 1).await?;
     let page = ListPage::of(rows, PAGE_ROWS, |row| row.id);
     let wanted = |row: &&Credential| row.account == of && row.kind == CredentialKind::ApiKey;
-    Ok(page.view(page.rows.iter().filter(wanted).map(view::credential)))
+    let now = store.now();
+    Ok(page.view(page.rows.iter().filter(wanted).map(|row| view::credential(row, now))))
 }
 
 pub(super) async fn applications(
@@ -93,7 +118,8 @@ pub(super) async fn applications(
     let tokens_of = |id: ApplicationId| -> Vec<Credential> {
         tokens.iter().filter(|token| token.application == Some(id)).cloned().collect()
     };
-    Ok(page.view(page.rows.iter().map(|row| view::application(row, &tokens_of(row.id)))))
+    let now = store.now();
+    Ok(page.view(page.rows.iter().map(|row| view::application(row, &tokens_of(row.id), now))))
 }
 
 /// The credentials of all accounts that are `wanted`. All of them are looked at, because nothing
@@ -188,7 +214,7 @@ mod tests {
     use crate::config::Config;
     use crate::ids::{AttemptId, ModelId, SessionId};
     use crate::ledger::commands::ReleaseCause;
-    use crate::ledger::{Admit, Command, FailureCode, Prices, RequestKey};
+    use crate::ledger::{Admit, Command, FailureCode, Prices, RequestKey, TokenQuotas};
     use crate::server::operator::{AdminCommand, Operator};
     use crate::store::{Limits, StoreConfig};
     use futures_util::future::join_all;
@@ -222,6 +248,7 @@ mod tests {
             max_output_tokens: 1,
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
+            quotas: TokenQuotas::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         }

@@ -3,6 +3,7 @@
 
 mod acts;
 pub mod admin;
+mod budgets;
 mod closing;
 pub mod command;
 mod health;

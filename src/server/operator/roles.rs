@@ -12,7 +12,7 @@ pub enum Role {
     Read,
     /// Accounts, keys, requests and models; nothing that changes a balance.
     Operate,
-    /// Grants, debits and prices.
+    /// Grants, debits, budgets and prices.
     Money,
 }
 
@@ -101,6 +101,7 @@ impl AdminCommand {
             | C::Status => Need::Role(Role::Read),
             C::AccountCreate { trial: 0, premium: 0, .. }
             | C::AccountChange { .. }
+            | C::AccountEraseAnswers { .. }
             | C::AccountSuspend { .. }
             | C::AccountResume { .. }
             | C::KeyCreate { .. }
@@ -119,6 +120,8 @@ impl AdminCommand {
             | C::LedgerAudit => Need::Role(Role::Operate),
             C::AccountCreate { .. }
             | C::AccountClose { .. }
+            | C::AccountBudget { .. }
+            | C::KeyBudget { .. }
             | C::CreditGrant { .. }
             | C::CreditDebit { .. }
             | C::ModelPrice { .. } => Need::Role(Role::Money),

@@ -1,6 +1,6 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
-use super::{Live, StartState, view};
+use super::{Live, StartState, budgets, view};
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::ListenerName;
 use crate::config::resident_bytes;
@@ -63,6 +63,7 @@ pub fn of(live: &Live) -> Value {
             .zip(&stats)
             .map(|(view, stats)| of_model(view, stats))
             .collect::<Vec<_>>(),
+        "budget_alerts": budgets::notices(&node.store.budget_notices()),
         "last_errors": node.recent_errors.latest().iter().map(of_error).collect::<Vec<_>>(),
     });
     view::merged(of_process(&live.start, reason.as_deref()), state)

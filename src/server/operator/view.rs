@@ -1,12 +1,13 @@
 //! Renders the ledger's rows for operators as JSON: times in Unix seconds, amounts in microcredits
 //! as integer strings.
 
+use super::budgets;
 use crate::clock::UnixMillis;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::Crashes;
 use crate::ledger::{
     Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, JournalEntry,
-    Microcredits, RequestRecord,
+    Microcredits, RequestRecord, TokenQuotas,
 };
 use crate::server::wire::objects::{CreditBalance, RequestObject};
 use crate::store::AuditReport;
@@ -24,7 +25,7 @@ pub fn merged(mut first: Value, second: Value) -> Value {
     first
 }
 
-pub fn account(account: &Account, balances: Balances) -> Value {
+pub fn account(account: &Account, balances: Balances, now: UnixMillis) -> Value {
     let described = json!({
         "id": account.id,
         "name": account.name,
@@ -32,6 +33,9 @@ pub fn account(account: &Account, balances: Balances) -> Value {
         "status": account.status,
         "created_at": account.created_at.seconds(),
         "in_flight": account.in_flight,
+        "note": account.note,
+        "stores_answers": account.stores_answers,
+        "budget_use": budgets::budget_use(&account.budgets, &account.used, now),
     });
     merged(described, amounts(balances))
 }
@@ -53,7 +57,8 @@ fn amounts(balances: Balances) -> Value {
 }
 
 /// Everything but the secret, which is not stored.
-pub fn credential(credential: &Credential) -> Value {
+pub fn credential(credential: &Credential, now: UnixMillis) -> Value {
+    let Credential { budgets, used, .. } = credential;
     json!({
         "id": credential.id,
         "kind": credential.kind,
@@ -64,16 +69,19 @@ pub fn credential(credential: &Credential) -> Value {
         "created_at": credential.created_at.seconds(),
         "expires_at": credential.expires_at.map(UnixMillis::seconds),
         "revoked_at": credential.revoked_at.map(UnixMillis::seconds),
+        "last_used_on": used.last_day().map(|day| day.to_string()),
+        "budget_use": budgets::budget_use(budgets, used, now),
+        "spending": budgets::spending(budgets, used, TokenQuotas::default(), now),
     })
 }
 
-pub fn application(application: &Application, tokens: &[Credential]) -> Value {
+pub fn application(application: &Application, tokens: &[Credential], now: UnixMillis) -> Value {
     json!({
         "id": application.id,
         "account_id": application.account,
         "name": application.name,
         "created_at": application.created_at.seconds(),
-        "tokens": tokens.iter().map(credential).collect::<Vec<_>>(),
+        "tokens": tokens.iter().map(|token| credential(token, now)).collect::<Vec<_>>(),
     })
 }
 

@@ -6,27 +6,32 @@ use super::files::Files;
 use super::tables::{self, ReadOnly, Writable, due_key, get, put};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
-use crate::ids::AccountId;
-use crate::ledger::RequestKey;
+use crate::ids::{AccountId, RequestId};
 use crate::ledger::audit::RowIter;
 use crate::ledger::state::{Reservation, StateError, StateResult};
+use crate::ledger::{Account, RequestKey};
 use crate::store::StoredBody;
 use crate::store::queue::WriteAction;
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::iter;
 use std::ops::Bound;
 use std::rc::Rc;
 use uuid::Uuid;
 
-/// Makes the bodies among the actions durable, in one transaction of their own.
-pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateResult {
+/// Answers removed in one transaction, which the writer may have to wait for.
+const MAX_ERASED: usize = 1_000;
+
+/// Makes the bodies among the actions durable, in one transaction of their own. Those of accounts
+/// that store no answers are left out: this is the one place that stores any.
+pub(super) fn write_all(files: &Files, actions: &[&WriteAction]) -> StateResult {
     let bodies: Vec<_> = actions.iter().filter_map(|action| action.body.as_ref()).collect();
+    let bodies = without_unstored(files, bodies)?;
     if bodies.is_empty() {
         return Ok(());
     }
-    super::files::write_bodies(database, |txn| {
+    super::files::write_bodies(&files.bodies, |txn| {
         let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
         bodies.iter().try_for_each(|(key, body)| {
             let key = tables::request_key(key);
@@ -39,6 +44,62 @@ pub(super) fn write_all(database: &Database, actions: &[&WriteAction]) -> StateR
     })?;
     failpoint!("store::body_stored");
     Ok(())
+}
+
+type Body = (RequestKey, StoredBody);
+
+/// The bodies of accounts that store answers.
+fn without_unstored<'a>(files: &Files, mut bodies: Vec<&'a Body>) -> StateResult<Vec<&'a Body>> {
+    if bodies.is_empty() {
+        return Ok(bodies);
+    }
+    let accounts = tables::open(&files.ledger.begin_read()?, tables::ACCOUNTS)?;
+    let mut stores = HashMap::new();
+    for (key, _) in &bodies {
+        let account: Option<Account> = get(&accounts, key.account.0.as_bytes())?;
+        stores.insert(key.account, account.is_none_or(|account| account.stores_answers));
+    }
+    bodies.retain(|(key, _)| stores[&key.account]);
+    Ok(bodies)
+}
+
+/// Removes up to `MAX_ERASED` answers of an account, or of its requests with one id. Returns how
+/// many there were.
+pub(super) fn erase(
+    database: &Database,
+    account: AccountId,
+    request: Option<RequestId>,
+) -> StateResult<u64> {
+    let keys = some_of(database, account, request)?;
+    if keys.is_empty() {
+        return Ok(0);
+    }
+    super::files::write_bodies(database, |txn| {
+        let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
+        for key in &keys {
+            // A sweep may have removed it meanwhile.
+            let Some(body) = answers.get(key)? else { continue };
+            due.remove(due_key(body.expires_at, key).as_slice())?;
+            answers.remove(key)?;
+        }
+        Ok(())
+    })?;
+    Ok(keys.len() as u64)
+}
+
+/// The keys of up to `MAX_ERASED` answers.
+fn some_of(
+    database: &Database,
+    account: AccountId,
+    request: Option<RequestId>,
+) -> StateResult<Vec<Vec<u8>>> {
+    let prefix = match request {
+        Some(request) => tables::request_prefix(account, request),
+        None => account.0.into_bytes().to_vec(),
+    };
+    let stored = tables::open(&database.begin_read()?, tables::BODIES)?;
+    let found = tables::under::<StoredBody>(&stored, &prefix)?.take(MAX_ERASED);
+    found.map(|row| Ok(row?.0)).collect()
 }
 
 /// The answers in an open transaction, with the sum of each account's.

@@ -32,7 +32,7 @@ use super::scope::BackupScope;
 use super::{AuditReport, StoreResult, StoredBody};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
-use crate::ids::BootId;
+use crate::ids::{AccountId, BootId, RequestId};
 use crate::ledger::audit::{self, AuditPace, AuditSource, JournalChain};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
@@ -135,6 +135,10 @@ impl LedgerReader for EmbeddedBackend {
         backup::write(&self.view()?, scope, to)
     }
 
+    fn erase_answers(&self, account: AccountId, request: Option<RequestId>) -> StoreResult<u64> {
+        Ok(self.with_files(|files| bodies::erase(&files.bodies, account, request))?)
+    }
+
     fn free_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()
     }
@@ -196,7 +200,7 @@ impl Backend for EmbeddedBackend {
         let Some(files) = &*self.files() else {
             return Err(BatchFailure::InDoubt("it is not open".into()));
         };
-        bodies::write_all(&files.bodies, actions)?;
+        bodies::write_all(files, actions)?;
         let archive =
             tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
         let txn = files.ledger.begin_write().map_err(StateError::from)?;

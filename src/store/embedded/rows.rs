@@ -1,18 +1,19 @@
 //! The layout of every stored row. A change here is a new row version with a reader for the old
 //! one.
 
-use super::codec::{Malformed, Reader, StoredField, codes, row, wrapper};
+use super::codec::{Malformed, Reader, StoredField, codes, grown_row, row, wrapper};
 use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
+use crate::ledger::budgets::PeriodUse;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
 use crate::ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
-    Bucket, BucketAmounts, Credential, CredentialKind, FailureCode, FinishReason, JournalEntry,
-    Microcredits, Prices, ReceiptFacts, ReceiptProof, RequestKey, RequestRecord, SamplingValue,
-    Usage,
+    Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Credential, CredentialKind,
+    FailureCode, FinishReason, JournalEntry, Microcredits, Prices, ReceiptFacts, ReceiptProof,
+    RequestKey, RequestRecord, SamplingValue, SpendingLimit, Usage,
 };
 use crate::store::stored_body::{StoredBody, StoredContent};
 use std::sync::Arc;
@@ -108,11 +109,21 @@ codes!(FailureCode {
 row!(BucketAmounts { trial, premium });
 row!(Prices { revision, input, cached_input, output });
 row!(Usage { prompt_tokens, cached_tokens, completion_tokens });
-row!(Account { id, name, plan, status, created_at, in_flight });
+row!(SpendingLimit { units, alert_percent });
+row!(Budgets { day, month });
+row!(Consumption { units, tokens });
+row!(PeriodUse { number, reserved, spent });
+row!(CalendarUse { day, month });
+grown_row!(Account { id, name, plan, status, created_at, in_flight } then {
+    note = None,
+    stores_answers = true,
+    budgets = Budgets::default(),
+    used = CalendarUse::default(),
+});
 row!(Balance { credited, debited, reserved });
 row!(Balances { trial, premium });
 row!(Application { id, account, name, created_at });
-row!(Credential {
+grown_row!(Credential {
     id,
     kind,
     account,
@@ -123,7 +134,7 @@ row!(Credential {
     created_at,
     expires_at,
     revoked_at
-});
+} then { budgets = Budgets::default(), used = CalendarUse::default() });
 row!(Adjustment { bucket, units, is_debit });
 row!(GrantAlone { bucket, units });
 row!(RequestKey { account, application, request });
@@ -145,7 +156,7 @@ row!(Attempt {
     started_at,
     finished_at
 });
-row!(Reservation { key, attempt, boot, amount });
+grown_row!(Reservation { key, attempt, boot, amount } then { tokens = 0 });
 row!(Crashes { count, boot, at });
 row!(TimelessCrashes { count, boot });
 row!(JournalEntry { sequence, at, account, kind, amount, after, hash });

@@ -18,7 +18,7 @@ pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
 pub(super) const STEPS: &[SchemaStep] =
-    &[time_crashes, sum_answers, allow_segments, allow_receipts, allow_debits];
+    &[time_crashes, sum_answers, allow_segments, allow_receipts, allow_debits, count_uses];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
@@ -85,6 +85,17 @@ fn allow_debits(file: File, txn: &WriteTransaction) -> StateResult {
     rows.into_iter().try_for_each(|(key, GrantAlone { bucket, units })| {
         tables::put(&mut table, &key, &Adjustment { bucket, units, is_debit: false })
     })
+}
+
+/// Schema 7 has budgets, notes and whether answers are stored, and counts what accounts and keys
+/// use: from the end of the journal on. Rows of earlier layouts stay until they change.
+fn count_uses(file: File, txn: &WriteTransaction) -> StateResult {
+    if file != File::Ledger {
+        return Ok(());
+    }
+    let mut meta = txn.open_table(tables::META)?;
+    let position = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
+    tables::put(&mut meta, tables::USES_COUNTED_AFTER, &position.head.sequence)
 }
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of

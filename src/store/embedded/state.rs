@@ -12,7 +12,7 @@ use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use crate::store::backend::LedgerTxn;
-use redb::WriteTransaction;
+use redb::{ReadableTable, WriteTransaction};
 use std::collections::BTreeMap;
 
 pub(in crate::store) struct WriteState<'t> {
@@ -35,6 +35,7 @@ pub(in crate::store) struct WriteState<'t> {
     /// Rows that most commands of a batch change again. They are written once, at its end.
     changed_accounts: BTreeMap<AccountId, Account>,
     changed_balances: BTreeMap<AccountId, Balances>,
+    changed_credentials: BTreeMap<CredentialId, Credential>,
 }
 
 impl<'t> WriteState<'t> {
@@ -67,6 +68,7 @@ impl<'t> WriteState<'t> {
             changed: false,
             changed_accounts: BTreeMap::new(),
             changed_balances: BTreeMap::new(),
+            changed_credentials: BTreeMap::new(),
         })
     }
 
@@ -79,6 +81,9 @@ impl<'t> WriteState<'t> {
             }
             for (id, balances) in &self.changed_balances {
                 put(&mut self.balances, id.0.as_bytes(), balances)?;
+            }
+            for (id, credential) in &self.changed_credentials {
+                put(&mut self.credentials, id.0.as_bytes(), credential)?;
             }
             put(&mut self.meta, tables::PROGRESS, &self.position)?;
         }
@@ -131,7 +136,10 @@ impl LedgerState for WriteState<'_> {
     }
 
     fn credential(&self, id: CredentialId) -> StateResult<Option<Credential>> {
-        get(&self.credentials, id.0.as_bytes())
+        match self.changed_credentials.get(&id) {
+            Some(credential) => Ok(Some(credential.clone())),
+            None => get(&self.credentials, id.0.as_bytes()),
+        }
     }
 
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
@@ -143,9 +151,12 @@ impl LedgerState for WriteState<'_> {
 
     fn put_credential(&mut self, credential: &Credential) -> StateResult {
         self.changed = true;
-        put(&mut self.digests, &credential.digest, &credential.id)?;
-        let key = credential.id.0.as_bytes();
-        put(&mut self.credentials, key, credential)
+        // The digest of a credential never changes.
+        if self.digests.get(credential.digest.as_slice())?.is_none() {
+            put(&mut self.digests, &credential.digest, &credential.id)?;
+        }
+        self.changed_credentials.insert(credential.id, credential.clone());
+        Ok(())
     }
 
     fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {

@@ -14,7 +14,7 @@ pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`,
-/// `set_back` and `unchecked`.
+/// `set_back`, `unchecked` and `uses_counted_after`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const IDENTITY: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
@@ -25,6 +25,8 @@ pub(super) const SEALED: &[u8] = b"sealed";
 pub(super) const SET_BACK: &[u8] = b"set_back";
 /// The boot that used the files after a stop that was not orderly without a check of every page.
 pub(super) const UNCHECKED: &[u8] = b"unchecked";
+/// The last entry of the journal that no account's or key's use counts.
+pub(super) const USES_COUNTED_AFTER: &[u8] = b"uses_counted_after";
 
 // Tables of ledger.redb: money, and requests that are live or recent.
 pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");

@@ -9,8 +9,9 @@ pub use crate::ids::{
 };
 pub use crate::ledger::commands::{ReleaseCause, SettleEnd};
 pub use crate::ledger::{
-    Admit, Bucket, BucketAmounts, Command, Credential, CredentialKind, FailureCode, FinishReason,
-    Microcredits, Outcome, Prices, Refusal, RequestKey, Usage,
+    AccountChange, Admit, Bucket, BucketAmounts, BudgetOwner, BudgetPeriod, Budgets, CalendarUse,
+    Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits, Outcome, Prices,
+    Refusal, RequestKey, SpendingLimit, TokenQuotas, Usage,
 };
 use crate::store::stored_body::{StoredBody, StoredContent};
 use uuid::Uuid;
@@ -61,6 +62,8 @@ pub fn issue(credential: u128, account: u128, application: Option<u128>) -> Comm
         created_at: UnixMillis(0),
         expires_at: None,
         revoked_at: None,
+        budgets: Budgets::default(),
+        used: CalendarUse::default(),
     };
     Command::IssueCredential { credential }
 }
@@ -82,6 +85,7 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         max_output_tokens: cost,
         prices: Prices { revision: 1, input: 1_000_000, cached_input: 500_000, output: 1_000_000 },
         max_concurrent: 1_000,
+        quotas: TokenQuotas::default(),
         retention_ms: u64::MAX,
         crash_block_ms: u64::MAX,
     }))

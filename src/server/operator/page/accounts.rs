@@ -1,8 +1,10 @@
-//! Accounts, their keys, balances and statements.
+//! Accounts, their keys, budgets, balances and statements.
 
 use super::super::AdminCommand;
 use super::super::Live;
-use super::layout::{self, both_balances, command_form, credits, field, hidden, rows, text, time};
+use super::layout::{
+    self, both_balances, command_form, credits, field, filled, hidden, rows, text, time,
+};
 use super::{HtmlPage, Visitor};
 use crate::clock::UnixMillis;
 use crate::ids::AccountId;
@@ -18,6 +20,17 @@ const ENTRIES: usize = 100;
 #[derive(Deserialize)]
 pub(super) struct ListQuery {
     after: Option<AccountId>,
+    /// Part of a name.
+    #[serde(default)]
+    name: String,
+}
+
+impl ListQuery {
+    /// The accounts whose name contains what was typed, or all.
+    pub(super) fn command(&self) -> AdminCommand {
+        let matching = Some(self.name.trim().to_owned()).filter(|text| !text.is_empty());
+        AdminCommand::AccountList { after: self.after, matching }
+    }
 }
 
 pub(super) async fn list(
@@ -25,24 +38,51 @@ pub(super) async fn list(
     Query(query): Query<ListQuery>,
     visitor: Visitor,
 ) -> HtmlPage {
-    let found = visitor.ask(&live, AdminCommand::AccountList { after: query.after }).await;
+    let found = visitor.ask(&live, query.command()).await;
     let plans = live.node.plans.names();
     let content = match &found {
         Err(error) => layout::failure(error),
-        Ok(page) => {
-            let all: Vec<_> = rows(page, "data").map(account_row).collect();
-            let heads =
-                ["Name", "Plan", "Status", "Trial", "Premium", "Reserved", "Running", "Created"];
-            html! {
-                (layout::table("Accounts (balances in credits)", &heads, &all))
-                @if let Some(after) = page["next_after"].as_str() {
-                    p { a href={ "/accounts?after=" (after) } { "More accounts" } }
-                }
-            }
-        }
+        Ok(page) => account_table(page, &query),
     };
     let content = html! { (content) (new_account(&visitor, &plans)) };
     visitor.page(&live, "/accounts", "Accounts", &content)
+}
+
+const ACCOUNT_HEADS: [&str; 10] = [
+    "Name",
+    "Plan",
+    "Status",
+    "Trial",
+    "Premium",
+    "Reserved",
+    "Running",
+    "Budget used",
+    "Created",
+    "Note",
+];
+
+fn account_table(page: &Value, query: &ListQuery) -> Markup {
+    let all: Vec<_> = rows(page, "data").map(account_row).collect();
+    html! {
+        (search("/accounts", query))
+        (layout::table("Accounts (balances in credits)", &ACCOUNT_HEADS, &all))
+        @if let Some(after) = page["next_after"].as_str() {
+            form method="get" action="/accounts" {
+                (hidden("after", after)) (hidden("name", &query.name))
+                button.quiet { "More accounts" }
+            }
+        }
+    }
+}
+
+/// A form that looks for accounts by a part of their name.
+pub(super) fn search(at: &str, query: &ListQuery) -> Markup {
+    html! {
+        form method="get" action=(at) role="search" {
+            (filled("Part of an account's name", "name", &query.name))
+            button.quiet { "Search" }
+        }
+    }
 }
 
 fn new_account(visitor: &Visitor, plans: &[String]) -> Markup {
@@ -68,7 +108,9 @@ fn account_row(account: &Value) -> Vec<Markup> {
         amount("premiumUnits"),
         amount("reservedUnits"),
         html! { (text(&account["in_flight"])) },
+        html! { (text(&account["budget_use"])) },
         time(&account["created_at"]),
+        html! { (text(&account["note"])) },
     ]
 }
 
@@ -112,6 +154,11 @@ pub(super) async fn show(
         (change(&visitor, &live.node.plans.names(), &account, &back))
         h2 { "Balance" }
         (money(&visitor, id, &back))
+        h2 { "Today and this month" }
+        (spending_table("Spent and allowed (amounts in credits, UTC)", &account))
+        (budget(&visitor, "account_budget", &id.to_string(), &back))
+        h2 { "Requests and answers" }
+        (answers(&visitor, &account, &back))
         h2 { "Keys" }
         (key_table(&visitor, &keys, &back))
         (new_key(&visitor, id, &back))
@@ -152,6 +199,7 @@ fn facts(account: &Value) -> Markup {
             (fact("Running requests", text(&account["in_flight"])))
         }
         p { "Id " code { (text(&account["id"])) } ", created " (time(&account["created_at"])) "." }
+        @if let Some(note) = account["note"].as_str() { p { "Note: " (note) } }
     }
 }
 
@@ -167,6 +215,14 @@ fn change(visitor: &Visitor, plans: &[String], account: &Value, back: &str) -> M
         (hidden("id", &id))
         (field("New name", "name", &text(&account["name"]), false))
         (plan_choice(plans, &text(&account["plan"])))
+        (filled("Note", "note", account["note"].as_str().unwrap_or_default()))
+        label { span { "Answers" }
+            select name="answers" {
+                @let stores = account["stores_answers"] == true;
+                option value="on" selected[stores] { "are stored for replay" }
+                option value="off" selected[!stores] { "are not stored" }
+            }
+        }
         button { "Change" }
     };
     html! {
@@ -194,9 +250,81 @@ fn closing(visitor: &Visitor, id: &str, back: &str) -> Markup {
                     option value="yes" { "are left" }
                 }
             }
+            label { span { "Its stored answers" }
+                select name="erase" {
+                    option value="" { "expire as others do" }
+                    option value="yes" { "are erased now" }
+                }
+            }
             button { "Close the account: suspend it, revoke its keys" }
         },
     )
+}
+
+const SPENDING_HEADS: [&str; 9] = [
+    "Period",
+    "Spent",
+    "Reserved",
+    "Budget",
+    "Told at %",
+    "Tokens",
+    "Tokens reserved",
+    "Plan's tokens",
+    "Renews",
+];
+
+/// What is spent of a day and a month, and the limits on it.
+fn spending_table(caption: &str, owner: &Value) -> Markup {
+    let row = |period: &Value| {
+        let near = period["near_budget"] == true;
+        let amount = |name: &str| html! { (credits(&period[name])) };
+        let count = |name: &str| html! { (text(&period[name])) };
+        vec![
+            html! { (text(&period["period"])) @if near { strong { ": nearly spent" } } },
+            amount("spentUnits"),
+            amount("reservedUnits"),
+            amount("budgetUnits"),
+            html! { (text(&period["alert_percent"])) },
+            count("tokens"),
+            count("reserved_tokens"),
+            count("quota_tokens"),
+            time(&period["renews_at"]),
+        ]
+    };
+    let all: Vec<_> = rows(owner, "spending").map(row).collect();
+    layout::table(caption, &SPENDING_HEADS, &all)
+}
+
+/// A form that sets or ends a budget.
+fn budget(visitor: &Visitor, command: &str, id: &str, back: &str) -> Markup {
+    let fields = html! {
+        (hidden("id", id))
+        label { span { "Period" }
+            select name="period" {
+                option value="month" { "month" }
+                option value="day" { "day" }
+            }
+        }
+        (field("Credits", "units", "none", false))
+        (field("Told at %", "percent", "80", false))
+        button { "Set the budget" }
+    };
+    let form = command_form(&visitor.session, command, back, &fields);
+    html! { details { summary { "Budget" } (form) } }
+}
+
+fn answers(visitor: &Visitor, account: &Value, back: &str) -> Markup {
+    let fields = html! {
+        (hidden("id", &text(&account["id"])))
+        (field("Request", "request", "all of them", false))
+        button { "Erase: requests answer 410 and are not run again" }
+    };
+    let stored = layout::mebibytes(&account["stored_answer_bytes"]);
+    html! {
+        details { summary { "Stored answers: " (stored) }
+            (command_form(&visitor.session, "account_erase_answers", back, &fields))
+        }
+    }
 }
 
 fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
@@ -223,29 +351,43 @@ fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
     }
 }
 
+const KEY_HEADS: [&str; 8] =
+    ["Label", "Ends with", "Created", "Last used", "Budget used", "Expires", "Revoked", "Acts"];
+
+const ENTRY_HEADS: [&str; 7] = [
+    "Time",
+    "Entry",
+    "Change",
+    "Reference or request",
+    "Prompt",
+    "Answer",
+    "Trial + premium after",
+];
+
 fn key_table(visitor: &Visitor, keys: &Value, back: &str) -> Markup {
     let row = |key: &Value| {
         let act = |command: &str, word: &str| {
             let button = html! { (hidden("id", &text(&key["id"]))) button.quiet { (word) } };
             command_form(&visitor.session, command, back, &button)
         };
-        let works = key["revoked_at"].is_null();
         vec![
             html! { (text(&key["label"])) },
             html! { "…" (text(&key["hint"])) },
             time(&key["created_at"]),
+            html! { (text(&key["last_used_on"])) },
+            html! { (text(&key["budget_use"])) },
             time(&key["expires_at"]),
             time(&key["revoked_at"]),
             html! {
-                @if works {
+                @if key["revoked_at"].is_null() {
                     div.acts { (act("key_rotate", "Replace")) (act("key_revoke", "Revoke")) }
+                    (budget(visitor, "key_budget", &text(&key["id"]), back))
                 }
             },
         ]
     };
-    let heads = ["Label", "Ends with", "Created", "Expires", "Revoked", "Acts"];
     let all: Vec<_> = rows(keys, "data").map(row).collect();
-    layout::table("Keys", &heads, &all)
+    layout::table("Keys", &KEY_HEADS, &all)
 }
 
 fn new_key(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
@@ -260,18 +402,9 @@ fn new_key(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
 }
 
 fn statement_table(statement: &Value, back: &str) -> Markup {
-    let heads = [
-        "Time",
-        "Entry",
-        "Change",
-        "Reference or request",
-        "Prompt",
-        "Answer",
-        "Trial + premium after",
-    ];
     let all: Vec<_> = rows(statement, "data").map(entry_row).collect();
     html! {
-        (layout::table("Entries, oldest first (amounts in credits)", &heads, &all))
+        (layout::table("Entries, oldest first (amounts in credits)", &ENTRY_HEADS, &all))
         @if let Some(after) = statement["next_after"].as_u64() {
             p { a href={ (back) "?entries_after=" (after) } { "Later entries" } }
         }

@@ -96,6 +96,16 @@ impl Fields {
         self.given(name).map_or(Ok(0), microcredits)
     }
 
+    /// Microcredits of a budget; `None` where it is to end.
+    fn budget(&self) -> Result<Option<u64>, String> {
+        self.given("units").map(microcredits).transpose()
+    }
+
+    fn percent(&self) -> Result<Option<u8>, String> {
+        let wrong = |_| format!("{:?} is no percentage", self.get("percent"));
+        self.given("percent").map(|text| text.parse().map_err(wrong)).transpose()
+    }
+
     /// The end of the days that were given, from now.
     fn end(&self, now: UnixMillis) -> Result<Option<UnixMillis>, String> {
         let Some(days) = self.given("days") else { return Ok(None) };
@@ -119,11 +129,24 @@ impl Fields {
                 id: self.parsed("id")?,
                 name: self.label("name")?,
                 plan: self.label("plan")?,
+                note: self.0.get("note").map(|note| note.trim().to_owned()),
+                stores_answers: self.given("answers").map(|word| word == "on"),
+            },
+            "account_budget" => C::AccountBudget {
+                id: self.parsed("id")?,
+                period: self.parsed("period")?,
+                units: self.budget()?,
+                alert_percent: self.percent()?,
+            },
+            "account_erase_answers" => C::AccountEraseAnswers {
+                id: self.parsed("id")?,
+                request: self.given("request").map(|_| self.parsed("request")).transpose()?,
             },
             "account_suspend" => C::AccountSuspend { id: self.parsed("id")? },
             "account_close" => C::AccountClose {
                 id: self.parsed("id")?,
                 keep_credits: self.given("keep").is_some(),
+                erase_answers: self.given("erase").is_some(),
             },
             "account_resume" => C::AccountResume { id: self.parsed("id")? },
             _ => return self.account_command(now),
@@ -145,6 +168,12 @@ impl Fields {
                 expires_at: None,
             },
             "key_revoke" => C::KeyRevoke { id: self.parsed("id")? },
+            "key_budget" => C::KeyBudget {
+                id: self.parsed("id")?,
+                period: self.parsed("period")?,
+                units: self.budget()?,
+                alert_percent: self.percent()?,
+            },
             "credit_grant" => C::CreditGrant {
                 account: self.parsed("account")?,
                 bucket: self.parsed("bucket")?,
@@ -204,6 +233,13 @@ impl Fields {
             "credit_debit" => format!("{amount} credits were taken back."),
             "account_create" => format!("The account {} was created.", text(&answer["name"])),
             "account_change" => "The account was changed.".into(),
+            "account_budget" | "key_budget" if self.given("units").is_none() => {
+                "The budget is ended.".into()
+            }
+            "account_budget" | "key_budget" => "The budget counts from now on.".into(),
+            "account_erase_answers" => {
+                format!("{} answers were erased.", text(&answer["erased_answers"]))
+            }
             "account_suspend" => "The account is suspended.".into(),
             "account_resume" => "The account is active again.".into(),
             "account_close" => "The account is closed.".into(),

@@ -2,13 +2,14 @@
 //! that is made for the session and ends by itself; the account pays.
 
 use super::super::{AdminCommand, Live};
+use super::accounts::{ListQuery, search};
 use super::layout::{self, rows, text};
 use super::{HtmlPage, Visitor};
 use crate::clock::UnixMillis;
 use crate::ids::AccountId;
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{Method, Request, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -24,28 +25,40 @@ const KEY_MS: u64 = 3_600_000;
 /// Output tokens of an answer at most.
 const MAX_TOKENS: u32 = 512;
 
-pub(super) async fn show(State(live): State<Arc<Live>>, visitor: Visitor) -> HtmlPage {
+pub(super) async fn show(
+    State(live): State<Arc<Live>>,
+    Query(query): Query<ListQuery>,
+    visitor: Visitor,
+) -> HtmlPage {
     let (accounts, status) = tokio::join!(
-        visitor.ask(&live, AdminCommand::AccountList { after: None }),
+        visitor.ask(&live, query.command()),
         visitor.ask(&live, AdminCommand::Status),
     );
     let content = match (&accounts, &status) {
         (Err(error), _) | (_, Err(error)) => layout::failure(error),
-        (Ok(accounts), Ok(status)) => html! {
-            p {
-                "Each answer is charged to the account, like any request. "
-                "A key that works for an hour is made for it."
-            }
-            noscript { p.notice { "The chat needs JavaScript." } }
-            form id="chat" data-form=(visitor.session.form_token) {
-                (choices(accounts, status))
-                div id="turns" aria-live="polite" {}
-                label { span { "Message" } textarea name="message" rows="3" required {} }
-                div.acts { button { "Send" } button.quiet type="reset" { "New conversation" } }
-            }
-        },
+        (Ok(accounts), Ok(status)) => chat_box(&visitor, &query, accounts, status),
     };
     visitor.page(&live, "/chat", "Chat", &content)
+}
+
+fn chat_box(visitor: &Visitor, query: &ListQuery, accounts: &Value, status: &Value) -> Markup {
+    html! {
+        p {
+            "Each answer is charged to the account, like any request. "
+            "A key that works for an hour is made for it."
+        }
+        noscript { p.notice { "The chat needs JavaScript." } }
+        (search("/chat", query))
+        @if accounts["has_more"] == true {
+            p { "More accounts match than the list below shows: type more of the name." }
+        }
+        form id="chat" data-form=(visitor.session.form_token) {
+            (choices(accounts, status))
+            div id="turns" aria-live="polite" {}
+            label { span { "Message" } textarea name="message" rows="3" required {} }
+            div.acts { button { "Send" } button.quiet type="reset" { "New conversation" } }
+        }
+    }
 }
 
 fn choices(accounts: &Value, status: &Value) -> Markup {

@@ -125,6 +125,15 @@ pub(super) fn field(label: &str, name: &str, hint: &str, required: bool) -> Mark
     }
 }
 
+/// A labelled line of text that holds `value` already.
+pub(super) fn filled(label: &str, name: &str, value: &str) -> Markup {
+    html! {
+        label { span { (label) }
+            input type="text" name=(name) value=(value) autocomplete="off";
+        }
+    }
+}
+
 pub(super) fn hidden(name: &str, value: &str) -> Markup {
     html! { input type="hidden" name=(name) value=(value); }
 }

@@ -77,7 +77,7 @@ fn an_unknown_outcome_may_be_asked_for_again() {
             "an admission nobody knows of is released"
         );
         let again = bench.apply(vec![settle(1, 1, 4)]).remove(0).unwrap();
-        let Ok(Outcome::Request(record) | Outcome::AlreadyResolved(record)) = again else {
+        let Ok(Outcome::Settled { record, .. } | Outcome::AlreadyResolved(record)) = again else {
             panic!("{failing_at}: {again:?}");
         };
         assert_eq!(record.latest().state, AttemptState::Completed);
@@ -186,7 +186,7 @@ fn a_slow_disk_bounds_what_waits() {
     assert!(turned_away > MAX_WAITING, "{turned_away}");
     let owed = push(settle(1, 1, 4));
     disk.set_slow(false);
-    assert!(matches!(owed.blocking_recv(), Ok(Ok(Outcome::Request(_)))));
+    assert!(matches!(owed.blocking_recv(), Ok(Ok(Outcome::Settled { .. }))));
     store.submit_blocking(release(2, 2)).unwrap();
     assert_eq!(spent(&store), (4, 0));
     assert_sound(&store);

@@ -193,7 +193,7 @@ impl Known {
         for ((request, charge), answer) in asked.into_iter().zip(bench.perform(actions)) {
             match (charge, answer) {
                 (None, Some(outcome)) if is_admitted(&outcome) => self.admitted.push(request),
-                (Some(charge), Some(Ok(Outcome::Request(_)))) => {
+                (Some(charge), Some(Ok(Outcome::Settled { .. }))) => {
                     self.settled.insert(request, (charge, now + 24 * HOUR));
                 }
                 _ => {}

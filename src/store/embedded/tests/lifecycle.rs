@@ -259,7 +259,7 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     });
     spoiled.unwrap();
     store.submit_detached(settle(1, 1, 5));
-    assert!(matches!(store.submit_blocking(settle(2, 2, 5)), Ok(Outcome::Request(_))));
+    assert!(matches!(store.submit_blocking(settle(2, 2, 5)), Ok(Outcome::Settled { .. })));
     assert!(!store.healthy());
     let outcome = store.submit_blocking(admit(3, 3, store.boot(), 1));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");

@@ -61,31 +61,35 @@ pub fn units(most: u64) -> impl Strategy<Value = Microcredits> {
 
 fn admission() -> impl Strategy<Value = Command> {
     let numbers = (1..=3_u128, 0..=2_u8, 0..=20_u32, 0..=20_u32, 1..=3_u32);
-    (request(), attempt(), numbers).prop_map(|(key, attempt, numbers)| {
-        let (credential, input, prompt_tokens, max_output_tokens, max_concurrent) = numbers;
-        Command::Admit(Box::new(Admit {
-            key,
-            credential: CredentialId(id(credential)),
-            attempt,
-            // Filled in when the command is sent.
-            boot: BootId(id(0)),
-            fingerprint: [input; 32],
-            session: SessionId(id(1)),
-            model: ModelId(id(1)),
-            stream: false,
-            prompt_tokens,
-            max_output_tokens,
-            prices: Prices {
-                revision: 1,
-                input: 1_500_000,
-                cached_input: 100_000,
-                output: 2_000_000,
-            },
-            max_concurrent,
-            retention_ms: u64::MAX,
-            crash_block_ms: CRASH_BLOCK_MS,
-        }))
-    })
+    let quota = || proptest::option::weighted(0.3, 0..200_u64);
+    (request(), attempt(), numbers, quota(), quota()).prop_map(
+        |(key, attempt, numbers, day, month)| {
+            let (credential, input, prompt_tokens, max_output_tokens, max_concurrent) = numbers;
+            Command::Admit(Box::new(Admit {
+                key,
+                credential: CredentialId(id(credential)),
+                attempt,
+                // Filled in when the command is sent.
+                boot: BootId(id(0)),
+                fingerprint: [input; 32],
+                session: SessionId(id(1)),
+                model: ModelId(id(1)),
+                stream: false,
+                prompt_tokens,
+                max_output_tokens,
+                prices: Prices {
+                    revision: 1,
+                    input: 1_500_000,
+                    cached_input: 100_000,
+                    output: 2_000_000,
+                },
+                max_concurrent,
+                quotas: TokenQuotas { day, month },
+                retention_ms: u64::MAX,
+                crash_block_ms: CRASH_BLOCK_MS,
+            }))
+        },
+    )
 }
 
 fn ending() -> impl Strategy<Value = Command> {
@@ -135,9 +139,14 @@ fn command() -> impl Strategy<Value = Command> {
         ),
         1 => (account(), any::<bool>()).prop_map(|(id, other)| Command::ChangeAccount {
             id,
-            name: Some(if other { "other" } else { "one" }.into()),
-            plan: None,
+            change: AccountChange {
+                name: Some(if other { "other" } else { "one" }.into()),
+                note: Some(if other { "a note" } else { "" }.into()),
+                stores_answers: Some(other),
+                ..AccountChange::default()
+            },
         }),
+        2 => budget(),
         1 => (1..=3_u128, 0..9_000_u64).prop_map(|(number, at)| Command::ExpireCredential {
             id: CredentialId(id(number)),
             at: UnixMillis(u64::MAX - at),
@@ -150,6 +159,21 @@ fn command() -> impl Strategy<Value = Command> {
         1 => (1..=4_u128, 1..=2_u128, proptest::option::of(Just(1_u128)))
             .prop_map(|(credential, account, application)| issue(credential, account, application)),
     ]
+}
+
+fn budget() -> impl Strategy<Value = Command> {
+    let owner = prop_oneof![
+        (1..=2_u128).prop_map(|number| BudgetOwner::Account(AccountId(id(number)))),
+        (1..=3_u128).prop_map(|number| BudgetOwner::Key(CredentialId(id(number)))),
+    ];
+    let limit = (units(150), proptest::option::of(1..=100_u8));
+    (owner, any::<bool>(), proptest::option::weighted(0.7, limit)).prop_map(
+        |(owner, monthly, limit)| Command::SetBudget {
+            owner,
+            period: if monthly { BudgetPeriod::Month } else { BudgetPeriod::Day },
+            limit: limit.map(|(units, alert_percent)| SpendingLimit { units, alert_percent }),
+        },
+    )
 }
 
 fn step() -> impl Strategy<Value = Step> {

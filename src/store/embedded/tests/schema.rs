@@ -10,11 +10,13 @@ use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
 use super::*;
+use crate::ledger::budgets::PeriodUse;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation, StateError};
 use crate::ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
-    BucketAmounts, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord, SamplingValue,
+    BucketAmounts, Consumption, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord,
+    SamplingValue,
 };
 use crate::store::stored_body::{StoredBody, StoredContent};
 use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, WriteTransaction};
@@ -97,6 +99,20 @@ fn credential(application: Option<u128>) -> Credential {
     Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
 }
 
+fn used() -> CalendarUse {
+    let period = |number| PeriodUse {
+        number,
+        reserved: Consumption { units: units(33), tokens: 34 },
+        spent: Consumption { units: units(35), tokens: 36 },
+    };
+    CalendarUse { day: period(37), month: period(38) }
+}
+
+fn budgets() -> Budgets {
+    let limit = |alert_percent| Some(SpendingLimit { units: units(39), alert_percent });
+    Budgets { day: limit(None), month: limit(Some(40)) }
+}
+
 fn receipted() -> StoredBody {
     let proof = ReceiptProof {
         record: id(21),
@@ -130,15 +146,13 @@ fn each_row(schema: u32, mut row: impl Row) {
         attempt: AttemptId(id(2)),
         boot: BootId(id(7)),
         amount: split(6, 7),
+        tokens: if schema < 7 { 0 } else { 41 },
     };
     let of_attempt = (scoped(), AttemptId(id(2)));
-    let account = |status| Account {
-        id: AccountId(id(1)),
-        name: "Ünïcode".into(),
-        plan: "basic".into(),
-        status,
-        created_at: UnixMillis(15),
-        in_flight: 2,
+    let account = |status| {
+        let (id, name) = (AccountId(id(1)), "Ünïcode".to_owned());
+        let account = Account::new(id, name, "basic".into(), UnixMillis(15));
+        Account { status, in_flight: 2, ..account }
     };
     row.row("identity", FileIdentity { schema: 1, epoch: 2 });
     row.row("tenure", CleanMarker { boot: BootId(id(7)), clean: true });
@@ -156,6 +170,9 @@ fn each_row(schema: u32, mut row: impl Row) {
     }
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));
+    if schema >= 7 {
+        limits(account(AccountStatus::Active), &mut row);
+    }
     row.row("balances", Balances { trial: balance(), premium: balance() });
     let application = Application {
         id: ApplicationId(id(6)),
@@ -191,6 +208,14 @@ fn each_row(schema: u32, mut row: impl Row) {
         row.row("sealed", SealedPosition { head, fully_audited_at: UnixMillis(20) });
         row.row("segment", head);
     }
+}
+
+fn limits(account: Account, row: &mut impl Row) {
+    let (note, stores_answers) = (Some("a note".into()), false);
+    let (budgets, used) = (budgets(), used());
+    row.row("account limited", Account { note, stores_answers, budgets, used, ..account });
+    row.row("key limited", Credential { budgets, used, ..credential(None) });
+    row.row("counted after", 42_u64);
 }
 
 fn adjustments(schema: u32, row: &mut impl Row) {
@@ -289,6 +314,9 @@ fn keep_this_schema() {
         reference: "back".into(),
     };
     store.submit_blocking(taken).unwrap();
+    let limit = Some(SpendingLimit { units: units(1_000), alert_percent: Some(80) });
+    let (owner, period) = (BudgetOwner::Key(CredentialId(id(1))), BudgetPeriod::Month);
+    store.submit_blocking(Command::SetBudget { owner, period, limit }).unwrap();
     drop(store);
     let folder = golden(&format!("schema-{SCHEMA}"));
     fs::create_dir(&folder).expect("a schema that was released never changes");
@@ -402,6 +430,20 @@ fn upgrade_until_killed() {
     }
 }
 
+/// Schemas before 7 count no use.
+fn forget_uses(txn: &WriteTransaction) -> Result<(), StateError> {
+    let used = CalendarUse::default();
+    let mut accounts = txn.open_table(tables::ACCOUNTS)?;
+    let rows: Vec<_> = tables::rows::<Account>(&accounts)?.collect::<Result<_, _>>()?;
+    for (key, row) in rows {
+        tables::put(&mut accounts, &key, &Account { used, ..row })?;
+    }
+    let mut credentials = txn.open_table(tables::CREDENTIALS)?;
+    let rows: Vec<_> = tables::rows::<Credential>(&credentials)?.collect::<Result<_, _>>()?;
+    rows.into_iter()
+        .try_for_each(|(key, row)| tables::put(&mut credentials, &key, &Credential { used, ..row }))
+}
+
 /// Takes a folder of this build back to schema 3.
 fn downgrade(dir: &Path) {
     let change = |file: File, step: fn(&WriteTransaction) -> Result<(), StateError>| {
@@ -418,6 +460,8 @@ fn downgrade(dir: &Path) {
     change(File::Ledger, |txn| {
         txn.open_table(tables::META)?.remove(tables::SEALED)?;
         txn.delete_table(tables::SEGMENTS).map(drop)?;
+        txn.open_table(tables::META)?.remove(tables::USES_COUNTED_AFTER)?;
+        forget_uses(txn)?;
         let mut grants = txn.open_table(tables::GRANTS)?;
         let rows: Vec<_> = tables::rows::<Adjustment>(&grants)?.collect::<Result<_, _>>()?;
         rows.into_iter().try_for_each(|(key, Adjustment { bucket, units, .. })| {
