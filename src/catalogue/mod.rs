@@ -1,8 +1,8 @@
 //! Releases: manifests, fetching with digests, qualification records. Only a `QualifiedModel` can
 //! be served.
 //!
-//! In the data folder: `models/NAME/` holds a release's files and its `manifest.toml`;
-//! `qualification/NAME/` its records.
+//! In the data folder: `models/NAME/` holds a release's files, its `manifest.toml` and the prices
+//! that it has had; `qualification/NAME/` its records.
 
 mod acceptance;
 mod add;
@@ -12,6 +12,7 @@ mod goldens;
 mod host_identity;
 mod manifest;
 mod node_key;
+mod price_history;
 mod qualified;
 mod receipts;
 mod records;
@@ -26,9 +27,11 @@ pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use node_key::{NODE_KEY, NODE_KEYS};
+pub use price_history::{NotedPrices, PRICE_HISTORY};
 pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
 pub use receipts::{NodePublicKey, ReceiptSigner, claimed};
 
+use crate::clock::UnixMillis;
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
 use folder::ReleaseFolder;
@@ -174,11 +177,18 @@ impl Catalogue {
         Err(bad.into_iter().find(is_bad).unwrap_or_else(unknown))
     }
 
-    /// Writes a manifest in place of the one of the same name.
-    pub fn replace_manifest(&self, manifest: &Manifest) -> Result<()> {
+    /// Writes a manifest in place of `before`, and notes the prices of both.
+    pub fn replace_manifest(
+        &self,
+        before: &Manifest,
+        manifest: &Manifest,
+        at: UnixMillis,
+    ) -> Result<()> {
         let folder = self.folder(&manifest.name);
         let _lock = folder.lock()?;
-        folder.write_manifest(manifest)
+        folder.note_prices(before.prices, at)?;
+        folder.write_manifest(manifest)?;
+        folder.note_prices(manifest.prices, at)
     }
 
     pub fn is_pulled(&self, manifest: &Manifest) -> bool {

@@ -142,10 +142,19 @@ pub(super) struct PriceArguments {
     /// Microcredits for a million output tokens
     #[arg(long, value_name = "UNITS", value_parser = values::units)]
     output: Option<u64>,
+    /// Show the prices that the release has had, with the times from which they counted here
+    #[arg(long, conflicts_with_all = ["input", "cached_input", "output"])]
+    history: bool,
 }
 
+const PRICE_COLUMNS: &[&str] = &["noted_at", "revision", "input", "cached_input", "output"];
+
 async fn price(context: &Context, arguments: PriceArguments) -> CommandResult {
-    let PriceArguments { release: name, input, cached_input, output } = arguments;
+    let PriceArguments { release: name, input, cached_input, output, history } = arguments;
+    if history {
+        let command = AdminCommand::ModelPriceHistory { name };
+        return context.show(command, |document| text::table(document, PRICE_COLUMNS)).await;
+    }
     let command = AdminCommand::ModelPrice { name, input, cached_input, output };
     let document = context.admin(command).await?;
     context.output.result(&document, |document| {

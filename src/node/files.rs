@@ -2,7 +2,7 @@
 //! qualification proved, and a new machine needs.
 
 use super::NodeError;
-use crate::catalogue::{NODE_KEY, NODE_KEYS};
+use crate::catalogue::{NODE_KEY, NODE_KEYS, PRICE_HISTORY};
 use crate::store::NodeFile;
 use std::fs;
 use std::io;
@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 /// The configuration's name in a data folder.
 pub const CONFIG: &str = "cresset.toml";
 
-/// The configuration in use, the manifest of every release, the records of qualifications, the
-/// operator's acceptances, and the node's keys, without which they would count for nothing.
+/// The configuration in use, manifest and prices of every release, the records of qualifications,
+/// the operator's acceptances, and the node's keys, without which they would count for nothing.
 pub fn to_back_up(data_dir: &Path, config: Option<&Path>) -> Result<Vec<NodeFile>, NodeError> {
     let config = config.map(|path| NodeFile { name: CONFIG.into(), path: path.to_owned() });
     let keys = [NODE_KEY, NODE_KEYS].into_iter().filter_map(|name| own(data_dir, name.into()));
     let mut files: Vec<_> = config.into_iter().chain(keys).collect();
     for release in names(data_dir, Path::new("models"))? {
-        files.extend(own(data_dir, release.join("manifest.toml")));
+        let names = ["manifest.toml", PRICE_HISTORY];
+        files.extend(names.into_iter().filter_map(|name| own(data_dir, release.join(name))));
     }
     for release in names(data_dir, Path::new("qualification"))? {
         let records = names(data_dir, &release)?.into_iter();

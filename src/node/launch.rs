@@ -8,7 +8,7 @@ use super::models::cannot_load;
 use super::reload::{AskedReload, Reloader};
 use super::{Assembly, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
-use crate::clock::SystemClock;
+use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::config::{Config, ConfigFile, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
@@ -270,7 +270,12 @@ impl Assembly {
                 }
             };
             match pool.offer(served, bytes, pinned) {
-                Ok(()) => offered.push((id, name)),
+                Ok(()) => {
+                    if let Some(served) = pool.get(id) {
+                        self.note_prices(&served.qualified, SystemClock.now());
+                    }
+                    offered.push((id, name));
+                }
                 Err(why) if pinned => {
                     return Err(NodeError::new(format!("{name} cannot stay loaded: {why}")));
                 }
@@ -285,6 +290,16 @@ impl Assembly {
                 .remedy("raise it, or lower engine.kv_mib"));
         }
         Ok(offered)
+    }
+}
+
+impl Assembly {
+    /// Takes note of a model's prices, if they are others than those before.
+    pub(super) fn note_prices(&self, model: &QualifiedModel, at: UnixMillis) {
+        let (catalogue, manifest) = (self.catalogue(), model.manifest());
+        if let Err(error) = catalogue.note_prices(manifest, at) {
+            tracing::warn!(name = manifest.name, %error, "prices could not be noted");
+        }
     }
 }
 

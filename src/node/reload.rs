@@ -175,6 +175,7 @@ impl Reloader {
             Standing::Qualified(now) => {
                 let now = if prices {
                     report.changed.extend(price_change(&model.qualified, &now));
+                    self.assembly.note_prices(&now, self.node.clock.now());
                     *now
                 } else {
                     now.described_by(model.qualified.manifest())

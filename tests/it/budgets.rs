@@ -1,6 +1,6 @@
 //! Budgets, quotas, and what is kept of answers: set by commands, and seen by clients.
 
-use super::process::{Customer, Folder, Reply, Served, request};
+use super::process::{Customer, Folder, Reply, Served, eventually, request};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -142,4 +142,27 @@ fn answers_are_erased_or_never_kept() {
     assert!(acts.contains("account_erase_answers") && acts.contains("account_change"), "{acts}");
     assert!(node.terminate().success());
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn a_release_keeps_the_prices_that_it_has_had() {
+    let folder = Folder::ready();
+    let node = folder.serve();
+    let history = || folder.json(&["models", "price", "tiny", "--history"])["data"].clone();
+    eventually("the first prices are noted", || history().as_array().unwrap().len() == 1);
+    let output = history()[0]["output"].as_u64().unwrap() + 1;
+    folder.json(&["models", "price", "tiny", "--output", &output.to_string()]);
+    let now = history();
+    assert_eq!(now.as_array().unwrap().len(), 2, "{now}");
+    assert_eq!(now[1]["output"], output);
+    assert!(now[1]["revision"].as_u64() > now[0]["revision"].as_u64());
+    assert!(node.terminate().success());
+    let manifest = folder.path().join("models/tiny/manifest.toml");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let edited = text.replace(&format!("output = {output}"), "output = 777777");
+    assert_ne!(text, edited);
+    std::fs::write(&manifest, edited).unwrap();
+    let node = folder.serve();
+    eventually("an edit is noted", || history().as_array().unwrap().len() == 3);
+    assert!(node.terminate().success());
 }

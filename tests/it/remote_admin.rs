@@ -68,6 +68,7 @@ fn a_token_allows_what_its_roles_allow() {
     check(&["accounts", "erase-answers", &account], [false, true, false]);
     let budget = ["accounts", "budget", &account, "--period", "day", "--units", "5"];
     check(&budget, [false, false, true]);
+    check(&["models", "price", "tiny", "--history"], [true; 3]);
     for local in [
         &["admin", "token", "create", "--name", "more"][..],
         &["admin", "token", "revoke", "ann"],

@@ -201,6 +201,10 @@ pub enum AdminCommand {
         cached_input: Option<u64>,
         output: Option<u64>,
     },
+    /// The prices that a release has had, oldest first.
+    ModelPriceHistory {
+        name: String,
+    },
     ModelJobStart {
         job: ModelJob,
     },

@@ -4,9 +4,9 @@
 use super::admin::Operator;
 use super::command::{AdminCommand, AdminError};
 use super::upgrade::upgrade;
-use super::view::merged;
+use super::view::{list, merged};
 use super::{Live, Role};
-use crate::catalogue;
+use crate::catalogue::{self, NotedPrices};
 use crate::config::ListenerName;
 use crate::pool::ModelView;
 use serde_json::{Value, json};
@@ -33,6 +33,7 @@ impl Operator<'_> {
             C::ModelPrice { name, input, cached_input, output } => {
                 self.set_prices(&name, [input, cached_input, output]).await
             }
+            C::ModelPriceHistory { name } => self.price_history(&name),
             C::ModelJobStart { job } => {
                 let live = self.live()?;
                 live.page.jobs.start(&live.program, job, self.store.now())
@@ -79,7 +80,7 @@ impl Operator<'_> {
         let is_other = *prices != before.prices;
         prices.revision += u32::from(is_other);
         if is_other {
-            catalogue.replace_manifest(&manifest).map_err(refused)?;
+            catalogue.replace_manifest(&before, &manifest, self.store.now()).map_err(refused)?;
         }
         let problems = match self.live.filter(|_| is_other) {
             Some(_) => self.reload().await?["problems"].take(),
@@ -87,6 +88,19 @@ impl Operator<'_> {
         };
         let more = json!({ "name": manifest.name, "before": before.prices, "problems": problems });
         Ok(merged(json!(manifest.prices), more))
+    }
+
+    /// The prices that a release has had since this node takes note of them, and those of now.
+    fn price_history(&self, wanted: &str) -> Result {
+        let refused = |error: catalogue::Error| AdminError::Refused(error.to_string());
+        let catalogue = &self.files()?.catalogue;
+        let manifest = catalogue.find(wanted).map_err(refused)?;
+        let noted = catalogue.price_history(&manifest.name).map_err(refused)?;
+        let row = |noted: &NotedPrices| {
+            merged(json!(noted.prices), json!({ "noted_at": noted.noted_at.seconds() }))
+        };
+        let present = json!({ "name": manifest.name, "present": manifest.prices });
+        Ok(merged(list(noted.iter().map(row)), present))
     }
 
     fn model(&self, wanted: &str) -> Result<ModelView> {
