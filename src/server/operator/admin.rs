@@ -120,8 +120,8 @@ impl Operator<'_> {
             }
             C::Reload => self.reload().await,
             C::LedgerAudit => self.audit().await,
-            C::LedgerBackup { to } => self.backup(BackupScope::Ledger, to).await,
-            C::Backup { to, files } => self.backup(BackupScope::Node(files), to).await,
+            C::LedgerBackup { to } => self.backup(BackupScope::Ledger, "ledger", to).await,
+            C::Backup { to, files } => self.backup(BackupScope::Node(files), "node", to).await,
             C::Status => Ok(self.status()),
             // Boxed, so that the future of every command is no larger than it needs to be.
             command => Box::pin(self.execute_on_account(command)).await,
@@ -406,7 +406,7 @@ impl Operator<'_> {
         Ok(view::audit(&self.long_commands().run(move || store.audit()).await??))
     }
 
-    async fn backup(&self, scope: BackupScope, to: PathBuf) -> Result {
+    async fn backup(&self, scope: BackupScope, kind: &str, to: PathBuf) -> Result {
         if to.exists() {
             let text = format!("{} exists and is left as it is: name a new file", to.display());
             return Err(AdminError::Refused(text));
@@ -414,6 +414,9 @@ impl Operator<'_> {
         let (store, path) = (self.store.clone(), to.clone());
         self.long_commands().run(move || store.backup(&scope, &path)).await??;
         let bytes = std::fs::metadata(&to).map_or(0, |file| file.len());
+        if let Some(files) = self.files {
+            files.backups.note(kind, bytes, self.store.now());
+        }
         Ok(json!({ "path": to, "bytes": bytes }))
     }
 

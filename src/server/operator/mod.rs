@@ -8,6 +8,7 @@ mod closing;
 pub mod command;
 mod health;
 mod jobs;
+mod last_backups;
 mod lists;
 mod long_commands;
 pub mod metrics;
@@ -36,6 +37,7 @@ use crate::catalogue::Catalogue;
 use crate::request::Services;
 use acts::ActLog;
 use axum::Router;
+use last_backups::LastBackups;
 use page::PageState;
 use serde_json::Value;
 use std::io;
@@ -49,11 +51,12 @@ use tokio_util::sync::CancellationToken;
 pub type Reloads = mpsc::Sender<oneshot::Sender<Value>>;
 
 /// Files of the data folder beside the ledger: who may give commands from afar, what operators did,
-/// and the manifests.
+/// the manifests, and the times of backups.
 pub struct OperatorFiles {
     tokens: OperatorTokens,
     acts: ActLog,
     catalogue: Catalogue,
+    backups: LastBackups,
 }
 
 impl OperatorFiles {
@@ -64,6 +67,7 @@ impl OperatorFiles {
             tokens: OperatorTokens::open(data_dir)?,
             acts: ActLog::open(data_dir)?,
             catalogue: Catalogue::new(data_dir),
+            backups: LastBackups::of(data_dir),
         })
     }
 }

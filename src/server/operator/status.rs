@@ -63,6 +63,7 @@ pub fn of(live: &Live) -> Value {
             .zip(&stats)
             .map(|(view, stats)| of_model(view, stats))
             .collect::<Vec<_>>(),
+        "last_backups": live.files.backups.read(),
         "budget_alerts": budgets::notices(&node.store.budget_notices()),
         "last_errors": node.recent_errors.latest().iter().map(of_error).collect::<Vec<_>>(),
     });

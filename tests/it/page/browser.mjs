@@ -81,18 +81,48 @@ await debit.getByLabel("Credits").fill("9");
 await debit.getByLabel("Reference").fill("too much");
 await debit.getByRole("button", { name: "Debit" }).click();
 await page.getByRole("alert").waitFor();
+await page.locator("main > details", { hasText: "Set the budget" }).locator("summary").click();
+const budget = page.locator("main > details[open] form");
+await budget.getByLabel("Credits").fill("2");
+await budget.getByLabel("Told at %").fill("80");
+await budget.getByRole("button", { name: "Set the budget" }).click();
+await page.getByText("The budget counts from now on.").waitFor();
+await page.getByText("Change", { exact: true }).first().click();
+const change = page.locator("details[open] form").first();
+await change.getByLabel("Note").fill("pays monthly");
+await change.getByRole("button", { name: "Change", exact: true }).click();
+await page.getByText("Note: pays monthly").waitFor();
 await accessible("account");
 await picture("account");
 
-// A question, charged to the account.
+// A question, charged to the account, which is found by a part of its name.
 await go("Chat");
-await page.getByLabel("Account").selectOption({ index: 0 });
+await page.getByLabel("Part of an account's name").fill("ACME");
+await page.getByRole("button", { name: "Search" }).click();
+await page.getByRole("option", { name: /Acme/ }).waitFor({ state: "attached" });
+await page.locator("select[name=account]").selectOption({ index: 0 });
 await page.getByLabel("Message").fill("Say hello.");
 await page.getByLabel("Message").press("Enter");
 await page.locator(".turn.cost").waitFor({ timeout: 60_000 });
 assert.ok((await page.locator(".turn.assistant").textContent()).length > 0);
 await accessible("chat");
 await picture("chat");
+
+// The request that it was, with its attempt; then its answer is erased.
+await go("Accounts");
+await page.getByRole("link", { name: "<b>Acme</b> & Co." }).click();
+await page.getByRole("link", { name: "Requests of the account" }).click();
+await page.getByRole("cell", { name: "completed" }).waitFor();
+await accessible("requests");
+await page.getByRole("row", { name: /completed/ }).getByRole("link").click();
+await page.getByRole("heading", { level: 1, name: "Request", exact: true }).waitFor();
+await accessible("request");
+await picture("request");
+await page.getByRole("link", { name: "Requests of the account" }).click();
+await page.getByRole("link", { name: "The account" }).click();
+await page.getByText("Stored answers:").click();
+await page.getByRole("button", { name: /^Erase/ }).click();
+await page.getByText("1 answers were erased.").waitFor();
 
 // The live part changes by itself.
 await go("Overview");
@@ -147,7 +177,7 @@ await still.getByText("The node takes requests at").waitFor();
 assert.match(await still.locator("noscript").textContent(), /load it again/);
 await still.goto(`${base}/accounts`);
 await still.locator("summary", { hasText: "New account" }).click();
-await still.getByLabel("Name").fill("plain");
+await still.getByLabel("Name", { exact: true }).fill("plain");
 await still.getByRole("button", { name: "Create" }).click();
 await still.getByRole("heading", { level: 1, name: "plain" }).waitFor();
 

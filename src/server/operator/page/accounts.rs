@@ -158,6 +158,7 @@ pub(super) async fn show(
         (spending_table("Spent and allowed (amounts in credits, UTC)", &account))
         (budget(&visitor, "account_budget", &id.to_string(), &back))
         h2 { "Requests and answers" }
+        p { a href={ (back) "/requests" } { "Requests of the account" } }
         (answers(&visitor, &account, &back))
         h2 { "Keys" }
         (key_table(&visitor, &keys, &back))

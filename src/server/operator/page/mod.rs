@@ -11,6 +11,7 @@ pub mod history;
 mod layout;
 mod models;
 mod overview;
+mod requests;
 mod session;
 mod visit;
 
@@ -81,8 +82,7 @@ pub(super) fn router(live: Arc<Live>) -> Router {
     Router::new()
         .route("/", get(overview::show))
         .route("/events", get(overview::events))
-        .route("/accounts", get(accounts::list))
-        .route("/accounts/{id}", get(accounts::show))
+        .merge(account_pages())
         .route("/models", get(models::show))
         .route("/models/events", get(models::events))
         .route("/chat", get(chat::show).post(chat::ask))
@@ -95,6 +95,14 @@ pub(super) fn router(live: Arc<Live>) -> Router {
         .route(&SCRIPT.path, asset(&SCRIPT))
         .layer(map_response(private))
         .with_state(live)
+}
+
+fn account_pages() -> Router<Arc<Live>> {
+    Router::new()
+        .route("/accounts", get(accounts::list))
+        .route("/accounts/{id}", get(accounts::show))
+        .route("/accounts/{id}/requests", get(requests::list))
+        .route("/accounts/{id}/requests/{request}", get(requests::show))
 }
 
 /// Headers of every page. What has none of its own is kept nowhere.

@@ -59,7 +59,7 @@ fn served(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
             html! { strong { (name) } br; code { (text(&model["id"])) } },
             html! { (layout::model_state(model)) },
             html! { (text(&model["qualified_context_tokens"])) },
-            html! { (mebibytes(&model["bytes"])) },
+            html! { @if !loaded { "about " } (mebibytes(&model["bytes"])) },
             prices(live, visitor, &name),
             evidence(model),
             html! { div.acts {
@@ -73,7 +73,18 @@ fn served(live: &Live, visitor: &Visitor, status: &Value) -> Markup {
     };
     let heads = ["Model", "State", "Context tokens", "Memory", "Prices", "Evidence", "Acts"];
     let all: Vec<_> = rows(status, "models").map(row).collect();
-    layout::table("Served models", &heads, &all)
+    html! { (memory(status)) (layout::table("Served models", &heads, &all)) }
+}
+
+/// What is left for the models that are not in memory.
+fn memory(status: &Value) -> Markup {
+    let [limit, used] = ["model_memory_limit_bytes", "model_memory_bytes"];
+    html! {
+        p {
+            "Loaded models take " (mebibytes(&status[used])) " of " (mebibytes(&status[limit]))
+            ". A load that needs more than is left unloads models without requests first."
+        }
+    }
 }
 
 fn evidence(model: &Value) -> Markup {

@@ -40,6 +40,7 @@ async fn fragment(live: &Live, visitor: &Visitor) -> Markup {
         (tiles(&status))
         (curves(live))
         (models(&status))
+        (budgets(&status))
         (errors(&status))
     }
 }
@@ -71,6 +72,9 @@ fn tiles(status: &Value) -> Markup {
             (tile("Models in memory", mebibytes(&status["model_memory_bytes"]), of_memory))
             (tile("Process", mebibytes(&status["memory_bytes"]), version))
             (tile("Ledger", ledger.into(), audit(&status["ledger_fully_audited_at"])))
+            (tile("Last backup", backup(&status["last_backups"]["node"]), {
+                format!("of the ledger alone: {}", backup(&status["last_backups"]["ledger"]))
+            }))
         }
     }
 }
@@ -78,6 +82,36 @@ fn tiles(status: &Value) -> Markup {
 fn audit(last: &Value) -> String {
     let Some(at) = last.as_u64() else { return "not audited yet".into() };
     format!("audited {}", UnixMillis(at * 1_000))
+}
+
+fn backup(last: &Value) -> String {
+    let Some(at) = last["at"].as_u64() else { return "none known".into() };
+    UnixMillis(at * 1_000).to_string()
+}
+
+/// Budgets of which operators were told since the start.
+fn budgets(status: &Value) -> Markup {
+    let row = |alert: &Value| {
+        let (account, key) = (alert["account_id"].as_str(), text(&alert["key_id"]));
+        vec![
+            time(&alert["at"]),
+            html! {
+                @match account {
+                    Some(id) => { a href={ "/accounts/" (id) } { "account " (id) } }
+                    None => { "key " code { (key) } }
+                }
+            },
+            html! { (text(&alert["period"])) },
+            html! { (layout::credits(&alert["spentUnits"])) " of "
+            (layout::credits(&alert["budgetUnits"])) },
+        ]
+    };
+    let all: Vec<_> = rows(status, "budget_alerts").map(row).collect();
+    html! {
+        @if !all.is_empty() {
+            (layout::table("Budgets nearly spent", &["Time", "Of", "Period", "Credits"], &all))
+        }
+    }
 }
 
 fn curves(live: &Live) -> Markup {
