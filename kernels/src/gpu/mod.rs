@@ -31,6 +31,8 @@ use std::sync::{Arc, LazyLock};
 pub trait Gpu: Send + Sync {
     /// The device's limits and versions.
     fn properties(&self) -> &Properties;
+    /// Whether a kernel may begin before the one launched ahead of it has ended.
+    fn overlaps(&self) -> bool;
     /// Bytes that are free, and bytes in all.
     fn memory(&self) -> Result<(usize, usize)>;
     /// Allocates memory of unspecified content and returns its address, a multiple of 256. The
@@ -191,17 +193,19 @@ pub struct StreamEvent(pub(crate) Box<dyn Any + Send + Sync>);
 /// Work that [`Gpu::capture`] recorded, for [`Gpu::replay`].
 pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
 
-/// The device on which tests run: the machine's first one, opened once, or a new emulator if there
-/// is none.
+/// The device on which tests run: the machine's first one, opened once. If there is none, it is one
+/// emulator for the whole process where `CRESSET_EMULATED_CARD` names its card, and else a new one.
 ///
-/// # Panics When there is a device and it cannot be used: a test that fell back to the emulator
-/// would prove nothing about the device.
+/// # Panics
+/// When there is a device and it cannot be used: a test that fell back to the emulator would prove
+/// nothing about the device. When there is no card of that name.
 #[cfg(feature = "emulator")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
     static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| open(0));
     match &*DEVICE {
         Ok(device) => device.clone(),
-        Err(Error::NoDevice(_)) => Emulator::with(memory_bytes, multiprocessors),
+        Err(Error::NoDevice(_)) => emulator::shared_by_the_process(memory_bytes)
+            .unwrap_or_else(|| Emulator::with(memory_bytes, multiprocessors)),
         Err(error) => panic!("{error}"),
     }
 }

@@ -268,7 +268,8 @@ const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
     ("std::env::vars_os", ENVIRONMENT),
     ("tokio::sync::mpsc::unbounded_channel", &[]),
 ];
-const ENVIRONMENT: &[&str] = &["src/config/", "kernels/build", BUILD_SCRIPT];
+const ENVIRONMENT: &[&str] =
+    &["src/config/", "kernels/build", "kernels/src/gpu/emulator/", BUILD_SCRIPT];
 
 /// Places where `unsafe` may stand, also in tests.
 const UNSAFE: [&str; 2] = ["kernels/", "models/src/loader/"];

@@ -39,8 +39,11 @@ enum How {
 }
 
 impl Paging {
-    fn new(kind: Kind, mut case: Case, block_size: usize) -> Self {
-        let gpu = gpu();
+    fn new(kind: Kind, case: Case, block_size: usize) -> Self {
+        Self::on(gpu(), kind, case, block_size)
+    }
+
+    fn on(gpu: Arc<dyn Gpu>, kind: Kind, mut case: Case, block_size: usize) -> Self {
         let round = |t: &Tensor| {
             Tensor::from_vec(rounded(kind, &values(t)), t.dims(), &Device::Cpu).unwrap()
         };
@@ -295,6 +298,7 @@ fn a_sequence_without_tokens_gets_zeros() {
     }
 }
 
+/// Each step has an emulator of its own: a fault ends a device for the whole process.
 #[test]
 fn a_step_out_of_bounds_fails() {
     type Step<'a> = (&'a [u32], &'a [u32], &'a [u32], [u32; 2], How);
@@ -312,7 +316,8 @@ fn a_step_out_of_bounds_fails() {
     ];
     for (kind, _) in TOLERANCES {
         for (i, (tables, lens, cu, header, how)) in [good].into_iter().chain(bad).enumerate() {
-            let paging = Paging::new(kind, Case::new(4, 2, 16, &[(1, 90)]), 16);
+            let case = Case::new(4, 2, 16, &[(1, 90)]);
+            let paging = Paging::on(Emulator::new(), kind, case, 16);
             let q = vec![1.0; paging.width() + BESIDE];
             let result = paging.call(&q, tables, lens, cu, header, how);
             assert_eq!(result.is_ok(), i == 0, "{kind:?} step {i}: {result:?}");
@@ -339,7 +344,8 @@ fn a_call_that_does_not_fit_is_refused() {
     let (q, out) = (upload(gpu, Kind::Bf16, &[0.0; 72]), poisoned_buffer(gpu, Kind::Bf16, 64));
     let [tables, lens, header] =
         [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
-    let workspace = Buffer::new(gpu, Kind::F32, decode_workspace(1, 4, 16, 2)).unwrap().view();
+    let partial = Buffer::new(gpu, Kind::F32, decode_workspace(1, 4, 16, 2)).unwrap();
+    let workspace = partial.view();
     let args = paging.args(&q, &tables, &lens, &header, &out);
     decode(&**gpu, &args, 2, workspace).unwrap();
     assert!(decode(&**gpu, &args, 3, workspace).is_err(), "a workspace too small");

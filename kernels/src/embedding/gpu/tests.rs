@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::embedding::reference;
-use crate::gpu::Buffer;
+use crate::gpu::{Buffer, Emulator};
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
@@ -82,7 +82,8 @@ fn rows_are_those_of_the_table() {
 #[test]
 fn arguments_that_do_not_fit_are_refused() {
     let check = |[ids, feedback, slot]: [u32; 3], previous: &[u32], width: usize, expect: &str| {
-        let gpu = gpu();
+        // A fault ends a device for the whole process.
+        let gpu = Emulator::new();
         let table = upload(&gpu, Kind::F32, &[0.0; 12]);
         let out = poisoned_buffer(&gpu, Kind::F32, 4);
         let [ids, feedback, slots] =

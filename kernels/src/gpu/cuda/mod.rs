@@ -82,7 +82,13 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
 /// [`Error::NoDevice`] says what is missing.
 pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
     let gpu = Arc::new(Cuda::new(ordinal, options)?);
-    if options.plain_launches || !gpu.kernels.can_overlap {
+    if options.plain_launches {
+        return Ok(gpu);
+    }
+    if !gpu.kernels.can_overlap {
+        tracing::info!(
+            "kernels run one after the other: code for less than sm_90 does not overlap"
+        );
         return Ok(gpu);
     }
     match overlap::check(&gpu) {
@@ -138,6 +144,10 @@ impl Cuda {
 impl Gpu for Cuda {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn overlaps(&self) -> bool {
+        self.overlapped.load(Ordering::Relaxed)
     }
 
     fn memory(&self) -> Result<(usize, usize)> {

@@ -2,8 +2,11 @@
 //! time (`simt.h` lists the errors it finds). Memory is the host's. Commands run only when a caller
 //! waits for them, so that a staging buffer that is changed too early is noticed.
 
+mod cards;
 #[cfg(test)]
 mod tests;
+
+pub(super) use cards::shared_by_the_process;
 
 use super::{
     Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Staging, StreamEvent, View,
@@ -91,15 +94,25 @@ impl Emulator {
 
     /// An emulator with `memory_bytes` of memory and the limits of sm_90.
     pub fn with(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
-        let properties = Properties {
+        Self::of(Properties {
             name: "emulator".into(),
             capability: (9, 0),
             multiprocessors,
             shared_bytes: 227 * 1024,
             memory_bytes,
             versions: String::new(),
-        };
+        })
+    }
+
+    /// An emulator with these limits.
+    pub fn of(properties: Properties) -> Arc<dyn Gpu> {
         Arc::new(Self { properties, state: Mutex::default() })
+    }
+
+    /// The limits of a card that people own or rent, but for its memory: `None` where the emulator
+    /// does not know its name.
+    pub fn card(name: &str, memory_bytes: usize) -> Option<Properties> {
+        cards::properties(name, memory_bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {
@@ -131,6 +144,11 @@ impl Emulator {
 impl Gpu for Emulator {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    /// As on a device of this capability. A kernel that does not wait for earlier ones is a fault.
+    fn overlaps(&self) -> bool {
+        self.properties.capability >= (9, 0)
     }
 
     fn memory(&self) -> Result<(usize, usize)> {

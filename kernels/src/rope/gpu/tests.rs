@@ -2,7 +2,7 @@
 
 use super::super::reference;
 use super::*;
-use crate::gpu::{Buffer, Gpu, Kind};
+use crate::gpu::{Buffer, Emulator, Gpu, Kind};
 use crate::norm::reference::rms_norm;
 use crate::rope::QkNorm;
 use crate::testing::{
@@ -143,8 +143,10 @@ fn the_last_slot_and_position_are_the_last() {
         ([0, 1], [0, last[1] + 1]),
         ([0, 1], [0, u32::MAX]),
     ] {
+        // A fault ends a device for the whole process.
+        let emulator = Emulator::new();
         let error =
-            SMALL.run(&gpu(), Kind::Bf16, &positions, &slots).outcome.unwrap_err().to_string();
+            SMALL.run(&emulator, Kind::Bf16, &positions, &slots).outcome.unwrap_err().to_string();
         assert!(error.contains("assertion failed"), "{error}");
     }
 }

@@ -32,6 +32,9 @@ impl Gpu for Spy {
     fn properties(&self) -> &Properties {
         self.gpu.properties()
     }
+    fn overlaps(&self) -> bool {
+        self.gpu.overlaps()
+    }
     fn memory(&self) -> Result<(usize, usize)> {
         self.gpu.memory()
     }

@@ -1,0 +1,45 @@
+//! Cards whose limits the emulator can take, so that kernels and grids are rehearsed in the shapes
+//! that they have there.
+
+use super::Emulator;
+use crate::gpu::{Gpu, Properties};
+use std::sync::{Arc, OnceLock};
+
+/// Name, capability, multiprocessors, and the most shared memory that a block may have, KiB.
+const CARDS: [(&str, (u32, u32), u32, u32); 5] = [
+    ("a100", (8, 0), 108, 163),
+    ("rtx-3060", (8, 6), 28, 99),
+    ("rtx-4090", (8, 9), 128, 99),
+    ("h200", (9, 0), 132, 227),
+    ("rtx-5090", (12, 0), 170, 99),
+];
+
+pub(super) fn properties(name: &str, memory_bytes: usize) -> Option<Properties> {
+    let (name, capability, multiprocessors, shared_kib) =
+        CARDS.into_iter().find(|(card, ..)| *card == name)?;
+    Some(Properties {
+        name: "emulator".into(),
+        capability,
+        multiprocessors,
+        shared_bytes: shared_kib << 10,
+        memory_bytes,
+        versions: format!("with the limits of {name}"),
+    })
+}
+
+/// The environment variable with the name of the card that all tests of a process share.
+const CARD: &str = "CRESSET_EMULATED_CARD";
+
+/// One emulator for the whole process, as a GPU is, if the environment names its card. The first
+/// caller decides its memory.
+#[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
+pub(in crate::gpu) fn shared_by_the_process(memory_bytes: usize) -> Option<Arc<dyn Gpu>> {
+    static SHARED: OnceLock<Option<Arc<dyn Gpu>>> = OnceLock::new();
+    let make = || {
+        let name = std::env::var(CARD).ok()?;
+        let known = CARDS.map(|(card, ..)| card);
+        let found = properties(&name, memory_bytes);
+        Some(Emulator::of(found.unwrap_or_else(|| panic!("{CARD} is {name}, none of {known:?}"))))
+    };
+    SHARED.get_or_init(make).clone()
+}
