@@ -100,7 +100,7 @@ struct LastQuery {
     DEVICE uint32_t position(uint32_t) const { return first; }
 };
 
-template <uint32_t D>
+template <uint32_t D, uint32_t SLOTS = 3>
 DEVICE void decode(const AttentionParams<bf16>& params, float* workspace, uint32_t max_splits) {
     launch_dependents();
     // These tell where the keys are. Without the prefetch, following them would take one access to
@@ -129,7 +129,7 @@ DEVICE void decode(const AttentionParams<bf16>& params, float* workspace, uint32
         KvTiles<D, WARP> tiles(params, params.table(work.sequence, splits.keys.end), work.kv_head);
         tiles.range = work.range;
         Accumulator<D, 1> acc;
-        attend<D, 1, 1>(
+        attend<D, 1, 1, SLOTS>(
             acc, params, tiles, LastQuery{splits.keys.end - 1, splits.keys.end}, q, ring);
         work.store_rows(params, acc, workspace, max_splits);
     }
@@ -172,3 +172,9 @@ KERNEL __launch_bounds__(32)
     decode<256>(ATTENTION_PARAMS(bf16), workspace, max_splits);
 }
 EXPORT(attention_decode_256_bf16)
+// For cards whose blocks have 99 KiB of shared memory.
+KERNEL __launch_bounds__(32) attention_decode_256_two_slots_bf16(
+    ATTENTION_PARAMETERS(bf16), float* workspace, uint32_t max_splits) {
+    decode<256, 2>(ATTENTION_PARAMS(bf16), workspace, max_splits);
+}
+EXPORT(attention_decode_256_two_slots_bf16)

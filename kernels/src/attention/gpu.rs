@@ -68,20 +68,25 @@ pub const WHOLE: u32 = 1 << 31;
 /// Keys of a tile.
 const TILE: usize = 64;
 /// Bytes of shared memory that a multiprocessor reserves for each block.
-const RESERVED: usize = 1024;
+const RESERVED: u32 = 1024;
 /// The most blocks of 32 threads that run on one multiprocessor at once.
 const MOST_RESIDENT: usize = 32;
 
-/// The kernels for a head size in bf16: decode and prefill.
-const BF16: [(usize, &str, &str); 7] = [
-    (16, "attention_decode_16_bf16", "attention_prefill_16_bf16"),
-    (32, "attention_decode_32_bf16", "attention_prefill_32_bf16"),
-    (64, "attention_decode_64_bf16", "attention_prefill_64_bf16"),
-    (80, "attention_decode_80_bf16", "attention_prefill_80_bf16"),
-    (96, "attention_decode_96_bf16", "attention_prefill_96_bf16"),
-    (128, "attention_decode_128_bf16", "attention_prefill_128_bf16"),
-    (256, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
+/// The kernels for a head size in bf16: tiles of keys in their rings, decode, prefill. The first
+/// that fits the device is used.
+const BF16: [(usize, usize, &str, &str); 8] = [
+    (16, 3, "attention_decode_16_bf16", "attention_prefill_16_bf16"),
+    (32, 3, "attention_decode_32_bf16", "attention_prefill_32_bf16"),
+    (64, 3, "attention_decode_64_bf16", "attention_prefill_64_bf16"),
+    (80, 3, "attention_decode_80_bf16", "attention_prefill_80_bf16"),
+    (96, 3, "attention_decode_96_bf16", "attention_prefill_96_bf16"),
+    (128, 3, "attention_decode_128_bf16", "attention_prefill_128_bf16"),
+    (256, 3, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
+    (256, 2, "attention_decode_256_two_slots_bf16", "attention_prefill_256_two_slots_bf16"),
 ];
+
+/// Rows of queries in a tile of decode.
+const DECODE_ROWS: usize = 16;
 
 /// Attention of one query a sequence: query i belongs to sequence i. A sequence has at most
 /// `max_splits` splits, whose partial results go to `workspace` (`decode_workspace` elements, f32).
@@ -158,14 +163,13 @@ pub fn prefill(
             &params,
         );
     }
-    let (_, _, kernel) = kernels(head_dim)?;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
+    let (shared_bytes, _, kernel) = kernels(gpu, head_dim, rows)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
     let tiles = prefill_tiles(n, args.sequences.seq_lens.len(), most_queries, rows / group);
     let blocks = [(tiles * kv_heads) as u32, 1, 1];
-    let shared_bytes = shared_bytes(rows, head_dim) as u32;
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
 
@@ -195,9 +199,9 @@ pub fn tokens_per_split(
     filling.max(least(longest))
 }
 
-/// Bytes of shared memory for a tile of `rows` queries and a ring of three tiles of keys.
-fn shared_bytes(rows: usize, head_dim: usize) -> usize {
-    (rows + 3 * TILE) * head_dim * Kind::Bf16.bytes()
+/// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
+fn shared_bytes(rows: usize, head_dim: usize, slots: usize) -> u32 {
+    ((rows + slots * TILE) * head_dim * Kind::Bf16.bytes()) as u32
 }
 
 /// Rows (queries × heads of a group) of a block of prefill, as `prefill.cu` has them.
@@ -219,15 +223,13 @@ fn prefill_tiles(
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
 fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
-    let (_, kernel, _) = kernels(args.shape.head_dim)?;
-    let bytes = shared_bytes(16, args.shape.head_dim);
+    let (shared_bytes, kernel, _) = kernels(gpu, args.shape.head_dim, DECODE_ROWS)?;
     let properties = gpu.properties();
-    let resident =
-        ((properties.shared_bytes as usize + RESERVED) / (bytes + RESERVED)).min(MOST_RESIDENT);
-    let tiles = args.shape.kv_heads * args.shape.group().div_ceil(16);
+    let resident = ((properties.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize;
+    let tiles = args.shape.kv_heads * args.shape.group().div_ceil(DECODE_ROWS);
     let blocks = (args.sequences.seq_lens.len() * max_splits * tiles)
-        .min(properties.multiprocessors as usize * resident);
-    Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes: bytes as u32 })
+        .min(properties.multiprocessors as usize * resident.min(MOST_RESIDENT));
+    Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes })
 }
 
 fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
@@ -241,11 +243,31 @@ fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) 
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
-fn kernels(head_dim: usize) -> Result<(usize, &'static str, &'static str)> {
-    BF16.into_iter().find(|(dim, ..)| *dim == head_dim).ok_or_else(|| {
-        let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";
-        unsupported(OP, format!("heads of {head_dim} in bf16; {there_are}"))
+/// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
+/// prefill whose ring of keys fits beside it.
+fn kernels(
+    gpu: &dyn Gpu,
+    head_dim: usize,
+    rows: usize,
+) -> Result<(u32, &'static str, &'static str)> {
+    check_head_dim(head_dim)?;
+    let most = gpu.properties().shared_bytes;
+    let mut fitting = BF16.iter().filter_map(|&(dim, slots, decode, prefill)| {
+        let bytes = shared_bytes(rows, head_dim, slots);
+        (dim == head_dim && bytes <= most).then_some((bytes, decode, prefill))
+    });
+    fitting.next().ok_or_else(|| {
+        let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
+        unsupported(OP, format!("heads of {head_dim} in bf16: {has}, which is too little"))
     })
+}
+
+fn check_head_dim(head_dim: usize) -> Result<()> {
+    if BF16.iter().any(|(dim, ..)| *dim == head_dim) {
+        return Ok(());
+    }
+    let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";
+    Err(unsupported(OP, format!("heads of {head_dim} in bf16; {there_are}")))
 }
 
 fn window(args: &PagedArgs) -> u32 {
@@ -286,7 +308,7 @@ fn check(args: &PagedArgs) -> Result<usize> {
     match kind {
         Kind::F32 if head_dim <= 256 => Ok(n),
         Kind::F32 => Err(unsupported(OP, format!("heads of {head_dim}; 256 is the most"))),
-        _ => check_alignment(args).and_then(|()| kernels(head_dim)).map(|_| n),
+        _ => check_alignment(args).and_then(|()| check_head_dim(head_dim)).map(|()| n),
     }
 }
 

@@ -139,7 +139,7 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
         }
 }
 
-template <uint32_t D>
+template <uint32_t D, uint32_t SLOTS = 3>
 DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n) {
     launch_dependents_and_wait();
     constexpr uint32_t MT = ROW_TILES<D>;
@@ -157,7 +157,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 #pragma unroll 1
     for (uint32_t split = 0; split < splits.count; split++) {
         tiles.range = splits.range(split);
-        attend<D, MT, WARPS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+        attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
         if (split > 0) merge_before(in_memory(&before), acc);
         if (split + 1 < splits.count) *in_memory(&before) = acc;
     }
@@ -201,3 +201,9 @@ KERNEL __launch_bounds__(128, 1)
     prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
 }
 EXPORT(attention_prefill_256_bf16)
+// For cards whose blocks have 99 KiB of shared memory.
+KERNEL __launch_bounds__(128, 1) attention_prefill_256_two_slots_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
+    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+}
+EXPORT(attention_prefill_256_two_slots_bf16)

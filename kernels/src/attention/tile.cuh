@@ -10,7 +10,9 @@
 //
 // K and V tiles alternate in a ring of three slots: one is multiplied while two are on their way:
 // 32 KiB for a warp of decode at 128 dimensions. Four such warps keep 128 KiB under way on a
-// multiprocessor, where 4.8 TB/s for 700 ns takes 25 KiB on each. Banks: 16-byte chunks are
+// multiprocessor, where 4.8 TB/s for 700 ns takes 25 KiB on each. Where shared memory has no room
+// for three slots, two do with one tile on its way: a 3060's multiprocessor needs 9 KiB. The
+// arithmetic, and so every bit, is the same. Banks: 16-byte chunks are
 // permuted within their row so that the 8 rows an ldmatrix reads at once, and the chunks that 8
 // lanes of a copy write, lie in different banks.
 #pragma once
@@ -272,10 +274,10 @@ DEVICE void multiply_values(
 // ---- a split
 
 // Attention of this warp's rows over `tiles.range`. `q` holds the warp's rows; copies into it may
-// still be under way. `ring` has room for three tiles. `queries` tells the positions of the warp's
-// rows: `position(row)`, all from `first` to below `end`; `end` is 0 for a warp that has no rows
-// and only helps to copy.
-template <uint32_t D, uint32_t MT, uint32_t WARPS, class Queries>
+// still be under way. `ring` has room for SLOTS tiles, three or two. `queries` tells the positions
+// of the warp's rows: `position(row)`, all from `first` to below `end`; `end` is 0 for a warp that
+// has no rows and only helps to copy.
+template <uint32_t D, uint32_t MT, uint32_t WARPS, uint32_t SLOTS, class Queries>
 DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
     KvTiles<D, WARPS * WARP>& tiles, const Queries& queries, const bf16* q, bf16* ring) {
     clear(acc);
@@ -284,21 +286,29 @@ DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
         tiles.range.end > tiles.range.begin ? divide_up(tiles.range.end, TILE_KEYS) : tile;
     uint32_t now = 0, next = TILE_KEYS * D, free = 2 * TILE_KEYS * D;
     sync_warps<WARPS>();  // No warp reads the ring any more.
+    static_assert(SLOTS == 2 || SLOTS == 3);
     if (tile < end) {
         tiles.locate(tile);
         tiles.copy(ring + now, params.k, tile);
-        copy_commit();
-        tiles.copy(ring + next, params.v, tile);
-        tiles.locate(tile + 1);
+        if constexpr (SLOTS == 3) {
+            copy_commit();
+            tiles.copy(ring + next, params.v, tile);
+            tiles.locate(tile + 1);
+        }
     }
     copy_commit();
     for (; tile < end; tile++) {
         uint32_t p[MT][TILE_KEYS / 16][4];
         bool seen = tile * TILE_KEYS < queries.end &&
                     (tile + 1) * TILE_KEYS > params.first_key(queries.first);
-        copy_wait<1>();
+        copy_wait<SLOTS - 2>();
         sync_warps<WARPS>();
-        if (tile + 1 < end) tiles.copy(ring + free, params.k, tile + 1);
+        if constexpr (SLOTS == 3) {
+            if (tile + 1 < end) tiles.copy(ring + free, params.k, tile + 1);
+        } else {
+            tiles.copy(ring + next, params.v, tile);
+            tiles.locate(tile + 1);
+        }
         copy_commit();
         if (seen) {
             float s[MT][TILE_KEYS / 8][4];
@@ -309,16 +319,23 @@ DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
                 mask_scores<MT>(s, params, queries, tile);
             softmax_weights<D, MT>(s, p, acc, params);
         }
-        copy_wait<1>();
+        copy_wait<SLOTS - 2>();
         sync_warps<WARPS>();
-        if (tile + 1 < end) {
-            tiles.copy(ring + now, params.v, tile + 1);
-            tiles.locate(tile + 2);
+        // K's tile has been read, so its slot takes the tile that comes next.
+        if constexpr (SLOTS == 3) {
+            if (tile + 1 < end) {
+                tiles.copy(ring + now, params.v, tile + 1);
+                tiles.locate(tile + 2);
+            }
+        } else {
+            if (tile + 1 < end) tiles.copy(ring + now, params.k, tile + 1);
         }
         copy_commit();
         if (seen) multiply_values<D, MT>(acc, p, ring + next);
-        uint32_t copied = free;
-        free = next, next = now, now = copied;
+        if constexpr (SLOTS == 3) {
+            uint32_t copied = free;
+            free = next, next = now, now = copied;
+        }
     }
 }
 

@@ -15,21 +15,25 @@ pub const MAX_GEMV_ROWS: usize = 8;
 struct GemvKernel {
     kernel: &'static str,
     tokens: usize,
+    /// Tiles of `w` for which a warp has room.
+    slots: usize,
 }
 
-static GEMV_KERNELS: [GemvKernel; 3] = [
-    GemvKernel { kernel: "gemv_8_bf16", tokens: 8 },
-    GemvKernel { kernel: "gemv_16_bf16", tokens: 16 },
-    GemvKernel { kernel: "gemv_32_bf16", tokens: 32 },
+/// The first that takes the rows and fits the device is used.
+static GEMV_KERNELS: [GemvKernel; 4] = [
+    GemvKernel { kernel: "gemv_8_bf16", tokens: 8, slots: 3 },
+    GemvKernel { kernel: "gemv_8_two_slots_bf16", tokens: 8, slots: 2 },
+    GemvKernel { kernel: "gemv_16_bf16", tokens: 16, slots: 3 },
+    GemvKernel { kernel: "gemv_32_bf16", tokens: 32, slots: 3 },
 ];
 
 impl GemvKernel {
     /// Rows of `w` that a block takes at a time.
     const ROWS: usize = 32;
 
-    /// Each of eight warps has three slots of 64 columns of two bytes, and its sums.
+    /// Each of eight warps has its slots of 64 columns of two bytes, and its sums.
     fn shared_bytes(&self) -> u32 {
-        8 * (3 * (Self::ROWS + self.tokens) * 128 + Self::ROWS * self.tokens * 4) as u32
+        8 * (self.slots * (Self::ROWS + self.tokens) * 128 + Self::ROWS * self.tokens * 4) as u32
     }
 }
 

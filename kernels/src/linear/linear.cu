@@ -22,6 +22,8 @@
 //   the second-level cache: n / 32 of w's bytes. A warp takes 128 bytes of a row of w at a time;
 //   the copies hint at 256, so that the memory is asked for neighbours together (ranges of
 //   interleaved columns would do more here, and harm gemm).
+//   Three slots a warp take 128 KiB. Cards whose blocks have 99 KiB use two slots for n ≤ 8: 32 KiB
+//   under way on each multiprocessor, where the fastest of them need 8.
 //   Before the launch waits for earlier ones it fetches the part of w that it needs first: 2 slots
 //   a warp, and 512 bytes more of each row as far as the second-level cache: 24 MiB in all, 5 us of
 //   the memory's time that norm, rope and attention leave idle. At n ≤ 8 about 180 instructions a
@@ -117,9 +119,9 @@ DEVICE float bias_of(const bf16* bias, uint32_t row) {
 // ---- gemv
 
 // The work of a warp: ROWS of w at a time, its range of the columns, and up to TOKENS rows of x.
-template <uint32_t TOKENS>
+template <uint32_t TOKENS, uint32_t STAGES>
 struct Gemv {
-    static constexpr uint32_t ROWS = 32, STAGES = 3, SLOT = (ROWS + TOKENS) * TILE_K;
+    static constexpr uint32_t ROWS = 32, SLOT = (ROWS + TOKENS) * TILE_K;
     static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // sums of a lane
     static constexpr uint32_t PREFETCH_COLUMNS = 256;
 
@@ -208,12 +210,12 @@ struct Gemv {
     }
 };
 
-template <uint32_t TOKENS>
+template <uint32_t TOKENS, uint32_t STAGES = 3>
 DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t f32_out,
     uint32_t n, uint32_t rows, uint32_t cols) {
     uint32_t begin = min(warp() * segment_columns(cols), cols),
              end = min(begin + segment_columns(cols), cols);
-    Gemv<TOKENS>{x, w, n, rows, cols, begin, end}.run(bias, out, f32_out);
+    Gemv<TOKENS, STAGES>{x, w, n, rows, cols, begin, end}.run(bias, out, f32_out);
 }
 
 // ---- gemm
@@ -379,6 +381,11 @@ KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf
     gemv<8>(x, w, bias, out, f32_out, n, rows, cols);
 }
 EXPORT(gemv_8_bf16)
+KERNEL __launch_bounds__(256) gemv_8_two_slots_bf16(const bf16* x, const bf16* w, const bf16* bias,
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
+    gemv<8, 2>(x, w, bias, out, f32_out, n, rows, cols);
+}
+EXPORT(gemv_8_two_slots_bf16)
 KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
     gemv<16>(x, w, bias, out, f32_out, n, rows, cols);

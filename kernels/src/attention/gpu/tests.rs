@@ -3,7 +3,7 @@
 
 use super::super::tests::Case;
 use super::*;
-use crate::gpu::{Buffer, Emulator};
+use crate::gpu::{Buffer, Emulator, Properties};
 use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, rounded, upload, values};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -213,6 +213,41 @@ fn prefill_equals_the_reference() {
                 check(case, kind, tolerance, block_size, How::Prefill, split);
             }
         }
+    }
+}
+
+/// Cards whose blocks have 99 KiB of shared memory have a ring of two tiles; the bits are those of
+/// three.
+#[test]
+fn heads_of_256_have_the_same_bits_on_every_card() {
+    let bits_on = |card: &str| {
+        let gpu = Emulator::of(Emulator::card(card, 1 << 24).unwrap());
+        let decoding = Case::new(4, 2, 256, &[(1, 130), (1, 1), (1, 64)]).windowed(100);
+        let decoding = Paging::on(gpu.clone(), Kind::Bf16, decoding, 16);
+        let prompts = Case::new(6, 2, 256, &[(70, 190), (3, 3)]).capped(5.0);
+        let prompts = Paging::on(gpu, Kind::Bf16, prompts, 16);
+        let ways = [(&decoding, How::Decode { max_splits: 3 }), (&prompts, How::Prefill)];
+        ways.map(|(paging, how)| {
+            let got = paging.run(&paging.parts(), 64, how).unwrap();
+            assert_close(&got, &paging.case.want(), 1.2e-2, card);
+            bits(&got)
+        })
+    };
+    let want = bits_on("h200");
+    for card in ["a100", "rtx-3060", "rtx-4090", "rtx-5090"] {
+        assert!(bits_on(card) == want, "{card}");
+    }
+}
+
+#[test]
+fn a_card_with_too_little_shared_memory_is_told() {
+    let small =
+        Properties { shared_bytes: 48 << 10, ..Emulator::card("rtx-3060", 1 << 24).unwrap() };
+    let case = Case::new(2, 1, 256, &[(1, 20)]);
+    let paging = Paging::on(Emulator::of(small), Kind::Bf16, case, 16);
+    for how in [How::Decode { max_splits: 1 }, How::Prefill] {
+        let error = paging.run(&paging.parts(), 64, how).unwrap_err().to_string();
+        assert!(error.contains("heads of 256 in bf16: blocks of this GPU have 48 KiB"), "{error}");
     }
 }
 
