@@ -75,6 +75,10 @@ pub trait Model: Send {
     /// Bytes of weights held in memory.
     fn weight_bytes(&self) -> usize;
 
+    /// Bytes of memory that the model takes, its KV cache included: those of the device's memory on
+    /// a device.
+    fn memory_bytes(&self) -> usize;
+
     /// Blocks of the KV cache that batches may name.
     fn num_blocks(&self) -> usize;
 

@@ -18,9 +18,13 @@ pub struct ModelOptions {
     pub deterministic: bool,
     /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its own.
     pub kv_bytes: usize,
-    /// The part of a GPU's memory that the model may take, 0 to 1. The rest is for recorded steps
-    /// and the driver.
+    /// The part of a GPU's memory that the model may take, 0 to 1.
     pub gpu_memory_share: f64,
+    /// Bytes of a GPU's memory that the KV cache leaves free, whoever uses the rest: for recorded
+    /// steps, the driver and other programs.
+    pub gpu_reserve_bytes: usize,
+    /// Bytes for the KV cache on a GPU; 0 stands for all that share and reserve leave.
+    pub gpu_kv_bytes: usize,
     /// Steps of up to this many rows are recorded on a GPU. 0 records none.
     pub gpu_graph_rows: usize,
     /// Tokens of a block of the KV cache.
@@ -43,6 +47,8 @@ impl Default for ModelOptions {
             deterministic: false,
             kv_bytes: 1 << 30,
             gpu_memory_share: 0.9,
+            gpu_reserve_bytes: 0,
+            gpu_kv_bytes: 0,
             gpu_graph_rows: 0,
             block_size: 16,
             max_batched_tokens: 512,

@@ -91,14 +91,21 @@ pub struct EngineSettings {
     /// Answers of one set may differ from another's in the last digits of log-probabilities, so
     /// each is qualified for itself.
     pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
-    /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU,
-    /// `gpu_memory_share` decides it.
+    /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU, `gpu_kv_mib`
+    /// decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub kv_mib: usize = 1024,
-    /// Share of a GPU's memory that each loaded model may take. Its key-value cache gets what
-    /// weights and workspace leave of it; the rest is for recorded steps and the driver.
+    /// Share of a GPU's memory that all loaded models together may take.
     #[schemars(range(min = 0.05, max = 1))]
     pub gpu_memory_share: f64 = 0.9,
+    /// Memory of a GPU that models leave free for recorded steps, the driver, the desktop and other
+    /// programs, MiB.
+    #[schemars(range(min = 0, max = 1 << 20))]
+    pub gpu_reserve_mib: usize = 512,
+    /// Memory for the key-value cache of each loaded model on a GPU, MiB. 0 takes all that weights,
+    /// workspace and reserve leave, so one model is loaded at a time; with a limit, as many as fit.
+    #[schemars(range(min = 0, max = 1 << 24))]
+    pub gpu_kv_mib: usize = 0,
     /// Largest decoding step that is recorded once at start and then replayed on a GPU, sequences.
     /// 0 records none.
     #[schemars(range(min = 0, max = 1_024))]
@@ -106,9 +113,10 @@ pub struct EngineSettings {
     /// On a GPU, gives the same tokens whatever else runs and however a prompt is cut, at some cost
     /// in speed. The CPU always does.
     pub deterministic: bool = false,
-    /// Memory for weights and key-value caches of all loaded models together, MiB; on a GPU for
-    /// their weights alone. Idle models make room for those that are asked for. 0 takes three
-    /// quarters of the machine's memory, or of the container's limit where that is lower.
+    /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make
+    /// room for those that are asked for. 0 takes three quarters of the machine's memory, or of the
+    /// container's limit where that is lower; on a GPU, what `gpu_memory_share` and
+    /// `gpu_reserve_mib` allow, which is also the most that another value has there.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub memory_mib: usize = 0,
     /// How long a request waits for its model to be loaded before it is turned away as overloaded,

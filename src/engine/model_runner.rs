@@ -10,6 +10,8 @@ use cresset_models::{ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource
 pub struct LoadedInfo {
     pub config: ModelConfig,
     pub weight_bytes: usize,
+    /// Memory of weights, KV cache and, on a device, whatever else the model takes of its memory.
+    pub memory_bytes: usize,
     /// Blocks of the KV cache, for `EngineOptions`.
     pub num_blocks: usize,
 }
@@ -28,6 +30,7 @@ impl ModelRunner {
         let info = LoadedInfo {
             config: model.config().clone(),
             weight_bytes: model.weight_bytes(),
+            memory_bytes: model.memory_bytes(),
             num_blocks: model.num_blocks(),
         };
         Ok((Self { model }, info))

@@ -185,7 +185,7 @@ impl Assembly {
     }
 
     fn new_pool(&self) -> Arc<ModelPool> {
-        ModelPool::new(&self.config.engine, self.config.model_bytes())
+        ModelPool::new(&self.config.engine, self.model_budget())
     }
 
     /// Makes every qualified model known to the pool.
@@ -256,10 +256,11 @@ impl Assembly {
         for (index, model) in models.into_iter().enumerate() {
             let pinned = index < pinned;
             let (id, name) = (model.id(), model.manifest().name.clone());
-            let bytes = self.expected_bytes(&model);
             let assembly = self.clone();
-            let reading = spawn_blocking(move || assembly.served_model(model));
-            let read = reading.await.map_err(NodeError::new)?;
+            let reading = spawn_blocking(move || {
+                (assembly.expected_bytes(&model), assembly.served_model(model))
+            });
+            let (bytes, read) = reading.await.map_err(NodeError::new)?;
             let served = match read.map_err(|why| cannot_load(&name, why)) {
                 Ok(served) => served,
                 Err(why) if pinned => return Err(why),
@@ -287,7 +288,7 @@ impl Assembly {
         }
         if offered.is_empty() {
             return Err(NodeError::new("no qualified model fits engine.memory_mib")
-                .remedy("raise it, or lower engine.kv_mib"));
+                .remedy("raise it, or lower engine.kv_mib (on a GPU engine.gpu_kv_mib)"));
         }
         Ok(offered)
     }

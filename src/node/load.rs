@@ -10,7 +10,7 @@ use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
 use crate::pool::{LoadedEngine, ServedModel};
 use crate::text::{self, TemplateLimits, TextModel};
-use cresset_kernels::gpu::Gpu;
+use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_qualification::CanaryCase;
 use std::sync::Arc;
@@ -92,11 +92,34 @@ impl Assembly {
         self.load_engine(&source, &canary, None).map_err(|error| explained(error, &source))
     }
 
-    /// Bytes that a release is expected to take once it is loaded: its weights take about as much
-    /// as its files. Its KV cache is counted on the CPU only, since a GPU's caches have a share of
-    /// the GPU's own memory.
+    /// Bytes that a release is expected to take once it is loaded. On the CPU its weights take
+    /// about as much as its files; a GPU holds every parameter in the type of the activations,
+    /// and a KV cache without a limit takes the rest. Reads headers (blocking).
     pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
-        qualified.manifest().bytes() + self.kv_bytes() as u64
+        let (engine, files) = (&self.config.engine, qualified.manifest().bytes());
+        if self.device.properties().is_none() {
+            return files + self.kv_bytes() as u64;
+        }
+        if engine.gpu_kv_mib == 0 {
+            return self.model_budget();
+        }
+        let each = if engine.dequantise { Kind::F32 } else { Kind::Bf16 }.bytes() as u64;
+        // Files whose headers cannot be read are refused by the load.
+        let card = cresset_models::inspect(qualified.source());
+        let weights = card.map_or(files, |card| card.parameters() * each);
+        weights + ((engine.gpu_kv_mib as u64) << 20)
+    }
+
+    /// Bytes that all loaded models together may take where models run.
+    pub(super) fn model_budget(&self) -> u64 {
+        let engine = &self.config.engine;
+        let Some(gpu) = self.device.properties() else { return self.config.model_bytes() };
+        let share = (gpu.memory_bytes as f64 * engine.gpu_memory_share) as u64;
+        let on_gpu = share.saturating_sub((engine.gpu_reserve_mib as u64) << 20);
+        match engine.memory_mib as u64 {
+            0 => on_gpu,
+            mib => on_gpu.min(mib << 20),
+        }
     }
 
     /// The lead, nats, below which two tokens may change places: as the suite has it for the type
@@ -122,7 +145,9 @@ impl Assembly {
         let options = self.model_options(self.device.open()?);
         let on_gpu = options.gpu.is_some();
         let (mut runner, info) = ModelRunner::load(source, &options)?;
-        let bytes = (info.weight_bytes + options.kv_bytes) as u64;
+        // A model whose cache takes the rest of a GPU takes it whole, to the byte.
+        let takes_all = on_gpu && options.gpu_kv_bytes == 0;
+        let bytes = if takes_all { self.model_budget() } else { info.memory_bytes as u64 };
         let engine = &self.config.engine;
         let blocks = checked.as_ref().map_or(usize::MAX, |checked| checked.blocks);
         let options = self.engine_options(&info, blocks);
@@ -164,6 +189,8 @@ impl Assembly {
             deterministic: engine.deterministic,
             kv_bytes: self.kv_bytes(),
             gpu_memory_share: engine.gpu_memory_share,
+            gpu_reserve_bytes: engine.gpu_reserve_mib << 20,
+            gpu_kv_bytes: engine.gpu_kv_mib << 20,
             gpu_graph_rows: engine.gpu_graph_rows,
             block_size: engine.block_size,
             max_batched_tokens: engine.max_batched_tokens,
@@ -247,7 +274,9 @@ pub(super) fn text(
 mod tests {
     use super::*;
     use crate::clock::{Clock, SystemClock};
-    use crate::config::Config;
+    use crate::config::{Config, EngineSettings};
+    use crate::node::ComputeDevice;
+    use cresset_kernels::gpu::Emulator;
     use cresset_models::loader::gguf::Value;
     use cresset_models::testing::TinyLlama;
     use cresset_qualification::{Record, Suite, Verdict};
@@ -298,5 +327,26 @@ mod tests {
         record.canary.clear();
         record.id = uuid::Uuid::now_v7();
         assert_eq!(failure(&record), Some("unproven"), "nothing to compare proves nothing");
+    }
+
+    #[test]
+    fn a_model_on_a_gpu_is_counted_by_what_it_takes_there() {
+        let (_data, mut assembly, manifest, _) = qualified(64);
+        let model = assembly.qualified(&manifest, &assembly.host()).unwrap();
+        let parameters = card(model.source()).unwrap().parameters();
+        let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
+        assembly.device = ComputeDevice::Gpu { number: 0, properties };
+        let mut check = |change: fn(&mut EngineSettings), budget_mib: u64, bytes: u64| {
+            change(&mut assembly.config.engine);
+            let found = (assembly.model_budget(), assembly.expected_bytes(&model));
+            assert_eq!(found, (budget_mib << 20, bytes));
+        };
+        // Nine tenths less the reserve; without a size of its own the cache takes the rest.
+        check(|_| (), 10_288, 10_288 << 20);
+        check(|engine| engine.gpu_kv_mib = 300, 10_288, 2 * parameters + (300 << 20));
+        check(|engine| engine.dequantise = true, 10_288, 4 * parameters + (300 << 20));
+        check(|engine| engine.gpu_reserve_mib = 1_000, 9_800, 4 * parameters + (300 << 20));
+        check(|engine| engine.memory_mib = 20_000, 9_800, 4 * parameters + (300 << 20));
+        check(|engine| engine.memory_mib = 700, 700, 4 * parameters + (300 << 20));
     }
 }

@@ -466,7 +466,7 @@ fn too_large(bytes: u64, budget: u64) -> EngineError {
     let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     EngineError::OutOfMemory(format!(
         "it takes about {} MiB beside the models that stay loaded, and all of them may take {} MiB: \
-         raise engine.memory_mib, or lower engine.kv_mib",
+         raise engine.memory_mib, or lower engine.kv_mib (on a GPU engine.gpu_kv_mib)",
         mib(bytes),
         mib(budget)
     ))

@@ -114,6 +114,11 @@ impl Model for CpuModel {
         self.weight_bytes
     }
 
+    fn memory_bytes(&self) -> usize {
+        let block_bytes = self.decoder.config.kv_block_bytes(self.kv.block_size);
+        self.weight_bytes + self.kv.num_blocks * block_bytes
+    }
+
     fn num_blocks(&self) -> usize {
         self.kv.num_blocks
     }

@@ -39,13 +39,18 @@ pub(super) struct Budget {
     pub own: usize,
     /// The part of the total that this model may take, 0 to 1.
     pub share: f64,
+    /// Memory that stays free.
+    pub reserve: usize,
+    /// The most that the cache may take, if that is limited.
+    pub most: Option<usize>,
 }
 
 impl Budget {
     /// Returns how many blocks fit: at least one beside the one that padding rows write to.
     pub(super) fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
         let allowed = (self.total as f64 * self.share) as usize;
-        let left = allowed.saturating_sub(self.own).min(self.free);
+        let left = allowed.saturating_sub(self.own).min(self.free.saturating_sub(self.reserve));
+        let left = left.min(self.most.unwrap_or(usize::MAX));
         // Slots are numbered in 32 bits.
         let blocks = (left / block_bytes).min(u32::MAX as usize / block_size);
         if blocks >= 2 {
@@ -53,12 +58,13 @@ impl Budget {
         }
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         Err(Error::OutOfMemory(format!(
-            "the model may take {} of the GPU's {} MiB, of which {} are free now; its weights and workspace take {} MiB, which \
-             leaves no room for the KV cache (two blocks of {block_size} tokens take {} MiB): allow a larger share, fewer \
-             tokens or rows in a step, or stop what else uses this GPU",
+            "the model may take {} of the GPU's {} MiB, of which {} are free now and {} stay free; its weights and workspace \
+             take {} MiB, which leaves no room for the KV cache (two blocks of {block_size} tokens take {} MiB): allow a larger \
+             share, a larger cache or a smaller reserve, fewer tokens or rows in a step, or stop what else uses this GPU",
             mib(allowed),
             mib(self.total),
             mib(self.free),
+            mib(self.reserve),
             mib(self.own),
             mib(2 * block_bytes)
         )))
@@ -71,7 +77,14 @@ mod tests {
 
     #[test]
     fn the_cache_takes_what_is_left_of_the_share() {
-        let budget = |own, free| Budget { total: 1000 << 20, free, own, share: 0.5 };
+        let budget = |own, free| Budget {
+            total: 1000 << 20,
+            free,
+            own,
+            share: 0.5,
+            reserve: 20 << 20,
+            most: None,
+        };
         let check =
             |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16), expect) {
                 (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
@@ -82,11 +95,17 @@ mod tests {
                 (found, _) => panic!("{budget:?}: {found:?}"),
             };
         check(budget(100 << 20, 900 << 20), Some(400));
-        check(budget(100 << 20, 30 << 20), Some(30));
+        check(budget(100 << 20, 30 << 20), Some(10));
+        check(budget(100 << 20, 22 << 20), Some(2));
+        check(budget(100 << 20, 21 << 20), None);
+        check(budget(100 << 20, 0), None);
+        let limited = |most| Budget { most: Some(most), ..budget(100 << 20, 900 << 20) };
+        check(limited(7 << 20), Some(7));
+        check(limited(1 << 20), None);
         check(budget(498 << 20, 500 << 20), Some(2));
         check(budget(499 << 20, 500 << 20), None);
         check(budget(700 << 20, 300 << 20), None);
-        let huge = Budget { total: 1 << 45, free: 1 << 45, own: 0, share: 1.0 };
+        let huge = Budget { total: 1 << 45, free: 1 << 45, share: 1.0, ..budget(0, 0) };
         assert_eq!(huge.blocks(1 << 10, 64).unwrap(), (1 << 26) - 1);
     }
 }

@@ -80,6 +80,8 @@ pub struct CudaModel {
     /// Number of results of the step launched last.
     previous_rows: usize,
     weight_bytes: usize,
+    /// Memory of the device that the model has taken.
+    memory_bytes: usize,
 }
 
 /// The host's buffers of a step. They may be written again once the step has been collected.
@@ -141,6 +143,7 @@ impl CudaModel {
             in_flight: VecDeque::new(),
             previous_rows: 0,
             weight_bytes,
+            memory_bytes: 0,
             options: options.clone(),
         };
         model.lanes = model.new_lanes()?;
@@ -151,6 +154,8 @@ impl CudaModel {
             free,
             own: free_before.saturating_sub(free),
             share: options.gpu_memory_share,
+            reserve: options.gpu_reserve_bytes,
+            most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
         };
         let block_bytes = block_bytes(&model.decoder.config, block_size);
         let blocks = budget.blocks(block_bytes, block_size)?;
@@ -162,6 +167,10 @@ impl CudaModel {
             "the GPU holds the model"
         );
         model.record_all()?;
+        let (free, _) = gpu.memory()?;
+        // Other programs may have given memory back meanwhile.
+        model.memory_bytes =
+            free_before.saturating_sub(free).max(weight_bytes + blocks * block_bytes);
         Ok(model)
     }
 
@@ -409,6 +418,10 @@ impl Model for CudaModel {
 
     fn weight_bytes(&self) -> usize {
         self.weight_bytes
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.memory_bytes
     }
 
     /// Does not count the block that padding rows write to.
