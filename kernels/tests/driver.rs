@@ -276,7 +276,17 @@ fn launches_overlap_where_that_was_found_to_work() {
     }
     fake.capability(8);
     check("capability 8.0", &options, false);
+    fake.capability(7);
+    assert!(said(gpu::probe(0)).contains("too old: it is sm_70"));
+    assert!(said(gpu::open(0)).contains("too old: it is sm_70"));
     fake.capability(9);
+}
+
+#[test]
+fn the_free_memory_of_a_device_is_told_without_keeping_any() {
+    let fake = Fake::start();
+    assert_eq!(gpu::free_memory(0).unwrap(), 5 << 30);
+    assert_eq!(fake.calls().last().map(String::as_str), Some("release context 70"));
 }
 
 #[test]

@@ -81,8 +81,8 @@ section! {
 /// The inference engine.
 pub struct EngineSettings {
     /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
-    /// the first GPU where the build and the machine have one, else the CPU. A GPU needs a build
-    /// with the feature `cuda`.
+    /// the first GPU where the build and the machine have one that this build supports, with
+    /// `gpu_least_free_mib` free, else the CPU. A GPU needs a build with the feature `cuda`.
     pub device: DeviceSetting = DeviceSetting::Auto,
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
@@ -106,6 +106,10 @@ pub struct EngineSettings {
     /// workspace and reserve leave, so one model is loaded at a time; with a limit, as many as fit.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub gpu_kv_mib: usize = 0,
+    /// Memory that must be free on a GPU at the start, MiB, for `auto` to take it: where less is
+    /// free, models run on the CPU.
+    #[schemars(range(min = 0, max = 1 << 20))]
+    pub gpu_least_free_mib: usize = 2048,
     /// Largest decoding step that is recorded once at start and then replayed on a GPU, sequences.
     /// 0 records none.
     #[schemars(range(min = 0, max = 1_024))]

@@ -71,7 +71,7 @@ pub struct Assembly {
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
-        let device = ComputeDevice::choose(&config.engine.device)?;
+        let device = ComputeDevice::choose(&config.engine)?;
         config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
             |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),
         )?;

@@ -13,7 +13,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-pub use cuda::{BUILT, chosen_products, open, open_with, probe};
+pub use cuda::{BUILT, chosen_products, free_memory, open, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use memory::{Buffer, DeviceElement, Kind, Staging, View};
@@ -94,6 +94,23 @@ pub struct Properties {
     pub memory_bytes: usize,
     /// Versions of driver and libraries, on which results may depend.
     pub versions: String,
+}
+
+/// The first architecture that has the instructions of the kernels: asynchronous copies, and
+/// products of bf16 on tensor cores.
+const OLDEST: (u32, u32) = (8, 0);
+
+impl Properties {
+    /// Refuses a device that is too old for the kernels.
+    pub fn check_architecture(&self) -> Result<()> {
+        if self.capability >= OLDEST {
+            return Ok(());
+        }
+        let (Self { name, capability: (major, minor), .. }, (least, _)) = (self, OLDEST);
+        Err(Error::NoDevice(format!(
+            "{name} is too old: it is sm_{major}{minor}, and the kernels need sm_{least}0 or later"
+        )))
+    }
 }
 
 /// A kernel, by its exported name, and the grid in which it runs.

@@ -160,6 +160,24 @@ fn sizes_of_arguments_are_32_bits() {
 }
 
 #[test]
+fn a_device_that_is_too_old_is_told_in_one_sentence() {
+    let check = |capability, expect: Option<&str>| {
+        let device = Emulator::card("rtx-3060", 1 << 20).unwrap();
+        let found = Properties { capability, name: "A card".into(), ..device }.check_architecture();
+        let said = found.err().map(|error| error.to_string());
+        assert_eq!(said.as_deref(), expect, "{capability:?}");
+    };
+    check((8, 0), None);
+    check((12, 0), None);
+    check(
+        (7, 5),
+        Some(
+            "no GPU can be used: A card is too old: it is sm_75, and the kernels need sm_80 or later",
+        ),
+    );
+}
+
+#[test]
 fn events_and_graphs_belong_to_their_device() {
     let gpu = Emulator::new();
     let text = |result: Result<()>| result.unwrap_err().to_string();

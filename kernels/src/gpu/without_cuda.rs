@@ -16,6 +16,11 @@ pub fn probe(_: usize) -> Result<Properties> {
     Err(Error::NoDevice(WHY.into()))
 }
 
+/// Fails, as there is no device.
+pub fn free_memory(_: usize) -> Result<usize> {
+    Err(Error::NoDevice(WHY.into()))
+}
+
 /// None, as there is no device.
 pub fn chosen_products(_: &Path, _: &Properties) -> BTreeSet<String> {
     BTreeSet::new()

@@ -31,7 +31,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use cublaslt::CublasLt;
 use modules::LoadedKernels;
-pub use probe::probe;
+pub use probe::{free_memory, probe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -7,7 +7,7 @@ use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUdevice, CUdevice_attribute as Attribute, cuDriverGetVersion,
 };
-use candle_core::cuda_backend::cudarc::driver::{DriverError, result};
+use candle_core::cuda_backend::cudarc::driver::{CudaContext, DriverError, result};
 
 /// The CUDA version that a driver must support: the one that this is compiled against, 13.0.
 const NEEDED: i32 = 13_000;
@@ -15,7 +15,7 @@ const NEEDED: i32 = 13_000;
 /// The properties of the device with this number.
 ///
 /// # Errors
-/// [`Error::NoDevice`] says which driver, library or device is missing.
+/// [`Error::NoDevice`] says which driver, library or device is missing, or that it is too old.
 pub fn probe(ordinal: usize) -> Result<Properties> {
     bind::bind().map_err(Error::NoDevice)?;
     // The version is asked for first, which needs neither a device nor an initialised driver: an
@@ -33,7 +33,19 @@ pub fn probe(ordinal: usize) -> Result<Properties> {
             "cuda:{ordinal} is not among the {count} GPUs that the driver finds"
         )));
     }
-    describe(ordinal, version).map_err(failure("probe"))
+    let found = describe(ordinal, version).map_err(failure("probe"))?;
+    found.check_architecture()?;
+    Ok(found)
+}
+
+/// Bytes of the device's memory that are free. It takes a context of the driver, and gives it back.
+///
+/// # Errors
+/// When there is no such device, or it does not answer.
+pub fn free_memory(ordinal: usize) -> Result<usize> {
+    bind::bind().map_err(Error::NoDevice)?;
+    let context = CudaContext::new(ordinal).map_err(failure("memory"))?;
+    context.mem_get_info().map(|(free, _)| free).map_err(failure("memory"))
 }
 
 fn silent(error: DriverError) -> Error {
