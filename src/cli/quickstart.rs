@@ -1,6 +1,7 @@
 //! `cresset quickstart`: from nothing to an answer. It skips every step that is done already.
 
 use super::qualify;
+use super::serve::lost_device;
 use super::support::api_client::{ApiClient, ChatAnswer};
 use super::support::context::Context;
 use super::support::local_key::KeyChoice;
@@ -38,13 +39,20 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     if !arguments.once {
         open_gateway(&mut client).await?;
     }
-    let asked = shutdown::unless_interrupted(&shutdown, show(&context, &client, &arguments)).await;
-    if asked.is_ok() && client.own.is_some() && !arguments.once {
+    let mut outcome =
+        shutdown::unless_interrupted(&shutdown, show(&context, &client, &arguments)).await;
+    if outcome.is_ok()
+        && !arguments.once
+        && let Some(node) = &client.own
+    {
         note("\nserving until Ctrl-C");
-        shutdown.cancelled().await;
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = node.device_lost() => outcome = Err(lost_device()),
+        }
     }
     client.close().await;
-    asked
+    outcome
 }
 
 /// Makes or finds the folder, the model with its qualification, the node, the account and the key.

@@ -3,7 +3,7 @@
 
 use super::requalify;
 use super::support::context::Context;
-use super::support::output::{CommandResult, note};
+use super::support::output::{CommandError, CommandResult, note};
 use super::support::{node_client, service_manager, shutdown, values};
 use crate::config::Override;
 use crate::node::PortFallback;
@@ -22,6 +22,7 @@ Models are loaded when a request names them, and the least recently used one mak
 Health, readiness and `cresset status` answer from the first moment and say what the start is doing.
 SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once,
 and so does the first before the node is ready.
+When a GPU is lost, which only a new process can mend, it drains too and then exits with 1.
 SIGHUP takes over what changed, as `cresset reload` does, and logs it.
 With --requalify the quick suite comes before the start, for each release whose record is of another build,
 hardware or setting, or too old: the node then serves with its limits. The full suite runs beside the node, at the
@@ -111,18 +112,27 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     }
     service_manager::ready();
     let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
-    loop {
+    let outcome = loop {
         tokio::select! {
-            () = shutdown.cancelled() => break,
+            () = shutdown.cancelled() => break Ok(()),
             _ = hangup.recv() => running.reload().await,
-            () = running.handed_over() => break,
+            () = running.handed_over() => break Ok(()),
+            () = running.device_lost() => break Err(lost_device()),
         }
-    }
+    };
     service_manager::stopping();
     note("draining: nothing new is taken; a second signal ends at once");
     if let Some(full) = full {
         full.end().await;
     }
     running.drain().await;
-    Ok(())
+    outcome
+}
+
+/// The failure that ends the process, so that its service manager starts it again.
+pub(super) fn lost_device() -> CommandError {
+    CommandError::new(
+        "the GPU is lost: no call of this process can use it again, so the node ended",
+    )
+    .remedy("start it again; if that repeats, look for Xid errors in the kernel's log (`dmesg`)")
 }

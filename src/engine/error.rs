@@ -55,6 +55,15 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether the device can be used no more before this process has ended.
+    pub fn is_device_lost(&self) -> bool {
+        match self {
+            Self::DeviceLost(_) => true,
+            Self::Stopped(reason) => reason.is_device_lost(),
+            _ => false,
+        }
+    }
+
     /// The label under which logs and metrics tell the errors apart.
     pub fn kind(&self) -> &'static str {
         match self {

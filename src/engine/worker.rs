@@ -151,6 +151,7 @@ impl Worker {
         self.inbox.enter(EnginePhase::Launching { sequences: step.rows.len() });
         let launched = catch_panic(|| {
             failpoint!("engine::crash");
+            failpoint!("engine::device", |_| Err(EngineError::DeviceLost("a GPU was lost".into())));
             failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
             self.runner.launch(&batch, &rows)
         });
@@ -216,7 +217,9 @@ impl Worker {
             self.finish(id, StopCause::Failed(error.clone()));
         }
         self.inbox.enter(EnginePhase::Recovering);
-        let recovered = catch_panic(|| self.runner.recover());
+        // A lost device answers no further call.
+        let lost = error.is_device_lost().then(|| error.clone());
+        let recovered = lost.map_or_else(|| catch_panic(|| self.runner.recover()), Err);
         self.inbox.step_ended();
         recovered
     }

@@ -531,6 +531,11 @@ impl RunningNode {
         self.live.node.traces.end().await;
     }
 
+    /// Waits until a GPU on which models run is lost for this process.
+    pub async fn device_lost(&self) {
+        self.live.node.pool.device_lost().await;
+    }
+
     /// Waits until another process has taken the listeners.
     pub async fn handed_over(&self) {
         self.live.handed_over.cancelled().await;

@@ -34,6 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use watchdog::StepWatch;
 use withheld::Withheld;
 
@@ -92,6 +93,8 @@ struct PoolState {
     unloads: u64,
     /// Failed loads and engines that ended by themselves, by the kind of their error.
     failures: BTreeMap<&'static str, u64>,
+    /// Cancelled once a load or an engine has lost its device.
+    device_lost: CancellationToken,
 }
 
 /// The models of a node and the memory that they share.
@@ -120,6 +123,7 @@ impl ModelPool {
             loads: 0,
             unloads: 0,
             failures: BTreeMap::new(),
+            device_lost: CancellationToken::new(),
         };
         let stalled_after = Duration::from_secs(config.stalled_step_seconds);
         let pool = Arc::new(Self {
@@ -353,6 +357,13 @@ impl ModelPool {
         });
     }
 
+    /// Waits until a device is lost. No model can be loaded on it again before this process has
+    /// ended.
+    pub async fn device_lost(&self) {
+        let lost = self.lock().device_lost.clone();
+        lost.cancelled().await;
+    }
+
     fn last_failure(&self, id: ModelId) -> EngineError {
         let failure = self.lock().entry(id).failure.as_ref().map(|(_, why)| why.clone());
         failure.unwrap_or_else(|| EngineError::NotLoaded("it was not loaded".into()))
@@ -449,6 +460,9 @@ impl PoolState {
     /// Turns all waiters away; the model is not loaded again before `RELOAD_PAUSE` has passed.
     fn mark_failed(&mut self, id: ModelId, why: EngineError) {
         *self.failures.entry(why.kind()).or_default() += 1;
+        if why.is_device_lost() {
+            self.device_lost.cancel();
+        }
         let entry = self.entry(id);
         entry.engine = None;
         entry.failure = Some((Instant::now(), why));

@@ -1,11 +1,11 @@
 //! The state of the pool for operators and handlers.
 
 use super::eviction::{LoadPhase, ModelUsage};
-use super::{ModelPool, ServedModel};
+use super::{ModelPool, PoolState, ServedModel};
 use crate::engine::EngineHandle;
 use crate::ids::ModelId;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 /// One model as operators see it.
 pub struct ModelView {
@@ -33,12 +33,18 @@ impl ModelView {
 impl ModelPool {
     /// All models as operators see them, by id.
     pub fn views(self: &Arc<Self>) -> Vec<ModelView> {
+        let state = self.with_dead_marked();
+        state.entries.values().map(|entry| state.view(entry)).collect()
+    }
+
+    /// The state, in which every engine that has ended by itself is noticed.
+    pub(super) fn with_dead_marked(self: &Arc<Self>) -> MutexGuard<'_, PoolState> {
         let mut state = self.lock();
         let ids: Vec<ModelId> = state.entries.keys().copied().collect();
         for id in ids {
             self.mark_dead(&mut state, id);
         }
-        state.entries.values().map(|entry| state.view(entry)).collect()
+        state
     }
 
     /// Whether an engine has not finished its step for long.

@@ -93,8 +93,8 @@ pub(super) fn start(pool: &Arc<ModelPool>, patience: Duration) {
 }
 
 impl ModelPool {
-    fn look_at_steps(&self, passed: Duration, patience: Duration) {
-        for entry in self.lock().entries.values_mut() {
+    fn look_at_steps(self: &Arc<Self>, passed: Duration, patience: Duration) {
+        for entry in self.with_dead_marked().entries.values_mut() {
             let name = &entry.model.qualified.manifest().name;
             let Some(engine) = &entry.engine else {
                 entry.steps = StepWatch::default();

@@ -209,3 +209,33 @@ fn a_step_that_fails_fails_its_requests_uncharged_and_the_node_goes_on() {
     assert_eq!(credits["reservedUnits"], "0");
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }
+
+#[test]
+fn a_lost_gpu_ends_the_process_once_everything_is_settled() {
+    let folder = Folder::ready();
+    let Customer { account, key, .. } = folder.customer(TRIAL);
+    let mut node = folder.serve_failing("engine::device=3*off->1*return->off");
+    let (id, body) = (Uuid::new_v4().to_string(), ask(&node));
+    let failed = Call::chat(&node.listen, &key, &id, &body).go().unwrap();
+    assert_eq!(
+        (failed.status, &failed.json()["error"]["code"]),
+        (500, &json!("generation_failed"))
+    );
+    assert_eq!(node.wait().code(), Some(1), "a service manager starts it again:\n{}", node.log());
+    let log = node.log();
+    for part in ["draining", "the GPU is lost"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    // A request that only the next start finds unfinished would have failed as `node_restarted`.
+    let request = folder.json(&["requests", "show", &id]);
+    assert_eq!(
+        (&request["failure_code"], &request["chargedUnits"]),
+        (&json!("generation_failed"), &json!("0"))
+    );
+    let node = folder.serve();
+    assert_eq!(Call::chat(&node.listen, &key, &id, &body).go().unwrap().status, 200);
+    assert!(node.terminate().success());
+    let credits = folder.json(&["credits", "show", "--account", &account]);
+    assert_eq!(credits["reservedUnits"], "0");
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
+}
