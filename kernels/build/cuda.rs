@@ -14,7 +14,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// Names the architectures to compile for.
 const ARCHITECTURES: &str = "CRESSET_CUDA_ARCHITECTURES";
-const DEFAULT: &str = "80,90,90a";
+const DEFAULT: &str = "80,90";
 /// The libraries that candle's bindings must link. `gpu/cuda/bind.rs` defines the functions of them
 /// that are used.
 const LIBRARIES: [&str; 5] = ["cuda", "cublas", "cublasLt", "curand", "nvrtc"];
