@@ -69,7 +69,7 @@ PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
 DECODED, CONTEXT = 64, 1000
 # Tokens of a prompt and of an answer, as in `on_device offline`, and the number of requests.
 PAGED, PAGED_TINY = [(128, 128, 1024), (1000, 1000, 400)], [(8, 4, 3)]
-HEAD = "| work | measured | of the ceiling | target |\n|---|---|---|---|"
+HEAD = "| work | measured | of the ceiling | target | predicted |\n|---|---|---|---|---|"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -226,7 +226,7 @@ def speed(folder):
         token.item()
         seconds = time.perf_counter() - start
         print(
-            f"| transformers compiled, 1 row after {CONTEXT} tokens, {name} | {DECODED / seconds:.1f} tok/s | | |",
+            f"| transformers compiled, 1 row after {CONTEXT} tokens, {name} | {DECODED / seconds:.1f} tok/s | | | |",
             flush=True,
         )
 
@@ -249,7 +249,7 @@ def paged(folder, *flags):
         seconds = batched(model, prompt, answer, requests)
         print(
             f"| transformers, continuous batching ({model.config._attn_implementation}), {prompt} in, {answer} out, {requests} requests "
-            f"| {requests * answer / seconds:.0f} tok/s | | |",
+            f"| {requests * answer / seconds:.0f} tok/s | | | |",
             flush=True,
         )
 

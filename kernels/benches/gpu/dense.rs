@@ -1,9 +1,11 @@
-//! The products of a decoder, in the fast mode and in the batch-invariant one.
+//! The products of a decoder: in the fast mode, in the batch-invariant one, and by the library
+//! where the fast mode uses a kernel of ours.
 
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use cresset_kernels::gpu::{Buffer, Gemm, Gpu, Kind};
+use cresset_kernels::linear::gpu::MAX_GEMV_ROWS;
 use cresset_kernels::linear::{Linear, LinearArgs, Mode};
 use cresset_kernels::operand::MatrixView;
 use std::sync::Arc;
@@ -22,15 +24,26 @@ fn shapes(m: &Model) -> [(&'static str, usize, usize, Kind); 5] {
 
 type Weights = Arc<Vec<Arc<Buffer>>>;
 
+#[derive(Clone, Copy)]
+enum By {
+    Op(Mode),
+    Library,
+}
+
+/// The ways to compute a product of `n` rows.
+fn ways(n: usize) -> impl Iterator<Item = By> {
+    let library = (n <= MAX_GEMV_ROWS).then_some(By::Library);
+    [By::Op(Mode::Fast), By::Op(Mode::Invariant)].into_iter().chain(library)
+}
+
 pub fn cases<'a>(
     gpu: &'a Arc<dyn Gpu>,
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
     shapes(model).into_iter().flat_map(move |shape| {
         let made = weights(gpu, shape.1 * shape.2, model.spread).map_err(|error| error.to_string());
-        let steps =
-            model.steps.iter().flat_map(|n| [Mode::Fast, Mode::Invariant].map(|mode| (*n, mode)));
-        steps.map(move |(n, mode)| case(gpu, made.clone()?, n, shape, mode))
+        let steps = model.steps.iter().flat_map(|n| ways(*n).map(|by| (*n, by)));
+        steps.map(move |(n, by)| case(gpu, made.clone()?, n, shape, by))
     })
 }
 
@@ -52,22 +65,41 @@ fn case(
     weights: Weights,
     n: usize,
     (name, rows, cols, kind): (&str, usize, usize, Kind),
-    mode: Mode,
+    by: By,
 ) -> Result<Case> {
     let x = bf16s(gpu, 0, n * cols)?;
     let out = output(gpu, kind, n * rows)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |i: usize| {
         let (x, w, out) = (x.view(), weights[i % weights.len()].view(), written.view());
-        let w = MatrixView { values: w, rows, cols };
-        on.linear(&LinearArgs { x, w, bias: None, out, mode })
+        match by {
+            By::Op(mode) => {
+                let w = MatrixView { values: w, rows, cols };
+                on.linear(&LinearArgs { x, w, bias: None, out, mode })
+            }
+            By::Library => on.gemm(&Gemm {
+                x,
+                x_stride: cols,
+                w,
+                bias: None,
+                out,
+                out_stride: rows,
+                n,
+                rows,
+                cols,
+            }),
+        }
     };
     let want = move |i: usize| {
         let (token, row) = (i / rows, i % rows);
         (0..cols).map(|c| value(0, token * cols + c) * value(1, row * cols + c)).sum()
     };
     Ok(Case {
-        op: if mode == Mode::Fast { "linear" } else { "linear, invariant" },
+        op: match by {
+            By::Op(Mode::Fast) => "linear",
+            By::Op(Mode::Invariant) => "linear, invariant",
+            By::Library => "linear, library",
+        },
         shape: format!("{name} {rows} × {cols}"),
         n,
         bytes: (rows + n) * cols * 2 + n * rows * kind.bytes(),

@@ -1,8 +1,9 @@
 //! Measures device kernels at the shapes of an 8B model: `cargo bench -p cresset-kernels --features
 //! cuda --bench gpu`. Each is checked before it is timed, and its speed is given as a share of the
 //! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
-//! `--check` it launches each case once and times nothing, which is for profilers. Without a GPU it
-//! runs small shapes in the emulator, to test itself.
+//! `--check` it launches each case once and times nothing, which is for profilers. With
+//! `--plain-launches` no kernel begins before the one ahead of it has ended. Without a GPU it runs
+//! small shapes in the emulator, to test itself.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -15,7 +16,8 @@ mod measure;
 mod paged;
 mod small;
 
-use cresset_kernels::gpu::{Gpu, device_or_emulator};
+use cresset_kernels::Error;
+use cresset_kernels::gpu::{self, DeviceOptions, Emulator, Gpu};
 use measure::{Ceilings, Launches, ceilings, seconds};
 use std::sync::Arc;
 
@@ -38,6 +40,13 @@ pub struct Model {
     /// Tokens of each sequence that is decoded.
     pub context: usize,
     pub prompts: &'static [usize],
+    /// Tokens of a split of the keys that are tried at each of these numbers of sequences.
+    pub splits: &'static [usize],
+    pub split_rows: &'static [usize],
+    /// Sequences of one short length beside a long one, tokens.
+    pub crowd: (usize, usize, usize),
+    /// Queries of a prompt behind a prefix that is in the cache, and tokens in all.
+    pub behind_prefix: (usize, usize),
     /// Bytes that repeated launches must read before they read the same ones again, so that no
     /// cache helps.
     pub spread: usize,
@@ -53,9 +62,13 @@ const LLAMA_8B: Model = Model {
     experts: 32,
     chosen: 8,
     expert_ffn: 1536,
-    steps: &[1, 8, 64, 256, 512],
+    steps: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 256, 512],
     context: 2048,
     prompts: &[512, 2048, 8192],
+    splits: &[64, 128, 256, 512, 1024, 2048],
+    split_rows: &[1, 8, 64],
+    crowd: (255, 500, 100_000),
+    behind_prefix: (64, 100_000),
     spread: 512 << 20,
 };
 
@@ -72,6 +85,10 @@ const TINY: Model = Model {
     steps: &[1, 8, 33],
     context: 100,
     prompts: &[40],
+    splits: &[64, 128],
+    split_rows: &[2],
+    crowd: (5, 20, 200),
+    behind_prefix: (8, 150),
     spread: 64 << 10,
 };
 
@@ -80,10 +97,11 @@ const COPIED: usize = 4 << 30;
 const SIDE: usize = 8192;
 
 fn main() -> Result<()> {
-    let gpu = device_or_emulator(1 << 30, 4);
+    let asked = |flag: &str| std::env::args().any(|arg| arg == flag);
+    let gpu = device(asked("--plain-launches"))?;
     let emulated = gpu.properties().name == "emulator";
     let model = if emulated { TINY } else { LLAMA_8B };
-    let check = emulated || std::env::args().any(|arg| arg == "--check");
+    let check = emulated || asked("--check");
     let ceilings = if check { None } else { Some(ceilings(&gpu, COPIED, SIDE)?) };
     head(&gpu, ceilings.as_ref());
     let cases = small::cases(&gpu, &model)
@@ -100,8 +118,17 @@ fn main() -> Result<()> {
     if failed == 0 { Ok(()) } else { Err(format!("{failed} cases failed").into()) }
 }
 
+/// The machine's first GPU, or an emulator if there is none.
+fn device(plain_launches: bool) -> Result<Arc<dyn Gpu>> {
+    match gpu::open_with(0, &DeviceOptions { plain_launches, ..DeviceOptions::default() }) {
+        Err(Error::NoDevice(_)) => Ok(Emulator::with(1 << 30, 4)),
+        opened => Ok(opened?),
+    }
+}
+
 fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {
     let properties = gpu.properties();
+    println!("Kernels overlap: {}.", if gpu.overlaps() { "yes" } else { "no" });
     match ceilings {
         None => println!("Values are checked, nothing is timed.\n"),
         Some(Ceilings { copy, product }) => println!(

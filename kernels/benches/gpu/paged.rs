@@ -10,8 +10,12 @@ use cresset_kernels::attention::gpu::{
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use std::sync::Arc;
 
+/// Tokens of a block; attention is tried with other sizes too.
 const BLOCK_SIZE: usize = 16;
+const OTHER_BLOCK_SIZES: [usize; 2] = [32, 64];
 const MAX_SPLITS: usize = 32;
+/// Thread blocks of a multiprocessor for which decode's workspace has room, as a model has them.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
 /// Keys of a split where there is only one.
 const WHOLE: u32 = 1 << 31;
 
@@ -19,13 +23,31 @@ pub fn cases<'a>(
     gpu: &'a Arc<dyn Gpu>,
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
-    let decodes = model.steps.iter().map(|n| decoded(gpu, model, *n));
-    decodes.chain(model.prompts.iter().map(|n| prefilled(gpu, model, *n)))
+    let even = |n| vec![model.context; n];
+    let decodes = model.steps.iter().map(move |n| decoded(gpu, model, &even(*n), None, BLOCK_SIZE));
+    let splits = model.split_rows.iter().flat_map(move |n| {
+        let splits = model.splits.iter();
+        splits.map(move |split| decoded(gpu, model, &even(*n), Some(*split), BLOCK_SIZE))
+    });
+    let sizes = OTHER_BLOCK_SIZES.into_iter().flat_map(move |size| {
+        let rows = model.split_rows.iter();
+        rows.map(move |n| decoded(gpu, model, &even(*n), None, size))
+    });
+    let (count, short, long) = model.crowd;
+    let crowd = [vec![short; count], vec![long]].concat();
+    let spread = vec![(count * short + long) / (count + 1); count + 1];
+    let crowds =
+        [spread, crowd].into_iter().map(|lens| decoded(gpu, model, &lens, None, BLOCK_SIZE));
+    let (queries, tokens) = model.behind_prefix;
+    let prompts = model.prompts.iter().map(|n| (*n, *n)).chain([(queries, tokens)]);
+    let prompts = prompts.map(|(queries, tokens)| prefilled(gpu, model, queries, tokens));
+    decodes.chain(splits).chain(sizes).chain(crowds).chain(prompts)
 }
 
-/// A cache with `sequences` sequences of `tokens` tokens each. All have the same keys and values,
+/// A cache with a sequence of each length. All have the same keys and values, as far as they go,
 /// but each has its own blocks.
 struct Cache {
+    block_size: usize,
     k: Arc<Buffer>,
     v: Arc<Buffer>,
     lens: Buffer,
@@ -37,28 +59,38 @@ impl Cache {
     fn new(
         gpu: &Arc<dyn Gpu>,
         m: &Model,
-        sequences: usize,
-        tokens: usize,
+        lens: &[usize],
         split: u32,
+        block_size: usize,
     ) -> Result<Self> {
-        let blocks = tokens.div_ceil(BLOCK_SIZE);
-        let stride = blocks * BLOCK_SIZE * m.kv_heads * m.head_dim;
+        let longest = lens.iter().copied().max().unwrap_or(1).div_ceil(block_size);
+        let block = block_size * m.kv_heads * m.head_dim;
+        let blocks: Vec<usize> = lens.iter().map(|len| len.div_ceil(block_size)).collect();
         let copies = |seed| -> Result<Arc<Buffer>> {
-            let first = bf16s(gpu, seed, stride)?;
-            let all = output(gpu, Kind::Bf16, sequences * stride)?;
-            for i in 0..sequences {
-                gpu.copy(first.view(), all.view().slice(i * stride..(i + 1) * stride))?;
+            let first = bf16s(gpu, seed, longest * block)?;
+            let all = output(gpu, Kind::Bf16, blocks.iter().sum::<usize>() * block)?;
+            let mut at = 0;
+            for count in &blocks {
+                let part = first.view().slice(0..count * block);
+                gpu.copy(part, all.view().slice(at..at + count * block))?;
+                at += count * block;
             }
             gpu.synchronise()?;
             Ok(all)
         };
-        let tables: Vec<u32> = (0..(sequences * blocks) as u32).collect();
+        let mut next = 0..;
+        let mut tables = vec![0u32; lens.len() * longest];
+        for (table, count) in tables.chunks_exact_mut(longest).zip(&blocks) {
+            table.iter_mut().zip(next.by_ref().take(*count)).for_each(|(to, block)| *to = block);
+        }
+        let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         Ok(Self {
+            block_size,
             k: copies(1)?,
             v: copies(2)?,
-            lens: Buffer::from_slice(gpu, &vec![tokens as u32; sequences])?,
+            lens: Buffer::from_slice(gpu, &lens)?,
             tables: Buffer::from_slice(gpu, &tables)?,
-            header: Buffer::from_slice(gpu, &[blocks as u32, split])?,
+            header: Buffer::from_slice(gpu, &[longest as u32, split])?,
         })
     }
 
@@ -73,7 +105,7 @@ impl Cache {
                 heads,
                 kv_heads,
                 head_dim,
-                block_size: BLOCK_SIZE,
+                block_size: self.block_size,
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 window: None,
                 softcap: None,
@@ -93,36 +125,49 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
-/// Decode: one query of each of `n` sequences.
-fn decoded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
-    let tokens = m.context;
-    let split = tokens_per_split(&**gpu, n, m.kv_heads, tokens, tokens, MAX_SPLITS, false);
-    let cache = Cache::new(gpu, m, n, tokens, split as u32)?;
+/// Decode: one query of each sequence. Without a split of its own, the keys are cut as in a model.
+fn decoded(
+    gpu: &Arc<dyn Gpu>,
+    m: &Model,
+    lens: &[usize],
+    split: Option<usize>,
+    block_size: usize,
+) -> Result<Case> {
+    let (n, longest) = (lens.len(), lens.iter().copied().max().unwrap_or(1));
+    let blocks = BLOCKS_PER_MULTIPROCESSOR * gpu.properties().multiprocessors as usize;
+    let most = split.map_or(blocks.div_ceil(n * m.kv_heads).clamp(1, MAX_SPLITS), |_| MAX_SPLITS);
+    let split = split
+        .unwrap_or_else(|| tokens_per_split(&**gpu, n, m.kv_heads, longest, longest, most, false));
+    let cache = Cache::new(gpu, m, lens, split as u32, block_size)?;
     let (q, out) = queries(gpu, m, n)?;
-    let workspace = output(gpu, Kind::F32, decode_workspace(n, m.heads, m.head_dim, MAX_SPLITS))?;
+    let workspace = output(gpu, Kind::F32, decode_workspace(n, m.heads, m.head_dim, most))?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {
         let _alive = (&cache, &q);
-        decode(&*on, &args, MAX_SPLITS, workspace.view())
+        decode(&*on, &args, most, workspace.view())
     };
-    let width = m.heads * m.head_dim;
+    let (width, tokens) = (m.heads * m.head_dim, lens.iter().sum::<usize>());
+    let mean = tokens / n;
+    let lens = lens.to_vec();
     Ok(Case {
         op: "decode attention",
-        shape: format!("{tokens} tokens, splits of {split}"),
+        shape: format!(
+            "{mean} tokens, at most {longest}, splits of {split}, blocks of {block_size}"
+        ),
         n,
-        bytes: n * (2 * tokens * m.kv_heads * m.head_dim + 2 * width) * 2,
-        flops: 4 * n * tokens * width,
+        bytes: (2 * tokens * m.kv_heads * m.head_dim + 2 * n * width) * 2,
+        flops: 4 * tokens * width,
         tolerance: TOLERANCE,
         out,
-        want: attended(m, move |_| tokens),
+        want: attended(m, move |query| lens[query]),
         launch: Box::new(launch),
     })
 }
 
-/// Prefill: all queries of one sequence.
-fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
-    let cache = Cache::new(gpu, m, 1, n, WHOLE)?;
+/// Prefill: the last queries of one sequence of `tokens` tokens.
+fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<Case> {
+    let cache = Cache::new(gpu, m, &[tokens], WHOLE, BLOCK_SIZE)?;
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
     let args = cache.args(m, &q, &out);
@@ -131,16 +176,16 @@ fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
         let _alive = (&cache, &q);
         prefill(&*on, &args, spans.view(), n)
     };
-    let width = m.heads * m.head_dim;
+    let (width, before) = (m.heads * m.head_dim, tokens - n);
     Ok(Case {
         op: "prefill attention",
-        shape: format!("{n} tokens"),
+        shape: format!("{n} of {tokens} tokens"),
         n,
-        bytes: n * (2 * m.kv_heads * m.head_dim + 2 * width) * 2,
-        flops: 4 * width * (n * (n + 1) / 2),
+        bytes: (2 * tokens * m.kv_heads * m.head_dim + 2 * n * width) * 2,
+        flops: 4 * width * (n * before + n * (n + 1) / 2),
         tolerance: TOLERANCE,
         out,
-        want: attended(m, |query| query + 1),
+        want: attended(m, move |query| before + query + 1),
         launch: Box::new(launch),
     })
 }

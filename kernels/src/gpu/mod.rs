@@ -208,7 +208,7 @@ impl Gemm {
 pub struct StreamEvent(pub(crate) Box<dyn Any + Send + Sync>);
 
 /// Work that [`Gpu::capture`] recorded, for [`Gpu::replay`].
-pub struct Graph(pub(crate) Box<dyn Any + Send + Sync>);
+pub struct Graph(pub Box<dyn Any + Send + Sync>);
 
 /// The device on which tests run: the machine's first one, opened once. If there is none, it is one
 /// emulator for the whole process where `CRESSET_EMULATED_CARD` names its card, and else a new one.

@@ -3,24 +3,31 @@
 //! - `on_device check FOLDER bf16|f32` prints as JSON the answers to `FOLDER/prompts.json` (`[[id,
 //!   …], …]`). They must be the same with and without recorded steps, and with `deterministic`
 //!   alone or in a batch.
+//! - `on_device device` tells which device it finds, and whether kernels overlap on it.
+//! - `on_device fault` provokes a fault of a kernel, and tells what the device answers afterwards.
 //! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step.
-//! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds.
+//! - `on_device anatomy FOLDER`: the time that each kind of op adds to a step.
+//! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds;
+//!   `offline-others`, with lengths that have no target.
 //! - `on_device deterministic FOLDER`: the cost of `deterministic`.
+//! - `on_device tiny-model FOLDER` writes a tiny model, for `--emulate`.
 //! - `on_device survive FOLDER`: requests must not be affected by others that are cancelled,
 //!   preempted or find no memory.
 //!
-//! All but the first print a table with targets. A missed target is no failure; a wrong token is.
+//! Those that measure print a table with targets. A missed target is no failure; a wrong token is.
 //! `--plain-launches` at the end starts each kernel only when the one before it has ended.
 //! `--emulate` at the very end runs the kernels on the CPU at small sizes, for tests of this
 //! program; its times mean nothing. Without a GPU the program exits with 3.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
+mod anatomy;
 mod answers;
 mod check;
 #[path = "../../../kernels/benches/gpu/data.rs"]
 mod data;
 mod deterministic;
+mod fault;
 #[path = "../../../kernels/benches/gpu/measure.rs"]
 mod measure;
 mod model;
@@ -31,41 +38,63 @@ mod speed;
 mod survive;
 mod targets;
 
-use cresset_kernels::gpu::{self, Emulator, Kind};
+use cresset_kernels::gpu::{self, Emulator, Gpu, Kind, Properties};
+use cresset_models::testing::{TinyLlama, vocab_size};
 use model::Source;
 use std::error::Error;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [--plain-launches] [--emulate]
-       on_device speed|offline|deterministic|survive FOLDER [--plain-launches] [--emulate]";
+       on_device speed|anatomy|offline|offline-others|deterministic|survive FOLDER [--plain-launches] [--emulate]
+       on_device device|fault [--plain-launches] [--emulate]
+       on_device tiny-model FOLDER";
 const NO_DEVICE: u8 = 3;
 /// Bytes of the emulator's memory.
 const MEMORY: usize = 64 << 20;
+/// Its multiprocessors: few, because each block of a grid that fills the device takes time.
 const MULTIPROCESSORS: u32 = 4;
 
 fn main() -> Result<ExitCode> {
     let began = Instant::now();
+    // The device tells in the log why kernels do not overlap.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     let emulated = args.pop_if(|last| last == "--emulate").is_some();
     let plain_launches = args.pop_if(|last| last == "--plain-launches").is_some();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    // The node keeps measurements of products in the same folder, so that they are known at the
+    // next start.
+    let options = gpu::DeviceOptions { folder: Some(cresset::config::cache_dir()), plain_launches };
+    let open = || {
+        if emulated { Ok(emulator(plain_launches)) } else { gpu::open_with(0, &options) }
+    };
     let (folder, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
         ["check", folder, "bf16"] => (folder, |source| check::check(source, Kind::Bf16)),
         ["check", folder, "f32"] => (folder, |source| check::check(source, Kind::F32)),
+        ["device"] => ("", |source| {
+            targets::head();
+            source.describe();
+            Ok(())
+        }),
+        // It opens the device more than once.
+        ["fault"] => return fault::fault(&open).map(|()| ExitCode::SUCCESS),
+        ["tiny-model", folder] => {
+            return write_tiny_model(Path::new(folder)).map(|()| ExitCode::SUCCESS);
+        }
         ["speed", folder] => (folder, speed::speed),
-        ["offline", folder] => (folder, offline::offline),
+        ["anatomy", folder] => (folder, anatomy::anatomy),
+        ["offline", folder] => (folder, |source| offline::offline(source, true)),
+        ["offline-others", folder] => (folder, |source| offline::offline(source, false)),
         ["deterministic", folder] => (folder, deterministic::deterministic),
         ["survive", folder] => (folder, survive::survive),
         _ => return Err(USAGE.into()),
     };
-    // The node keeps measurements of products in the same folder, so that they are known at the
-    // next start.
-    let options = gpu::DeviceOptions { folder: Some(cresset::config::cache_dir()), plain_launches };
-    let opened = || gpu::open_with(0, &options);
-    let gpu = match if emulated { Ok(Emulator::with(MEMORY, MULTIPROCESSORS)) } else { opened() } {
+    let gpu = match open() {
         Ok(gpu) => gpu,
         Err(error) => {
             eprintln!("on_device: {error}");
@@ -74,6 +103,20 @@ fn main() -> Result<ExitCode> {
     };
     judge(&Source { folder: folder.into(), gpu, emulated, began })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A device whose kernels overlap, or one of an architecture on which they cannot.
+fn emulator(plain_launches: bool) -> Arc<dyn Gpu> {
+    let h200 = Emulator::card("h200", MEMORY).expect("the emulator knows this card");
+    let capability = if plain_launches { (8, 0) } else { h200.capability };
+    Emulator::of(Properties { capability, multiprocessors: MULTIPROCESSORS, ..h200 })
+}
+
+/// Writes a tiny model and its prompts.
+fn write_tiny_model(folder: &Path) -> Result<()> {
+    TinyLlama { tied: false, ..TinyLlama::default() }.write_safetensors(folder)?;
+    let prompts = [1, 7, 33].map(|len| tokens(len, len, vocab_size()));
+    Ok(std::fs::write(folder.join("prompts.json"), serde_json::to_vec(&prompts)?)?)
 }
 
 /// Random tokens, different for each seed.

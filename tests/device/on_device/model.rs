@@ -6,8 +6,8 @@ use cresset::engine::RowSampling;
 use cresset::engine::model_runner::{LoadedInfo, ModelRunner};
 use cresset::engine::runner::{RowResult, Runner, nothing_launched};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
-use cresset_kernels::gpu::{Gpu, Kind};
-use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
+use cresset_kernels::gpu::{Gpu, Kind, Properties};
+use cresset_models::{ForwardBatch, ModelConfig, ModelOptions, ModelSource};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +16,7 @@ use std::time::Instant;
 pub const BLOCK_SIZE: usize = 16;
 
 /// The model's folder, and the device on which it is loaded.
+#[derive(Clone)]
 pub struct Source {
     pub folder: PathBuf,
     pub gpu: Arc<dyn Gpu>,
@@ -39,6 +40,21 @@ pub struct Wanted {
 }
 
 impl Source {
+    /// Writes to the table which device this is, and whether kernels overlap on it.
+    pub fn describe(&self) {
+        let Properties { name, capability: (major, minor), multiprocessors, versions, .. } =
+            self.gpu.properties();
+        let what =
+            format!("{name}, sm_{major}{minor}, {multiprocessors} multiprocessors, {versions}");
+        let overlap = if self.gpu.overlaps() { "kernels overlap" } else { "no kernel overlaps" };
+        targets::row(what, overlap, "", &[]);
+    }
+
+    /// The sizes of the model, from its headers.
+    pub fn config(&self) -> Result<ModelConfig> {
+        Ok(cresset_models::inspect(&ModelSource::hf_folder(self.folder.clone()))?.config)
+    }
+
     /// The sizes for a GPU or those for the emulator, whichever this runs on.
     pub fn sized<T>(&self, device: T, emulated: T) -> T {
         if self.emulated { emulated } else { device }

@@ -28,7 +28,8 @@ const EMULATED: [Work; 3] = [
     Work { prompt: 40, answer: 8, waves: 1, judged: false },
 ];
 
-pub fn offline(source: &Source) -> Result<()> {
+/// Measures the lengths that have a target, or the others.
+pub fn offline(source: &Source, judged: bool) -> Result<()> {
     targets::head();
     let loaded = source.start(Wanted {
         kind: Kind::Bf16,
@@ -39,7 +40,9 @@ pub fn offline(source: &Source) -> Result<()> {
         max_rows: source.sized(512, 8),
         max_context: source.sized(4096, 64),
     })?;
-    source.sized(DEVICE, EMULATED).iter().try_for_each(|work| throughput(&loaded, work))
+    let works = source.sized(DEVICE, EMULATED);
+    let chosen = works.iter().filter(|work| work.judged == judged);
+    chosen.into_iter().try_for_each(|work| throughput(&loaded, work))
 }
 
 fn throughput(loaded: &Loaded, work: &Work) -> Result<()> {
