@@ -167,6 +167,11 @@ impl Record {
         }
     }
 
+    /// Whether the check with this id was run and passed.
+    pub fn has_passed(&self, id: &str) -> bool {
+        self.checks.iter().any(|check| check.id == id && check.state == CheckState::Passed)
+    }
+
     pub fn failed_checks(&self) -> impl Iterator<Item = &CheckResult> {
         self.checks.iter().filter(|check| check.state == CheckState::Failed)
     }

@@ -11,6 +11,8 @@ use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
 use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict};
 
+/// The check that proves calls of tools.
+const TOOL_CHECK: &str = "tool_calls";
 /// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
 pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
 
@@ -27,6 +29,7 @@ pub struct QualifiedModel {
     /// None while it is being qualified.
     receipt_proof: Option<ReceiptProof>,
     canary: Vec<CanaryCase>,
+    proves_tools: bool,
 }
 
 /// The record that proves a model, in short, for clients and operators.
@@ -144,6 +147,10 @@ impl QualifiedModel {
     pub fn canary(&self) -> &[CanaryCase] {
         &self.canary
     }
+    /// Whether the record proves that its calls of tools are what the template writes.
+    pub fn proves_tools(&self) -> bool {
+        self.proves_tools
+    }
     pub fn evidence(&self) -> &Evidence {
         &self.evidence
     }
@@ -190,6 +197,7 @@ impl Catalogue {
             evidence,
             receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
+            proves_tools: record.has_passed(TOOL_CHECK),
         })
     }
 
@@ -238,6 +246,8 @@ impl Catalogue {
             },
             receipt_proof: None,
             canary: Vec::new(),
+            // Its checks ask for calls.
+            proves_tools: true,
         })
     }
 

@@ -586,5 +586,9 @@ pub struct Plan {
     pub models: Option<Vec<String>> = None,
     /// Whether answers may be kept to a JSON schema, a regular expression, a choice or a grammar.
     pub structured_output: bool = true,
+    /// Whether models that were qualified with tools may call them.
+    pub tools: bool = true,
+    /// Whether what a model thinks is told apart from its answer.
+    pub reasoning: bool = true,
 }
 }

@@ -253,6 +253,7 @@ impl AttemptState {
 pub enum FinishReason {
     Stop,
     Length,
+    ToolCalls,
 }
 
 /// Why an attempt failed on the node's side, as clients may see it. Every one of these charges

@@ -8,14 +8,14 @@ use crate::engine::{
     EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
 };
 use crate::ids::AccountId;
-use crate::request::GenerationInput;
 use crate::request::token_digest::TokenDigest;
 use crate::request::transcript::Transcript;
+use crate::request::{GenerationInput, PreparedAnswer};
 use crate::server::COMPLETIONS;
 use crate::server::wire::chat_request::ChatRequest;
 use crate::server::wire::json::{JsonTree, fingerprint};
 use crate::server::wire::receipt::{ReceiptPredicate, ReceiptStatement};
-use crate::text::TextModel;
+use crate::text::{TextModel, Unwanted};
 use std::sync::Arc;
 
 /// What computing an answer again has shown.
@@ -49,14 +49,20 @@ impl Assembly {
         let input = same_input(said, body)?;
         let manifest = self.release_of(said)?;
         let UnqualifiedModel { text, engine, .. } = self.load_release(&manifest)?;
-        let prompt = text.encode_chat(&input.messages).map_err(NodeError::new)?;
-        if hex::encode(TokenDigest::of(&prompt)) != said.prompt.tokens_sha256 {
+        // A plan without reasoning reads answers in another way, which changes no token of them,
+        // unless a format begins behind the thought.
+        let prepared = input.prepare(&text, true, &Unwanted::default()).map_err(NodeError::new)?;
+        if hex::encode(TokenDigest::of(&prepared.prompt)) != said.prompt.tokens_sha256 {
             return Err(NodeError::new(
                 "this build makes other prompt tokens of the body than the receipt tells: its template or tokenizer differ",
             )
             .remedy("use the build that the receipt names"));
         }
-        let answer = generate(&engine, &text, &request(said, &input, &text, prompt)?, &input.stop);
+        let reader = prepared.reader.clone();
+        let request = request(said, &input, &text, prepared)?;
+        let transcript =
+            Transcript::new(text.clone(), request.eos_ids.clone(), input.stop.clone(), false);
+        let answer = generate(&engine, &request, transcript.read_by(reader));
         engine.shutdown();
         let ComputedAnswer { tokens, digest } = answer?;
         let equal = digest == said.answer.tokens_sha256;
@@ -139,20 +145,19 @@ fn request(
     said: &ReceiptPredicate,
     input: &GenerationInput,
     text: &TextModel,
-    prompt: Vec<u32>,
+    prepared: PreparedAnswer,
 ) -> Result<GenerateRequest, NodeError> {
     let eos_ids: &[u32] = if said.sampling.ignore_eos { &[] } else { &text.eos_ids };
-    let grammar = input.format.as_ref().map(|asked| asked.compile(text));
     Ok(GenerateRequest {
         account: AccountId::generate(),
         application: None,
         priority: 0,
-        prompt: Arc::new(prompt),
+        prompt: Arc::new(prepared.prompt),
         sampling: sampling(said, input)?,
         max_tokens: said.sampling.max_tokens,
         min_tokens: said.sampling.min_tokens,
         eos_ids: eos_ids.into(),
-        grammar: grammar.transpose().map_err(NodeError::new)?,
+        grammar: prepared.grammar,
         deadline: None,
     })
 }
@@ -174,13 +179,10 @@ fn sampling(said: &ReceiptPredicate, input: &GenerationInput) -> Result<Sampling
 
 fn generate(
     engine: &EngineHandle,
-    text: &Arc<TextModel>,
     request: &GenerateRequest,
-    stops: &[String],
+    mut transcript: Transcript,
 ) -> Result<ComputedAnswer, NodeError> {
     let (id, mut events) = engine.submit(request.clone()).map_err(NodeError::new)?;
-    let eos_ids = request.eos_ids.clone();
-    let mut transcript = Transcript::new(text.clone(), eos_ids, stops.to_vec(), false);
     let cause = loop {
         match events.blocking_recv() {
             Some(SequenceEvent::Started) => {}

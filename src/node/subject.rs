@@ -9,8 +9,8 @@ use crate::engine::{
     StopCause, TokenLogprobs,
 };
 use crate::ids::AccountId;
-use crate::request::transcript::Transcript;
-use crate::text::{self, ChatMessage, TextModel};
+use crate::request::transcript::{PartDelta, Transcript};
+use crate::text::{self, AnswerPart, ChatMessage, TextModel};
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, Witness};
 use cresset_models::{ModelCard, ModelSource};
@@ -437,6 +437,7 @@ fn chat(messages: &[ChatTurn]) -> Vec<ChatMessage> {
         name: message.name.clone(),
         tool_call_id: message.tool_call_id.clone(),
         tool_calls: None,
+        reasoning_content: None,
     };
     messages.iter().map(convert).collect()
 }
@@ -496,7 +497,8 @@ impl Collector {
             .ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
         self.tokens.push(id);
         self.logprobs.push(PositionLogprob { chosen: logprobs.chosen, top: logprobs.top });
-        self.deltas.extend(self.transcript.push(id, None).map(|delta| delta.text));
+        let deltas = self.transcript.push(id, None);
+        self.deltas.extend(deltas.into_iter().filter_map(content));
         let left = self.leaves_after.is_some_and(|tokens| self.tokens.len() >= tokens as usize);
         if self.transcript.stopped || left {
             self.engine.stop(self.id);
@@ -505,7 +507,8 @@ impl Collector {
     }
 
     fn finish(mut self, finished: &Finished) -> SubjectResult<Generation> {
-        self.deltas.extend(self.transcript.finish().map(|delta| delta.text));
+        let held = self.transcript.finish();
+        self.deltas.extend(held.into_iter().filter_map(content));
         let stopped = self.transcript.stopped;
         let finish = match &finished.cause {
             _ if stopped || self.leaves_after.is_some() => Finish::Stop,
@@ -515,12 +518,9 @@ impl Collector {
                 return Err(SubjectError::Failed(format!("the generation ended with {other:?}")));
             }
         };
+        let all = finished.completion_tokens;
         Ok(Generation {
-            completion_tokens: if stopped {
-                self.tokens.len() as u32
-            } else {
-                finished.completion_tokens
-            },
+            completion_tokens: if stopped { self.tokens.len() as u32 } else { all },
             prompt_tokens: finished.prompt_tokens,
             cached_tokens: finished.cached_tokens,
             tokens: self.tokens,
@@ -528,6 +528,14 @@ impl Collector {
             deltas: self.deltas,
             finish,
         })
+    }
+}
+
+/// The only kind of part that an answer has whose reader looks for no others.
+fn content(delta: PartDelta) -> Option<String> {
+    match delta.part {
+        AnswerPart::Content(text) => Some(text),
+        _ => None,
     }
 }
 

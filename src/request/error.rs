@@ -31,9 +31,9 @@ pub enum RequestError {
     /// The model's chat template refuses the conversation; the text says why.
     #[error("{0}")]
     TemplateRefused(String),
-    /// The answer cannot be kept to the format that this field asks for.
+    /// This field asks for what the model, the plan or the node does not do.
     #[error("{field} {why}")]
-    FormatRefused { field: &'static str, why: String },
+    FieldRefused { field: String, why: String },
     /// The engine's whole KV cache is too small for prompt and output.
     #[error("prompt and output together never fit the engine")]
     NeverFits,
@@ -61,6 +61,12 @@ pub enum RequestError {
     /// The ledger cannot confirm what it stores. The same request may be sent again.
     #[error("the ledger cannot be reached")]
     LedgerUnavailable,
+}
+
+impl RequestError {
+    pub fn refused(field: &str, why: impl Into<String>) -> Self {
+        Self::FieldRefused { field: field.to_owned(), why: why.into() }
+    }
 }
 
 impl From<Refused> for RequestError {

@@ -1,10 +1,8 @@
 //! Answers that keep to a format: what was asked for, and how the engine follows it.
 
 use super::error::RequestError;
-use super::plan::GenerationInput;
-use crate::config::Plan;
 use crate::engine::{TokenGrammar, TokenMask};
-use crate::pool::ServedModel;
+use crate::text::tool_format::ThinkingStart;
 use crate::text::{CompiledGrammar, FormatRefused, GrammarPlace, TextModel};
 use std::sync::Arc;
 
@@ -18,36 +16,17 @@ pub struct AskedFormat {
 }
 
 impl AskedFormat {
-    fn refuse(&self, why: impl Into<String>) -> RequestError {
-        RequestError::FormatRefused { field: self.field, why: why.into() }
-    }
-
-    /// The format's grammar over the model's tokens. Blocking, as `TextModel::compile` is.
-    pub fn compile(&self, text: &TextModel) -> Result<Arc<dyn TokenGrammar>, RequestError> {
-        let grammar = text.compile(&self.format);
+    /// The format's grammar over the model's tokens, which begins when the model has thought.
+    /// Blocking, as `TextModel::compile` is.
+    pub fn compile(
+        &self,
+        text: &TextModel,
+        thinking: Option<ThinkingStart>,
+    ) -> Result<Arc<dyn TokenGrammar>, RequestError> {
+        let grammar = text.compile(&text.format_after(&self.format, thinking));
         grammar
             .map(|grammar| grammar as Arc<dyn TokenGrammar>)
-            .map_err(|FormatRefused(why)| self.refuse(why))
-    }
-}
-
-/// Whether answers of the model may keep to formats on this plan.
-pub fn keeps_formats(model: &ServedModel, plan: &Plan) -> bool {
-    model.keeps_formats && plan.structured_output
-}
-
-/// Refuses a format that this model or this plan does not have.
-pub(super) fn check(
-    input: &GenerationInput,
-    model: &ServedModel,
-    plan: &Plan,
-) -> Result<(), RequestError> {
-    match &input.format {
-        Some(asked) if !plan.structured_output => Err(asked.refuse("is not part of your plan")),
-        Some(asked) if !model.keeps_formats => {
-            Err(asked.refuse("is not available for this model on this node"))
-        }
-        _ => Ok(()),
+            .map_err(|FormatRefused(why)| RequestError::refused(self.field, why))
     }
 }
 

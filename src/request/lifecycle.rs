@@ -29,6 +29,7 @@ use crate::ledger::{
 use crate::metrics::ModelMetrics;
 use crate::pool::{ServedModel, SubmittedRequest};
 use crate::store::{StoreError, StoredBody};
+use crate::text::tools::ReadCall;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -49,11 +50,22 @@ pub struct CompleteAnswer {
     pub model: ModelId,
     pub created_at: UnixMillis,
     pub text: String,
+    /// What the model thought; `None` of one that does not think.
+    pub thought: Option<Thought>,
+    pub calls: Vec<ReadCall>,
     /// Scores of all tokens, if they were asked for.
     pub scores: Option<Vec<TokenScores>>,
     pub reason: FinishReason,
     pub usage: Usage,
     pub charged: Microcredits,
+}
+
+/// The part of an answer in which its model thought.
+#[derive(Clone, Debug)]
+pub struct Thought {
+    pub text: String,
+    /// A part of the output tokens.
+    pub tokens: u32,
 }
 
 /// Runs the plan to its end. When it returns, the request has an end.
@@ -140,6 +152,7 @@ struct RunningRequest {
     record: RequestRecord,
     asked: AskedGeneration,
     transcript: Transcript,
+    thinks: bool,
     render: fn(&CompleteAnswer) -> Bytes,
     expires_at: Option<UnixMillis>,
     /// The command that tells the ledger of the attempt's start, while it is under way.
@@ -160,7 +173,8 @@ impl RunningRequest {
         began: Instant,
     ) -> Self {
         let trace = GenerationTrace::begin(&plan, &record, began);
-        let RequestPlan { live, model, generate, asked, stop, render, expires_at, .. } = plan;
+        let RequestPlan { live, model, generate, asked, stop, reader, render, expires_at, .. } =
+            plan;
         let scored = generate.sampling.logprobs.is_some();
         let metrics = services.metrics.of_model(&model.qualified.manifest().name);
         Self {
@@ -168,7 +182,9 @@ impl RunningRequest {
             trace,
             services,
             live,
-            transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored),
+            thinks: reader.thoughts.is_some(),
+            transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored)
+                .read_by(reader),
             model,
             events,
             record,
@@ -210,11 +226,11 @@ impl RunningRequest {
                 event = self.events.recv() => match event {
                     Some(SequenceEvent::Started) => self.start(),
                     Some(SequenceEvent::Token { id, logprobs }) => {
-                        let delta = self.transcript.push(id, logprobs.as_ref());
+                        let deltas = self.transcript.push(id, logprobs.as_ref());
                         self.observe_token();
-                        if let Some(delta) = delta {
+                        for delta in deltas {
                             failpoint!("lifecycle::chunk");
-                            self.live.publish(Delta::Text(delta));
+                            self.live.publish(Delta::Part(delta));
                         }
                         if self.transcript.stopped {
                             sequence.stop();
@@ -273,12 +289,15 @@ impl RunningRequest {
     /// event.
     fn end(&mut self, finished: &Finished, stop: Option<StopRequest>) -> RequestEnd {
         let natural = matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
-        if natural && let Some(delta) = self.transcript.finish() {
-            self.live.publish(Delta::Text(delta));
+        if natural {
+            for delta in self.transcript.finish() {
+                self.live.publish(Delta::Part(delta));
+            }
         }
         let cut_at = self.transcript.stopped.then_some(self.transcript.tokens);
         self.note_end(&finished.cause, cut_at.is_some());
         let end = outcome_of(finished, cut_at, self.started.is_some(), stop);
+        let end = if self.transcript.calls.is_empty() { end } else { with_calls(end) };
         if let (StopCause::Failed(why), RequestEnd::Failed(_)) = (&finished.cause, end) {
             self.services.recent_errors.note(RecentError {
                 at: self.services.clock.now(),
@@ -369,7 +388,9 @@ impl RunningRequest {
         let first_token = self.first_token;
         // Nobody else sets it.
         let _ = self.live.figures.set(AnswerFigures { usage, charged, first_token });
-        self.live.publish(Delta::Finished { reason, usage, charged, scores });
+        let reasoning_tokens = self.thinks.then_some(self.transcript.reasoning_tokens);
+        let finished = Delta::Finished { reason, usage, reasoning_tokens, charged, scores };
+        self.live.publish(finished);
         Ok(Ok(body))
     }
 
@@ -379,6 +400,11 @@ impl RunningRequest {
             model: self.record.model,
             created_at: self.created_at(),
             text: self.transcript.text.clone(),
+            thought: self.thinks.then(|| Thought {
+                text: self.transcript.reasoning.clone(),
+                tokens: self.transcript.reasoning_tokens,
+            }),
+            calls: self.transcript.calls.clone(),
             scores: self.transcript.scores().cloned(),
             reason,
             usage,
@@ -503,6 +529,16 @@ async fn commit(
 /// Derives the request's end from the engine's last event. An answer that is complete stays so,
 /// even if a stop was asked for meanwhile. `cut_at` is the number of tokens up to the end of a
 /// completed stop string; `started` tells whether anything was computed.
+/// The end of an answer that calls tools.
+fn with_calls(end: RequestEnd) -> RequestEnd {
+    match end {
+        RequestEnd::Completed(FinishReason::Stop, usage) => {
+            RequestEnd::Completed(FinishReason::ToolCalls, usage)
+        }
+        other => other,
+    }
+}
+
 fn outcome_of(
     finished: &Finished,
     cut_at: Option<u32>,
@@ -558,6 +594,7 @@ mod tests {
             services: services.clone(),
             live: live.clone(),
             transcript: Transcript::new(model.text.clone(), [].into(), Vec::new(), false),
+            thinks: false,
             model,
             events: mpsc::channel(1).1,
             record,

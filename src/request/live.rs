@@ -5,7 +5,7 @@
 //! number of deltas is bounded by `max_tokens`.
 
 use super::error::RequestError;
-use super::transcript::{TextDelta, TokenScores};
+use super::transcript::{PartDelta, TokenScores};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, CredentialId};
 use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
@@ -19,11 +19,13 @@ use tokio::sync::watch;
 /// One step of an answer, as streams show it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
-    Text(TextDelta),
+    Part(PartDelta),
     /// The last step. Its settlement is durable.
     Finished {
         reason: FinishReason,
         usage: Usage,
+        /// Tokens of the thought, a part of the output; `None` of a model that does not think.
+        reasoning_tokens: Option<u32>,
         charged: Microcredits,
         /// Scores of the tokens that showed no text of their own.
         scores: Option<Vec<TokenScores>>,
@@ -347,7 +349,8 @@ mod tests {
     }
 
     fn delta(text: &str) -> Delta {
-        Delta::Text(TextDelta { text: text.into(), scores: None })
+        let part = crate::text::AnswerPart::Content(text.into());
+        Delta::Part(PartDelta { part, call: 0, scores: None })
     }
 
     async fn read_all(mut subscription: Subscription) -> (Vec<Delta>, Result<(), RequestError>) {

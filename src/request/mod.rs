@@ -22,13 +22,15 @@ mod services;
 #[cfg(test)]
 mod tests;
 pub mod token_digest;
+mod tools;
 mod trace;
 pub mod transcript;
 
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
-pub use format::{AnswerFormat, AskedFormat, keeps_formats};
-pub use lifecycle::CompleteAnswer;
+pub use format::{AnswerFormat, AskedFormat};
+pub use lifecycle::{CompleteAnswer, Thought};
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits};
 pub use services::{Services, cancel};
+pub use tools::{AskedTools, Capability, PreparedAnswer, ToolChoice};

@@ -4,11 +4,12 @@
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
 use super::error::RequestError;
-use super::format::{self, AskedFormat};
+use super::format::AskedFormat;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
 use super::services::Services;
 use super::token_digest::TokenDigest;
+use super::tools::{AskedTools, Capability, PreparedAnswer};
 use crate::clock::UnixMillis;
 use crate::config::Plan;
 use crate::engine::{
@@ -19,9 +20,11 @@ use crate::ledger::{
     Account, Admit, AskedGeneration, Credential, RequestKey, SamplingValue, Sha256Bytes,
 };
 use crate::pool::ServedModel;
-use crate::text::{self, ChatMessage, Unwanted};
+use crate::text::reasoning::ThinkingEffort;
+use crate::text::{AnswerReader, ChatMessage, Unwanted};
 use crate::traces::TraceSpan;
 use bytes::Bytes;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,6 +82,11 @@ pub struct GenerationInput {
     pub sampling: SamplingOverrides,
     /// What the answer keeps to.
     pub format: Option<AskedFormat>,
+    /// Tools, or what is wrong with their definitions: that is told of a model that has tools only.
+    pub tools: Option<Result<AskedTools, RequestError>>,
+    /// Variables for the model's template.
+    pub template_variables: Map<String, Value>,
+    pub effort: Option<ThinkingEffort>,
 }
 
 impl GenerationInput {
@@ -125,6 +133,7 @@ pub(super) struct RequestPlan {
     /// For the receipt.
     pub asked: AskedGeneration,
     pub stop: Vec<String>,
+    pub reader: AnswerReader,
     pub render: fn(&CompleteAnswer) -> Bytes,
     /// The request stops when its credential expires, as if the credential had been revoked.
     pub expires_at: Option<UnixMillis>,
@@ -191,10 +200,11 @@ pub(super) async fn prepare(
     if input.sampling.logit_bias.iter().any(|(id, _)| *id as usize >= vocabulary) {
         return Err(RequestError::UnknownToken { vocabulary });
     }
-    format::check(input, &model, &plan)?;
+    input.check_capabilities(&model, &plan)?;
     let time = Duration::from_secs(services.config.requests.deadline_seconds);
     let deadline = Instant::now() + time;
-    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, input));
+    let thinks = Capability::Reasoning.holds(&model, &plan);
+    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, input, thinks));
     let encoded = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
     let prompt_tokens = u32::try_from(encoded.prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
@@ -219,7 +229,7 @@ pub(super) async fn prepare(
     let stored = caller.account.stores_answers;
     let bytes = if stored { answer_bytes(max_tokens, input.sampling.logprobs) } else { 0 };
     let credential = admit.credential;
-    let digest = encoded.digest;
+    let (digest, reader) = (encoded.digest, encoded.reader.clone());
     let generate = generation(request, &model, &plan, encoded, max_tokens, deadline)?;
     let live = LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes);
     Ok(RequestPlan {
@@ -229,6 +239,7 @@ pub(super) async fn prepare(
         model,
         admit,
         stop: input.stop.clone(),
+        reader,
         render: request.render,
         expires_at: caller.credential.expires_at,
     })
@@ -294,29 +305,29 @@ struct EncodedRequest {
     prompt: Arc<Vec<u32>>,
     digest: Sha256Bytes,
     grammar: Option<Arc<dyn TokenGrammar>>,
+    reader: AnswerReader,
 }
 
-/// Long conversations take milliseconds to tokenise and formats tenths of a second to compile, so
-/// this never runs on a thread that serves connections. It ends early when the caller's future is
-/// dropped: its client went away, or the request's time is up.
+/// Prepares the answer on a thread that serves no connections. It ends early when the caller's
+/// future is dropped: its client went away, or the request's time is up.
 async fn encode(
     model: &ServedModel,
     input: &GenerationInput,
+    thinks: bool,
 ) -> Result<EncodedRequest, RequestError> {
-    let (text, messages, format) =
-        (model.text.clone(), input.messages.clone(), input.format.clone());
+    let (text, input) = (model.text.clone(), input.clone());
     let unwanted = UnwantedOnDrop(Unwanted::default());
     let seen = unwanted.0.clone();
     let encode = move || {
-        let ids = text.encode_chat_until(&messages, &seen).map_err(|error| match error {
-            text::Error::TemplateRefused(_) => RequestError::TemplateRefused(error.to_string()),
-            error => not_encoded(&error),
-        })?;
-        let grammar = format.map(|asked| asked.compile(&text)).transpose()?;
-        Ok(EncodedRequest { digest: TokenDigest::of(&ids), prompt: Arc::new(ids), grammar })
+        let PreparedAnswer { prompt, grammar, reader } = input.prepare(&text, thinks, &seen)?;
+        let digest = TokenDigest::of(&prompt);
+        Ok(EncodedRequest { digest, prompt: Arc::new(prompt), grammar, reader })
     };
     let encoded = tokio::task::spawn_blocking(encode).await;
-    encoded.unwrap_or_else(|panicked| Err(not_encoded(&panicked)))
+    encoded.unwrap_or_else(|panicked| {
+        tracing::error!(%panicked, "a prompt could not be encoded");
+        Err(RequestError::GenerationFailed)
+    })
 }
 
 /// Ends the encoding of a prompt when nobody waits for it any more.
@@ -326,11 +337,6 @@ impl Drop for UnwantedOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
-}
-
-fn not_encoded(error: &impl std::fmt::Display) -> RequestError {
-    tracing::error!(%error, "a prompt could not be encoded");
-    RequestError::GenerationFailed
 }
 
 /// Output tokens to reserve: as many as were asked for, or the default lowered to what is left.

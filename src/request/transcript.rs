@@ -1,10 +1,11 @@
 //! Turns tokens into the answer that a client reads: whole characters, without stop strings, with
-//! the tokens' log-probabilities.
+//! the tokens' log-probabilities; what the model thought and what it calls are told apart.
 
 use super::token_digest::TokenDigest;
 use crate::engine::TokenLogprobs;
 use crate::ledger::Sha256Bytes;
-use crate::text::{Detokenizer, StopMatcher, TextModel};
+use crate::text::tools::ReadCall;
+use crate::text::{AnswerPart, AnswerReader, Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
 
 /// One token with its log-probability.
@@ -22,10 +23,12 @@ pub struct TokenScores {
     pub most_likely: Vec<ScoredToken>,
 }
 
-/// Text that became certain, with the scores of its tokens if they were asked for.
+/// A part of the answer that became certain, with the scores of its tokens if they were asked for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct TextDelta {
-    pub text: String,
+pub struct PartDelta {
+    pub part: AnswerPart,
+    /// The number of the call that the part belongs to, counted from 0.
+    pub call: u32,
     pub scores: Option<Vec<TokenScores>>,
 }
 
@@ -34,9 +37,16 @@ pub struct Transcript {
     model: Arc<TextModel>,
     eos_ids: Arc<[u32]>,
     detokenizer: Detokenizer,
+    reader: AnswerReader,
+    /// Looks at the content alone: what was thought and what is called end no answer.
     stops: StopMatcher,
-    /// All text shown so far.
+    /// All content shown so far.
     pub text: String,
+    /// What was thought so far.
+    pub reasoning: String,
+    pub calls: Vec<ReadCall>,
+    /// Tokens up to the end of the thought, with its marks.
+    pub reasoning_tokens: u32,
     /// Tokens seen, including the one that completed a stop string and none after it.
     pub tokens: u32,
     digest: TokenDigest,
@@ -59,8 +69,12 @@ impl Transcript {
             model,
             eos_ids,
             detokenizer: Detokenizer::new(),
+            reader: AnswerReader::default(),
             stops: StopMatcher::new(stops),
             text: String::new(),
+            reasoning: String::new(),
+            calls: Vec::new(),
+            reasoning_tokens: 0,
             tokens: 0,
             digest: TokenDigest::default(),
             stopped: false,
@@ -69,35 +83,96 @@ impl Transcript {
         }
     }
 
+    /// The transcript of an answer that `reader` divides.
+    #[must_use]
+    pub fn read_by(self, reader: AnswerReader) -> Self {
+        Self { reader, ..self }
+    }
+
     /// Adds the next token. Tokens after a stop string are neither counted nor read.
-    pub fn push(&mut self, id: u32, logprobs: Option<&TokenLogprobs>) -> Option<TextDelta> {
+    pub fn push(&mut self, id: u32, logprobs: Option<&TokenLogprobs>) -> Vec<PartDelta> {
         if self.stopped {
-            return None;
+            return Vec::new();
         }
         self.tokens += 1;
         self.digest.push(id);
         if self.eos_ids.contains(&id) {
-            return None;
+            return Vec::new();
         }
         if let Some(logprobs) = logprobs {
             let scores = self.scores_of(id, logprobs);
             self.pending.push(scores);
         }
-        let text = self.detokenizer.push(&self.model.tokenizer, id);
-        let step = self.stops.push(&text);
-        self.stopped = step.stopped;
-        self.show(step.emit)
+        let text = self.text_of(id);
+        let was_thinking = self.reader.is_thinking();
+        let parts = self.reader.push(&text);
+        if was_thinking || self.reader.is_thinking() {
+            self.reasoning_tokens = self.tokens;
+        }
+        let mut deltas = Vec::new();
+        for part in parts {
+            self.add(part, &mut deltas);
+        }
+        deltas
     }
 
-    /// Returns the text that was held back, once no token follows.
-    pub fn finish(&mut self) -> Option<TextDelta> {
-        if self.stopped {
-            return None;
+    /// The text that became certain with this token.
+    fn text_of(&mut self, id: u32) -> String {
+        let tokenizer = &self.model.tokenizer;
+        if self.reader.marks.contains(&id) {
+            self.detokenizer.push_mark(tokenizer, id)
+        } else {
+            self.detokenizer.push(tokenizer, id)
         }
-        let step = self.stops.push(&self.detokenizer.finish());
-        self.stopped = step.stopped;
-        let held = if step.stopped { String::new() } else { self.stops.finish() };
-        self.show(step.emit + &held)
+    }
+
+    /// Returns what was held back, once no token follows.
+    pub fn finish(&mut self) -> Vec<PartDelta> {
+        let mut deltas = Vec::new();
+        if self.stopped {
+            return deltas;
+        }
+        let mut parts = self.reader.push(&self.detokenizer.finish());
+        parts.extend(self.reader.finish());
+        for part in parts {
+            self.add(part, &mut deltas);
+        }
+        if !self.stopped {
+            let held = self.stops.finish();
+            self.show_content(held, &mut deltas);
+        }
+        deltas
+    }
+
+    /// Adds a part of the answer, of which the content is searched for stop strings.
+    fn add(&mut self, part: AnswerPart, deltas: &mut Vec<PartDelta>) {
+        match part {
+            _ if self.stopped => {}
+            AnswerPart::Content(text) => {
+                let step = self.stops.push(&text);
+                self.stopped = step.stopped;
+                self.show_content(step.emit, deltas);
+            }
+            AnswerPart::Reasoning(text) => {
+                self.reasoning.push_str(&text);
+                self.show(AnswerPart::Reasoning(text), deltas);
+            }
+            AnswerPart::Call { name } => self.begin_call(name, deltas),
+            AnswerPart::Arguments(text) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&text);
+                }
+                self.show(AnswerPart::Arguments(text), deltas);
+            }
+        }
+    }
+
+    fn begin_call(&mut self, name: String, deltas: &mut Vec<PartDelta>) {
+        // No stop string reaches into a call.
+        let held = self.stops.finish();
+        self.show_content(held, deltas);
+        self.calls.push(ReadCall { name: name.clone(), arguments: String::new() });
+        self.show(AnswerPart::Call { name }, deltas);
     }
 
     /// Scores of tokens that have shown no text of their own yet.
@@ -118,13 +193,17 @@ impl Transcript {
         self.scores.as_ref()
     }
 
-    fn show(&mut self, text: String) -> Option<TextDelta> {
-        if text.is_empty() {
-            return None;
+    fn show_content(&mut self, text: String, deltas: &mut Vec<PartDelta>) {
+        if !text.is_empty() {
+            self.text.push_str(&text);
+            self.show(AnswerPart::Content(text), deltas);
         }
-        self.text.push_str(&text);
+    }
+
+    fn show(&mut self, part: AnswerPart, deltas: &mut Vec<PartDelta>) {
+        let call = u32::try_from(self.calls.len()).unwrap_or(u32::MAX).saturating_sub(1);
         let scores = self.take_pending();
-        Some(TextDelta { text, scores })
+        deltas.push(PartDelta { part, call, scores });
     }
 
     fn scores_of(&self, id: u32, logprobs: &TokenLogprobs) -> TokenScores {

@@ -382,8 +382,9 @@ impl From<RequestError> for ApiError {
                 format!("logit_bias has a token id that is not below {vocabulary}."),
             ),
             RequestError::TemplateRefused(why) => Self::invalid("messages", why),
-            RequestError::FormatRefused { field, why } => {
-                Self::invalid(field, format!("{field} {why}."))
+            RequestError::FieldRefused { field, why } => {
+                let message = format!("{field} {why}.");
+                Self::invalid(field, message)
             }
             RequestError::NeverFits => {
                 Self::invalid("max_tokens", "Prompt and max_tokens together never fit this node.")

@@ -86,7 +86,7 @@ pub fn follow(
 
 fn note(delta: &Delta, line: &AccessLine) {
     match *delta {
-        Delta::Text(_) => line.token(),
+        Delta::Part(_) => line.token(),
         Delta::Finished { usage, charged, .. } => {
             line.completed(Some(AnswerFigures { usage, charged, first_token: None }));
         }

@@ -19,15 +19,48 @@ pub struct ChatMessage {
     pub tool_call_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<serde_json::Value>,
+    /// What the model thought before an earlier answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+}
+
+/// What a prompt is made from beside its messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptExtras {
+    /// Definitions of tools, in OpenAI's form.
+    pub tools: Option<Value>,
+    /// Variables of the template's own.
+    pub variables: Map<String, Value>,
 }
 
 /// Fields that clients may add to messages of these roles, and that many templates leave out.
-const OPTIONAL_FIELDS: [(&str, &str); 5] = [
+const OPTIONAL_FIELDS: [(&str, &str); 6] = [
     ("system", "name"),
     ("user", "name"),
     ("assistant", "name"),
     ("tool", "name"),
     ("tool", "tool_call_id"),
+    ("assistant", "reasoning_content"),
+];
+
+/// Variables that are not a client's to set: others set them, or they are functions.
+const RESERVED: [&str; 16] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "unk_token",
+    "raise_exception",
+    "strftime_now",
+    "namespace",
+    "range",
+    "dict",
+    "loop",
+    "caller",
 ];
 
 /// Longest text of a refusal that is passed on, in characters.
@@ -38,6 +71,8 @@ pub struct ChatTemplate {
     knows_tool_calls: bool,
     /// Whether the template gets a call's arguments as an object rather than as the client's text.
     wants_objects: bool,
+    /// Whether a message with calls gets an empty text where it has none.
+    wants_content: bool,
     /// Roles with fields of their messages that change nothing in a prompt.
     left_out: Vec<(&'static str, &'static str)>,
     /// `bos_token` and `eos_token` if the release has them, and the absence of `tools` and
@@ -87,14 +122,22 @@ impl ChatTemplate {
         // The reference sets both to none, and templates ask `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
-        let mut template =
-            Self { jinja, knows_tool_calls, wants_objects: false, left_out: Vec::new(), variables };
-        match template.fill(&question(), None, true, &Unwanted::default()) {
+        let mut template = Self {
+            jinja,
+            knows_tool_calls,
+            wants_objects: false,
+            wants_content: false,
+            left_out: Vec::new(),
+            variables,
+        };
+        let plain = PromptExtras::default();
+        match template.fill(&question(), &plain, true, &Unwanted::default()) {
             Err(error) if raised(&error).is_none() => {
                 return Err(bad("cannot render a single user message", error));
             }
             _ => {}
         }
+        template.wants_content = knows_tool_calls && template.fails_without_content();
         template.wants_objects = knows_tool_calls && template.prefers_objects();
         template.left_out = OPTIONAL_FIELDS
             .into_iter()
@@ -112,7 +155,8 @@ impl ChatTemplate {
     /// refuses the conversation may refuse it for the field.
     fn writes(&self, role: &str, field: &str) -> bool {
         let prompt = |value: Option<&str>| {
-            self.fill(&self.probe(role, field, value), None, true, &Unwanted::default())
+            let probe = self.probe(role, field, value);
+            self.fill(&probe, &PromptExtras::default(), true, &Unwanted::default())
         };
         // Some templates demand an id of nine characters.
         let (Ok(one), Ok(other)) = (prompt(Some("probe0001")), prompt(Some("probe0002"))) else {
@@ -146,23 +190,46 @@ impl ChatTemplate {
     /// that writes objects in its own way gets objects; one that fails on them, or prints them as
     /// it prints the text, gets the text unchanged.
     fn prefers_objects(&self) -> bool {
-        let object = json!({ "argument0": "value0" });
-        let prompt = |arguments: Value| {
-            let call = json!([{ "id": "call00000", "type": "function", "function": { "name": "function0", "arguments": arguments } }]);
-            let messages = json!([
-                { "role": "user", "content": "question" },
-                { "role": "assistant", "content": null, "tool_calls": call },
-                { "role": "tool", "tool_call_id": "call00000", "content": "result" },
-            ]);
-            self.fill(&messages, None, true, &Unwanted::default()).ok()
-        };
-        let of_text = prompt(r#"{"argument0": "value0"}"#.into());
-        prompt(object).is_some_and(|prompt| prompt.contains("value0") && Some(prompt) != of_text)
+        let content = if self.wants_content { json!("") } else { Value::Null };
+        let [of_object, of_text] = self.prompts_of_call(&content);
+        of_object.is_some_and(|prompt| prompt.contains("value0") && Some(prompt) != of_text)
     }
 
-    /// The messages, with their calls' arguments in the form that this template takes.
+    /// Some templates take apart the text of a message with calls, which clients leave out.
+    fn fails_without_content(&self) -> bool {
+        let fails = |content: &Value| self.prompts_of_call(content).iter().all(Option::is_none);
+        fails(&Value::Null) && !fails(&json!(""))
+    }
+
+    /// The prompts of a conversation with a call: with its arguments as an object, and as text.
+    fn prompts_of_call(&self, content: &Value) -> [Option<String>; 2] {
+        let object = json!({ "argument0": "value0" });
+        let text = json!(r#"{"argument0": "value0"}"#);
+        [object, text].map(|arguments| {
+            let function = json!({ "name": "function0", "arguments": arguments });
+            let call = json!([{ "id": "call00000", "type": "function", "function": function }]);
+            let messages = json!([
+                { "role": "user", "content": "question" },
+                { "role": "assistant", "content": content, "tool_calls": call },
+                { "role": "tool", "tool_call_id": "call00000", "content": "result" },
+            ]);
+            self.fill(&messages, &PromptExtras::default(), true, &Unwanted::default()).ok()
+        })
+    }
+
+    /// A call's arguments in the form that this template takes.
+    pub(super) fn call_arguments(&self, arguments: &Value) -> Value {
+        if self.wants_objects { arguments.clone() } else { arguments.to_string().into() }
+    }
+
+    /// The messages, with their calls in the form that this template takes.
     pub(super) fn adapted(&self, messages: &[ChatMessage]) -> Vec<ChatMessage> {
         let mut messages = messages.to_vec();
+        if self.wants_content {
+            for message in messages.iter_mut().filter(|message| message.tool_calls.is_some()) {
+                message.content.get_or_insert_default();
+            }
+        }
         if self.wants_objects {
             let calls = messages
                 .iter_mut()
@@ -178,27 +245,42 @@ impl ChatTemplate {
         messages
     }
 
-    /// Renders any conversation, also with tools, which no request can bring. Nothing is adapted or
-    /// checked.
+    /// Whether a client may set this variable, because the template reads it.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.jinja.reads(variable) && !RESERVED.contains(&variable)
+    }
+
+    /// Renders any conversation. Nothing is adapted or checked.
     pub fn render_raw(
         &self,
         messages: &Value,
         tools: Option<&Value>,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        self.fill(messages, tools, add_generation_prompt, &Unwanted::default())
+        let extras = PromptExtras { tools: tools.cloned(), ..PromptExtras::default() };
+        self.render_with(messages, &extras, add_generation_prompt)
+    }
+
+    pub(super) fn render_with(
+        &self,
+        messages: &Value,
+        extras: &PromptExtras,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
+        self.fill(messages, extras, add_generation_prompt, &Unwanted::default())
             .map_err(|error| refusal(&error))
     }
 
     fn fill(
         &self,
         messages: &Value,
-        tools: Option<&Value>,
+        extras: &PromptExtras,
         add_generation_prompt: bool,
         unwanted: &Unwanted,
     ) -> Result<String, minijinja::Error> {
         let mut context = self.variables.clone();
-        context.extend(tools.map(|tools| ("tools".to_owned(), tools.clone())));
+        context.extend(extras.variables.clone());
+        context.extend(extras.tools.iter().map(|tools| ("tools".to_owned(), tools.clone())));
         context.insert("messages".into(), messages.clone());
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         self.jinja.render(context, unwanted)
@@ -207,13 +289,15 @@ impl ChatTemplate {
     /// Errors: `TemplateRefused` when the template raises an exception, cannot express these
     /// messages, or leaves one out.
     pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String> {
-        self.render_until(messages, add_generation_prompt, &Unwanted::default())
+        let extras = PromptExtras::default();
+        self.render_until(messages, &extras, add_generation_prompt, &Unwanted::default())
     }
 
     /// Renders as `render` does, until nobody wants it any more.
     pub(super) fn render_until(
         &self,
         messages: &[ChatMessage],
+        extras: &PromptExtras,
         add_generation_prompt: bool,
         unwanted: &Unwanted,
     ) -> Result<String> {
@@ -222,7 +306,7 @@ impl ChatTemplate {
         }
         let adapted = json!(self.adapted(messages));
         let prompt = self
-            .fill(&adapted, None, add_generation_prompt, unwanted)
+            .fill(&adapted, extras, add_generation_prompt, unwanted)
             .map_err(|error| refusal(&error))?;
         match messages.iter().find(|message| is_left_out(message, &prompt)) {
             Some(message) => {
@@ -266,6 +350,7 @@ mod tests {
             name: None,
             tool_call_id: None,
             tool_calls: None,
+            reasoning_content: None,
         };
         turns.iter().map(message).collect()
     }
@@ -286,9 +371,10 @@ mod tests {
             assert_eq!(left_out.collect::<Vec<_>>(), expect, "{written}");
         };
         check("", &OPTIONAL_FIELDS);
-        check("{{ m.name }}", &[("tool", "tool_call_id")]);
-        check("{% if m.name %}named{% endif %}", &[("tool", "tool_call_id")]);
-        check("{{ m.tool_call_id }}", &OPTIONAL_FIELDS[..4]);
+        check("{{ m.name }}", &OPTIONAL_FIELDS[4..]);
+        check("{% if m.name %}named{% endif %}", &OPTIONAL_FIELDS[4..]);
+        check("{{ m.reasoning_content }}", &OPTIONAL_FIELDS[..5]);
+        check("{{ m.tool_call_id }}", &[&OPTIONAL_FIELDS[..4], &OPTIONAL_FIELDS[5..]].concat());
         check(
             "{% if m.role == 'user' and m.name %}{{ m.name }}{% endif %}",
             &[
@@ -296,6 +382,7 @@ mod tests {
                 ("assistant", "name"),
                 ("tool", "name"),
                 ("tool", "tool_call_id"),
+                ("assistant", "reasoning_content"),
             ],
         );
         check("{% if m.name %}{{ raise_exception('no names') }}{% endif %}", &OPTIONAL_FIELDS[4..]);
@@ -446,12 +533,27 @@ mod tests {
     }
 
     #[test]
+    fn calls_without_a_text_get_an_empty_one_where_templates_need_it() {
+        let source = "{% for m in messages %}{{ m.role }}{{ m.content.split('x')[-1] }}\
+            {% for call in m.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}{% endfor %}";
+        let mut messages = conversation(&[("user", "hi"), ("assistant", "")]);
+        messages[1].content = None;
+        messages[1].tool_calls = Some(json!([{ "function": { "name": "f", "arguments": "{}" } }]));
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        assert_eq!(template.adapted(&messages)[1].content.as_deref(), Some(""));
+        assert!(template.render(&messages, true).is_ok());
+        let template = ChatTemplate::new(&source.replace(".split('x')[-1]", ""), "", "").unwrap();
+        assert_eq!(template.adapted(&messages)[1].content, None);
+    }
+
+    #[test]
     fn an_unwanted_rendering_ends() {
         let template = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
         let (unwanted, asked) = (Unwanted::default(), conversation(&[("user", "hi")]));
-        assert!(template.render_until(&asked, true, &unwanted).is_ok());
+        let plain = PromptExtras::default();
+        assert!(template.render_until(&asked, &plain, true, &unwanted).is_ok());
         unwanted.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(template.render_until(&asked, true, &unwanted).is_err());
+        assert!(template.render_until(&asked, &plain, true, &unwanted).is_err());
     }
 
     #[test]

@@ -22,13 +22,21 @@ impl Detokenizer {
 
     /// Text that became certain with this token (may be empty).
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        let bytes = tokenizer.token_bytes(id, true);
+        self.push_bytes(tokenizer, &tokenizer.token_bytes(id, true))
+    }
+
+    /// Text that became certain with this token, special or not.
+    pub fn push_mark(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        self.push_bytes(tokenizer, &tokenizer.token_bytes(id, false))
+    }
+
+    fn push_bytes(&mut self, tokenizer: &Tokenizer, bytes: &[u8]) -> String {
         let strips = !self.started && tokenizer.strips_first_space();
         self.started |= !bytes.is_empty();
         self.pending.extend_from_slice(if strips {
-            bytes.strip_prefix(b" ").unwrap_or(&bytes)
+            bytes.strip_prefix(b" ").unwrap_or(bytes)
         } else {
-            &bytes
+            bytes
         });
         self.take_certain()
     }

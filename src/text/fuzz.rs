@@ -29,6 +29,7 @@ fn message((role, text, name, tools): &Turn) -> ChatMessage {
         name: name.clone(),
         tool_call_id: (role == "tool").then(|| "1".into()),
         tool_calls: calls.then_some(call),
+        reasoning_content: None,
     }
 }
 

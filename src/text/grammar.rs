@@ -3,7 +3,7 @@
 //! never loosened.
 
 use super::{TextModel, Tokenizer};
-use llguidance::api::{ParserLimits, TopLevelGrammar};
+use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
@@ -25,6 +25,8 @@ pub enum AnswerFormat {
     Choice(Vec<String>),
     /// A text of this grammar, in the Lark syntax that llguidance documents.
     Lark(String),
+    /// A text of this grammar, in which `@part_0`, `@part_1` and so on stand for formats.
+    Nested { grammar: String, parts: Vec<AnswerFormat> },
 }
 
 /// Why a format is not honoured, in words that a client may see.
@@ -169,6 +171,9 @@ impl AnswerFormat {
         match self {
             Self::Schema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
+            Self::Nested { grammar, parts } => {
+                grammar.len() + parts.iter().map(Self::bytes).sum::<usize>()
+            }
         }
     }
 
@@ -178,6 +183,7 @@ impl AnswerFormat {
             Self::Regex(expression) => TopLevelGrammar::from_regex(expression),
             Self::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)),
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
+            Self::Nested { grammar, parts } => nested(grammar, parts)?,
         })
     }
 
@@ -194,11 +200,21 @@ impl AnswerFormat {
             }
             Self::Schema(_) => known.iter().any(|start| line.starts_with(start)),
             Self::Regex(_) | Self::Lark(_) => !line.is_empty() && !line.contains("panic"),
-            Self::Choice(_) => false,
+            Self::Choice(_) | Self::Nested { .. } => false,
         };
         let text = if shown { line } else { "it is too complex, or uses what is not supported" };
         FormatRefused(format!("cannot be kept to: {}", text.trim_end_matches('.')))
     }
+}
+
+fn nested(grammar: &str, parts: &[AnswerFormat]) -> Result<TopLevelGrammar, FormatRefused> {
+    let mut whole = TopLevelGrammar::from_lark(grammar.to_owned());
+    for (at, part) in parts.iter().enumerate() {
+        let named =
+            |part: GrammarWithLexer| GrammarWithLexer { name: Some(format!("part_{at}")), ..part };
+        whole.grammars.extend(part.grammar()?.grammars.into_iter().map(named));
+    }
+    Ok(whole)
 }
 
 /// The schema, with white space bounded. A schema that is `true` or `false` has no place for that.

@@ -8,12 +8,15 @@ use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fmt::Write;
 
 pub(super) struct Jinja {
     environment: Environment<'static>,
     program: Program,
     written_bytes: usize,
+    /// Variables that the template reads and does not set.
+    reads: HashSet<String>,
 }
 
 const NAME: &str = "chat";
@@ -57,8 +60,14 @@ impl Jinja {
             write!(date, "{}", now().format(format))?;
             Ok::<_, Error>(date)
         });
-        let program = Program::compile(NAME, without_generation(source))?;
-        Ok(Self { environment, program, written_bytes: limits.written_bytes })
+        let source = without_generation(source);
+        let reads = environment.template_from_str(&source)?.undeclared_variables(false);
+        let program = Program::compile(NAME, source)?;
+        Ok(Self { environment, program, written_bytes: limits.written_bytes, reads })
+    }
+
+    pub(super) fn reads(&self, name: &str) -> bool {
+        self.reads.contains(name)
     }
 
     /// Renders the template, until it comes to a limit or nobody wants it any more.

@@ -2,6 +2,7 @@
 //! generation.
 
 use super::gguf::GgufKeys;
+use super::reasoning::ThinkingMarks;
 use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::GgufFile;
 use cresset_models::{FileLayout, ModelSource};
@@ -86,9 +87,12 @@ impl TextModel {
         let written = markup.iter().filter(|token| is_written(&token.text));
         let markup_ids: BTreeSet<u32> =
             written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
+        let calls = super::tools::call_format(&template, &markup);
         Ok(Self {
             tokenizer,
             template,
+            thinking: ThinkingMarks::named_in(source),
+            calls,
             markup,
             markup_ids: markup_ids.into_iter().collect(),
             eos_ids: eos_ids.into_iter().collect(),
@@ -256,6 +260,7 @@ mod tests {
             name: None,
             tool_call_id: None,
             tool_calls: None,
+            reasoning_content: None,
         }
     }
 

@@ -1,7 +1,9 @@
 //! Converts text to token ids and back: tokenizer, chat template, streaming detokenizer, stop
-//! strings.
+//! strings, formats of answers, thoughts and calls of tools.
 
+pub mod answer_reader;
 mod bounded;
+pub mod call_reader;
 pub mod chat_template;
 pub mod detokenizer;
 #[cfg(test)]
@@ -13,15 +15,20 @@ mod load;
 mod pre_tokenizer;
 mod prompt;
 mod python;
+pub mod reasoning;
 mod shared_model;
 pub mod special;
 pub mod stop;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;
+pub mod tool_format;
+pub mod tools;
 
+pub use answer_reader::AnswerReader;
 pub use bounded::{TemplateLimits, Unwanted};
-pub use chat_template::{ChatMessage, ChatTemplate};
+pub use call_reader::AnswerPart;
+pub use chat_template::{ChatMessage, ChatTemplate, PromptExtras};
 pub use detokenizer::Detokenizer;
 pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarPlace};
 pub use stop::StopMatcher;
@@ -46,6 +53,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct TextModel {
     pub tokenizer: Tokenizer,
     pub template: ChatTemplate,
+    /// How the model marks what it thinks; `None` for one that does not.
+    pub thinking: Option<reasoning::ThinkingMarks>,
+    /// How the model writes calls of tools; `None` where its template has no form that is known.
+    pub calls: Option<tool_format::CallFormat>,
     /// The tokens that no text of a client may become: the special ones, and those that the
     /// template writes.
     markup: special::SpecialTokens,

@@ -2,8 +2,8 @@
 //! template wrote.
 
 use super::special::{SpecialTokens, encode_marked, free_mark};
-use super::{ChatMessage, Error, Result, TextModel, Unwanted};
-use serde_json::Value;
+use super::{ChatMessage, Error, PromptExtras, Result, TextModel, Unwanted};
+use serde_json::{Map, Value};
 use std::sync::atomic::Ordering;
 
 impl TextModel {
@@ -15,41 +15,50 @@ impl TextModel {
     /// sees it slightly changed, and in the prompt it differs from the template's own tokens. All
     /// other conversations are encoded exactly as `apply_chat_template(tokenize=True)` does.
     pub fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>> {
-        self.encode_chat_until(messages, &Unwanted::default())
+        self.encode_chat_until(messages, &PromptExtras::default(), &Unwanted::default())
     }
 
     /// Encodes as `encode_chat` does, until nobody wants the prompt any more.
     pub fn encode_chat_until(
         &self,
         messages: &[ChatMessage],
+        extras: &PromptExtras,
         unwanted: &Unwanted,
     ) -> Result<Vec<u32>> {
         // Arguments become objects before marks are inserted: a mark could otherwise stand between
         // their braces.
         let messages = self.template.adapted(messages);
-        let mark = free_mark(messages.iter().flat_map(strings)).ok_or_else(|| {
+        let texts = messages.iter().flat_map(strings).chain(strings_beside(extras));
+        let mark = free_mark(texts).ok_or_else(|| {
             Error::TemplateRefused("they use every character of the private planes".into())
         })?;
         let shielded: Vec<ChatMessage> =
             messages.iter().map(|message| shielded(message, &self.markup, mark)).collect();
-        let prompt = self.template.render_until(&shielded, true, unwanted)?;
+        let safe = shielded_extras(extras, &self.markup, mark);
+        let prompt = self.template.render_until(&shielded, &safe, true, unwanted)?;
         if unwanted.load(Ordering::Relaxed) {
             return Err(Error::Internal("nobody waits for the prompt any more".into()));
         }
-        if shielded == messages {
+        if shielded == messages && safe == *extras {
             return self.tokenizer.encode(&prompt, true);
         }
         encode_marked(&self.tokenizer, &self.markup, &prompt, mark)
     }
 }
 
+/// Every text beside the messages that the client wrote.
+fn strings_beside(extras: &PromptExtras) -> Vec<&str> {
+    let mut found = Vec::new();
+    let values = extras.tools.iter().chain(extras.variables.values());
+    values.for_each(|value| collect_strings(value, &mut found));
+    found
+}
+
 /// Every text of a message that the client wrote.
 fn strings(message: &ChatMessage) -> Vec<&str> {
-    let mut found: Vec<&str> = [&message.content, &message.name, &message.tool_call_id]
-        .into_iter()
-        .flatten()
-        .map(String::as_str)
-        .collect();
+    let texts =
+        [&message.content, &message.name, &message.tool_call_id, &message.reasoning_content];
+    let mut found: Vec<&str> = texts.into_iter().flatten().map(String::as_str).collect();
     if let Some(calls) = &message.tool_calls {
         collect_strings(calls, &mut found);
     }
@@ -76,8 +85,31 @@ fn shielded(message: &ChatMessage, specials: &SpecialTokens, mark: char) -> Chat
         name: text(&message.name),
         tool_call_id: text(&message.tool_call_id),
         tool_calls: message.tool_calls.as_ref().map(|calls| shielded_json(calls, specials, mark)),
+        reasoning_content: text(&message.reasoning_content),
     }
 }
+
+fn shielded_extras(extras: &PromptExtras, specials: &SpecialTokens, mark: char) -> PromptExtras {
+    let variable =
+        |(name, value): (&String, &Value)| (name.clone(), shielded_json(value, specials, mark));
+    PromptExtras {
+        tools: extras.tools.as_ref().map(|tools| shielded_json(tools, specials, mark)),
+        variables: extras.variables.iter().map(variable).collect::<Map<_, _>>(),
+    }
+}
+
+/// Keys that templates look up. They are no special tokens, but a special token may end with one.
+const LOOKED_UP: [&str; 9] = [
+    "type",
+    "function",
+    "id",
+    "name",
+    "description",
+    "parameters",
+    "arguments",
+    "properties",
+    "required",
+];
 
 fn shield(text: &str, specials: &SpecialTokens, mark: char) -> String {
     specials.shield(text, mark).unwrap_or_else(|| text.to_owned())
@@ -90,14 +122,13 @@ fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
             items.iter().map(|item| shielded_json(item, specials, mark)).collect()
         }
         Value::Object(fields) => {
-            // Keys that templates look up (`function`, `name`, …) are no special tokens, so they
-            // stay unchanged.
-            fields
-                .iter()
-                .map(|(key, item)| {
-                    (shield(key, specials, mark), shielded_json(item, specials, mark))
-                })
-                .collect()
+            let key = |key: &String| {
+                let is_looked_up = LOOKED_UP.contains(&key.as_str());
+                if is_looked_up { key.clone() } else { shield(key, specials, mark) }
+            };
+            let field =
+                |(name, item): (&String, &Value)| (key(name), shielded_json(item, specials, mark));
+            fields.iter().map(field).collect()
         }
         other => other.clone(),
     }
@@ -118,6 +149,7 @@ mod tests {
             name: None,
             tool_call_id: None,
             tool_calls: None,
+            reasoning_content: None,
         }
     }
 
@@ -159,7 +191,7 @@ mod tests {
 
     #[test]
     fn every_text_a_client_writes_is_shielded() {
-        let source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.content }}{% endfor %}";
+        let source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.content }}{{ m.reasoning_content }}{% endfor %}{{ tools | tojson }}{{ variable }}";
         let mut metadata = testing::byte_level();
         metadata.insert(
             "tokenizer.chat_template".into(),
@@ -175,10 +207,15 @@ mod tests {
             tool_calls: Some(
                 json!([{ "id": evil, "function": { evil: { "x": [evil, 1, null] } } }]),
             ),
+            reasoning_content: Some(evil.into()),
         };
-        let ids = model.encode_chat(&[message]).unwrap();
+        let extras = PromptExtras {
+            tools: Some(json!([{ "name": evil, evil: evil }])),
+            variables: Map::from_iter([("variable".to_owned(), json!(evil))]),
+        };
+        let ids = model.encode_chat_until(&[message], &extras, &Unwanted::default()).unwrap();
         assert_eq!(special_ids(&ids), [1]);
-        assert_eq!(model.tokenizer.decode(&ids, false).unwrap().matches(evil).count(), 6);
+        assert_eq!(model.tokenizer.decode(&ids, false).unwrap().matches(evil).count(), 11);
     }
 
     #[test]

@@ -89,6 +89,19 @@ pub fn sentence_piece() -> Metadata {
     vocabulary(&entries).into_iter().chain(named(&fields)).collect()
 }
 
+/// The byte-level vocabulary with tokens for these marks, and this template.
+pub fn with_marks(marks: &[&str], template: &str) -> Metadata {
+    let mut metadata = byte_level();
+    let mut extend = |key: &str, value: fn(&str) -> Value| {
+        let Some(Value::Array(entries)) = metadata.get_mut(key) else { panic!("no {key}") };
+        entries.extend(marks.iter().map(|mark| value(mark)));
+    };
+    extend("tokenizer.ggml.tokens", |mark| Value::String(mark.to_owned()));
+    extend("tokenizer.ggml.token_type", |_| Value::I32(USER_DEFINED));
+    metadata.insert("tokenizer.chat_template".into(), Value::String(template.into()));
+    metadata
+}
+
 fn tokenizer(metadata: &Metadata) -> Tokenizer {
     Tokenizer::new(gguf::tokenizer(GgufKeys(metadata)).expect("a sound vocabulary"))
         .expect("a sound tokenizer")

@@ -28,6 +28,7 @@ fn messages(case: &Value) -> Vec<ChatMessage> {
         name: text(message, "name"),
         tool_call_id: text(message, "tool_call_id"),
         tool_calls: None,
+        reasoning_content: None,
     };
     case["messages"].as_array().unwrap().iter().map(message).collect()
 }
@@ -150,6 +151,7 @@ fn special_tokens_in_contents_stay_text() {
             name: None,
             tool_call_id: None,
             tool_calls: None,
+            reasoning_content: None,
         };
         let ids = MODEL.encode_chat(&[message("system"), message("user")]).unwrap();
         let special: Vec<u32> = ids.iter().copied().filter(|id| *id < 17).collect();
@@ -178,6 +180,7 @@ fn a_quarter_megabyte_of_anything_is_tokenised() {
             name: None,
             tool_call_id: None,
             tool_calls: None,
+            reasoning_content: None,
         }]);
         let decoded = MODEL.tokenizer.decode(&ids.unwrap(), false).unwrap();
         assert!(decoded.contains(&text), "{unit:?}");

@@ -189,8 +189,14 @@ fn special_tokens_in_contents_stay_text_in_every_family() {
         let model = TextModel::load(&ModelSource::hf_folder(folder)).unwrap();
         let special_ids = |content: &str| {
             let (role, content) = ("user".to_owned(), Some(content.to_owned()));
-            let message =
-                ChatMessage { role, content, name: None, tool_call_id: None, tool_calls: None };
+            let message = ChatMessage {
+                role,
+                content,
+                name: None,
+                tool_call_id: None,
+                tool_calls: None,
+                reasoning_content: None,
+            };
             let ids = model.encode_chat(&[message]).unwrap();
             ids.into_iter()
                 .filter(|id| model.tokenizer.specials().iter().any(|token| token.id == *id))

@@ -93,6 +93,7 @@ fn messages(case: &Value) -> Option<Vec<ChatMessage>> {
             name: text(message, "name"),
             tool_call_id: text(message, "tool_call_id"),
             tool_calls: message.get("tool_calls").cloned(),
+            reasoning_content: None,
         })
     };
     case["messages"].as_array().unwrap().iter().map(message).collect()

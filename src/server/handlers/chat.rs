@@ -111,8 +111,14 @@ fn without_effect(services: &Services, input: &GenerationInput) -> Vec<String> {
         return Vec::new();
     };
     let mut paths = Vec::new();
+    let effort = input.effort.filter(|effort| !model.text.switches(*effort));
+    paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
     for (index, message) in input.messages.iter().enumerate() {
-        let fields = [("name", &message.name), ("tool_call_id", &message.tool_call_id)];
+        let fields = [
+            ("name", &message.name),
+            ("tool_call_id", &message.tool_call_id),
+            ("reasoning_content", &message.reasoning_content),
+        ];
         let silent = fields.into_iter().filter(|(field, value)| {
             value.is_some() && model.text.template.leaves_out(&message.role, field)
         });

@@ -5,10 +5,13 @@ use super::answer_format;
 use super::fields::{JsonField, refuse_rest};
 use super::json::JsonTree;
 use super::messages;
+use super::tools::{self, ToolFields};
 use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use crate::ids::ModelId;
 use crate::request::GenerationInput;
 use crate::server::error::ApiError;
+use crate::text::reasoning::ThinkingEffort;
+use serde_json::{Map, Value};
 
 /// Largest count of tokens a body may name; the model's limits are far below.
 pub(super) const MAX_COUNT: i64 = u32::MAX as i64;
@@ -18,10 +21,9 @@ pub(super) const MAX_LOGIT_BIASES: usize = 1024;
 pub(super) const MAX_LABEL: usize = 512;
 pub(super) const MAX_METADATA: usize = 16;
 pub(super) const MAX_METADATA_KEY: usize = 64;
-const MAX_TOOLS: usize = 64;
-const MAX_TOOL_NAME: usize = 64;
-const MAX_TOOL_DESCRIPTION: usize = 4 * 1024;
-const MAX_TOOL_SCHEMA: usize = 16 * 1024;
+/// Variables of a template, and characters of a name or a text among them.
+pub(super) const MAX_VARIABLES: usize = 16;
+pub(super) const MAX_VARIABLE: usize = 64;
 
 /// A request within every bound that does not depend on the model.
 #[derive(Clone, Debug, Default)]
@@ -42,11 +44,14 @@ impl ChatRequest {
             return Err(ApiError::malformed("The body must be a JSON object."));
         };
         let mut request = Self::default();
+        let mut tools = ToolFields::default();
         for (name, field) in (JsonField { path: String::new(), value: tree }).members()? {
-            if !request.honour(name, &field)? && !request.tolerate(name, &field)? {
+            let known = tools.take(name, &field) || request.honour(name, &field)?;
+            if !known && !request.tolerate(name, &field)? {
                 return Err(refusal(name, &field));
             }
         }
+        request.input.tools = tools.read(&mut request.ignored)?;
         request.check()
     }
 
@@ -68,6 +73,8 @@ impl ChatRequest {
             "logprobs" => self.logprobs = field.bool()?,
             "top_logprobs" => self.top_logprobs = Some(field.integer(0..=20)? as u8),
             name if answer_format::FIELDS.contains(&name) => self.format(name, field)?,
+            "chat_template_kwargs" => input.template_variables = template_variables(field)?,
+            "reasoning_effort" => input.effort = Some(effort(field)?),
             "seed" => sampling.seed = Some(field.integer(i64::MIN..=i64::MAX)? as u64),
             "logit_bias" => sampling.logit_bias = logit_bias(field)?,
             _ => {
@@ -86,14 +93,9 @@ impl ChatRequest {
         match name {
             "user" | "safety_identifier" => drop(field.text(MAX_LABEL)?),
             "metadata" => metadata(field)?,
-            "parallel_tool_calls" => drop(field.bool()?),
             "store" => only(field, !field.bool()?, "can only be false")?,
             "service_tier" => only(field, field.text(MAX_LABEL)? == "auto", "can only be auto")?,
-            "tool_choice" => {
-                let choice = field.text(MAX_LABEL).unwrap_or_default();
-                only(field, ["none", "auto"].contains(&choice), "can only be none or auto")?;
-            }
-            "tools" | "functions" => tools(field)?,
+            "functions" => functions(field)?,
             "modalities" => {
                 let items = field.items(1)?;
                 only(
@@ -152,13 +154,19 @@ impl ChatRequest {
         if let Some(max_tokens) = input.max_tokens {
             input.check_min_tokens(max_tokens)?;
         }
-        let (format, endless) = (&input.format, input.ignore_eos || input.min_tokens > 0);
-        if let Some(asked) = format.as_ref().filter(|_| endless) {
+        let format = input.format.as_ref().map(|asked| asked.field);
+        let tools = input.tools.as_ref().map(|_| "tools");
+        if let Some((format, _)) = format.zip(tools) {
+            let why =
+                format!("{format} and tools both decide what an answer is: send one of them.");
+            return Err(ApiError::invalid(format, why));
+        }
+        let endless = input.ignore_eos || input.min_tokens > 0;
+        if let Some(field) = format.or(tools).filter(|_| endless) {
             let why = format!(
-                "{} decides where the answer ends: leave out ignore_eos and min_tokens.",
-                asked.field
+                "{field} decides where the answer ends: leave out ignore_eos and min_tokens."
             );
-            return Err(ApiError::invalid(asked.field, why));
+            return Err(ApiError::invalid(field, why));
         }
         if self.top_logprobs.is_some() && !self.logprobs {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));
@@ -246,43 +254,40 @@ fn metadata(field: &JsonField) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Tools are bounded before they are refused; only an empty list passes.
-fn tools(field: &JsonField) -> Result<(), ApiError> {
-    let items = field.items(MAX_TOOLS)?;
-    for item in &items {
-        tool(item)?;
-    }
-    only(field, items.is_empty(), "is not supported: this service generates text only")
+/// The tools of older clients are bounded before they are refused; only an empty list passes.
+fn functions(field: &JsonField) -> Result<(), ApiError> {
+    let items = field.items(tools::MAX_TOOLS)?;
+    items.iter().try_for_each(tools::check_bounds)?;
+    only(field, items.is_empty(), "is not supported: send tools to a model that has them")
 }
 
-/// Reads either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
-fn tool(field: &JsonField) -> Result<(), ApiError> {
-    let mut members = field.members()?;
-    let function = members.remove("function").unwrap_or_else(|| field.clone());
-    let mut members = function.members()?;
-    if let Some(name) = members.remove("name") {
-        name.text(MAX_TOOL_NAME)?;
+/// Variables for the model's template, as vLLM's clients send them.
+fn template_variables(field: &JsonField) -> Result<Map<String, Value>, ApiError> {
+    let members = field.members()?;
+    only(
+        field,
+        members.len() <= MAX_VARIABLES,
+        &format!("must have at most {MAX_VARIABLES} members"),
+    )?;
+    let mut variables = Map::new();
+    for (name, value) in members {
+        let must = "must have names of letters, digits and _";
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        only(field, name.len() <= MAX_VARIABLE && is_name(name), must)?;
+        let read = match value.value {
+            JsonTree::Bool(flag) => Value::Bool(*flag),
+            JsonTree::Number(_) => value.integer(0..=MAX_COUNT)?.into(),
+            JsonTree::String(_) => value.text(MAX_VARIABLE)?.into(),
+            _ => return Err(value.refuse("must be true, false, a whole number or a short text")),
+        };
+        variables.insert(name.to_owned(), read);
     }
-    if let Some(description) = members.remove("description") {
-        description.text(MAX_TOOL_DESCRIPTION)?;
-    }
-    match members.remove("parameters") {
-        Some(schema) => {
-            only(&schema, schema_size(schema.value) <= MAX_TOOL_SCHEMA, "must have at most 16 KiB")
-        }
-        None => Ok(()),
-    }
+    Ok(variables)
 }
 
-/// Bytes of names and values, close enough to the size of the schema's text to bound it.
-fn schema_size(value: &JsonTree) -> usize {
-    match value {
-        JsonTree::Null | JsonTree::Bool(_) => 4,
-        JsonTree::Number(literal) => literal.len(),
-        JsonTree::String(text) => text.len() + 2,
-        JsonTree::Array(items) => 2 + items.iter().map(|item| schema_size(item) + 1).sum::<usize>(),
-        JsonTree::Object(members) => {
-            2 + members.iter().map(|(name, item)| name.len() + 4 + schema_size(item)).sum::<usize>()
-        }
-    }
+fn effort(field: &JsonField) -> Result<ThinkingEffort, ApiError> {
+    let word = field.text(MAX_VARIABLE).ok().and_then(ThinkingEffort::of);
+    word.ok_or_else(|| {
+        field.refuse(&format!("must be one of {}", ThinkingEffort::WORDS.join(", ")))
+    })
 }

@@ -7,6 +7,7 @@
 use super::answer_format;
 use super::chat_request as body;
 use super::messages;
+use super::tools;
 use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use schemars::JsonSchema;
 use schemars::transform::RecursiveTransform;
@@ -91,7 +92,7 @@ pub struct CompletionBody {
         "additionalProperties" = { "type": "string", "maxLength": body::MAX_LABEL },
     ))]
     metadata: Option<BTreeMap<String, String>>,
-    /// Has no effect.
+    /// Whether one answer may call several tools. Absent: true. Without tools it has no effect.
     parallel_tool_calls: Option<bool>,
     /// Has no effect.
     #[schemars(extend("enum" = [false, null]))]
@@ -99,12 +100,23 @@ pub struct CompletionBody {
     /// Has no effect.
     #[schemars(extend("enum" = ["auto", null]))]
     service_tier: Option<String>,
-    /// Has no effect.
-    #[schemars(extend("enum" = ["none", "auto", null]))]
-    tool_choice: Option<String>,
-    /// Tools are not supported; an empty list has no effect.
-    #[schemars(length(max = 0))]
-    tools: Option<Vec<serde_json::Value>>,
+    /// Without tools `none` and `auto` alone are taken, and have no effect.
+    tool_choice: Option<ToolChoiceSchema>,
+    /// Functions that the model may call. A model without the capability `tools` refuses them; an
+    /// empty list has no effect.
+    #[schemars(length(max = tools::MAX_TOOLS))]
+    tools: Option<Vec<ToolSchema>>,
+    /// Variables of the model's chat template, such as `enable_thinking`. One that the template
+    /// does not read is refused.
+    #[schemars(extend(
+        "maxProperties" = body::MAX_VARIABLES,
+        "propertyNames" = { "pattern": "^[A-Za-z0-9_]{0,64}$" },
+        "additionalProperties" = { "type": ["boolean", "integer", "string"] },
+    ))]
+    chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    /// How much the model thinks, where its chat template has a switch for it.
+    #[schemars(extend("enum" = ["none", "minimal", "low", "medium", "high", "xhigh", null]))]
+    reasoning_effort: Option<String>,
     /// Functions are not supported; an empty list has no effect.
     #[schemars(length(max = 0))]
     functions: Option<Vec<serde_json::Value>>,
@@ -233,6 +245,54 @@ struct StructuredOutputs {
 #[schemars(inline)]
 struct SchemaText(Value);
 
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+enum ToolChoiceSchema {
+    Word(#[schemars(extend("enum" = ["none", "auto", "required"]))] String),
+    Named(NamedTool),
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct NamedTool {
+    #[schemars(extend("const" = "function"))]
+    r#type: String,
+    function: ToolName,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(inline)]
+struct ToolName {
+    #[schemars(length(max = tools::MAX_TOOL_NAME))]
+    name: String,
+}
+
+/// A function that the model may call.
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+#[schemars(rename = "Tool")]
+struct ToolSchema {
+    #[schemars(extend("const" = "function"))]
+    r#type: String,
+    function: ToolFunction,
+}
+
+#[expect(dead_code, reason = "only its schema is used")]
+#[derive(JsonSchema)]
+struct ToolFunction {
+    #[schemars(regex(pattern = "^[A-Za-z0-9_.-]{1,64}$"))]
+    name: String,
+    #[schemars(length(max = tools::MAX_TOOL_DESCRIPTION))]
+    description: Option<String>,
+    /// The JSON schema of an object, of at most 16 KiB. One that cannot be kept to is refused.
+    parameters: Option<serde_json::Map<String, Value>>,
+    /// Every object must require all its properties and allow no others.
+    strict: Option<bool>,
+}
+
 /// The one word `text`.
 struct Text;
 
@@ -275,6 +335,8 @@ enum MessageSchema {
         tool_calls: Option<Vec<ToolCall>>,
         #[schemars(length(max = messages::MAX_NAME))]
         name: Option<String>,
+        /// What the model thought before; refused by a model that does not think.
+        reasoning_content: Option<String>,
     },
     /// What the assistant called, with or without a text.
     #[schemars(title = "assistant with tool calls")]
@@ -286,6 +348,8 @@ enum MessageSchema {
         tool_calls: Vec<ToolCall>,
         #[schemars(length(max = messages::MAX_NAME))]
         name: Option<String>,
+        /// What the model thought before; refused by a model that does not think.
+        reasoning_content: Option<String>,
     },
     /// What a tool answered.
     #[schemars(title = "tool")]
@@ -402,7 +466,8 @@ mod tests {
         let schema = schemars::schema_for!(CompletionBody).to_value();
         let mut probed = 0;
         for (name, property) in schema["properties"].as_object().unwrap() {
-            for (value, inside) in probes(property).into_iter().filter(|_| name != "messages") {
+            let by_itself = ["messages", "tools", "tool_choice"].contains(&name.as_str());
+            for (value, inside) in probes(property).into_iter().filter(|_| !by_itself) {
                 assert_eq!(accepts(name, &value), inside, "{name}: {value}");
                 probed += 1;
             }

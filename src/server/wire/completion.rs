@@ -2,11 +2,14 @@
 
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::{FinishReason, Microcredits, Usage};
-use crate::request::transcript::{ScoredToken, TextDelta, TokenScores};
+use crate::request::transcript::{PartDelta, ScoredToken, TokenScores};
 use crate::request::{CompleteAnswer, Delta};
+use crate::text::AnswerPart;
+use crate::text::tools::ReadCall;
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// The whole answer; also what is stored for replay.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -36,10 +39,53 @@ pub struct Choice {
 pub struct AssistantMessage {
     #[schemars(extend("const" = "assistant"))]
     pub role: String,
-    pub content: String,
+    /// Null of an answer of calls alone.
+    pub content: Option<String>,
+    /// What the model thought before; absent of a model that does not think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCallObject>,
     /// Always null; typed clients expect the key.
     #[schemars(with = "()")]
     pub refusal: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "CalledTool")]
+pub struct ToolCallObject {
+    pub id: String,
+    #[schemars(extend("const" = "function"))]
+    pub r#type: String,
+    pub function: CalledFunction,
+}
+
+impl ToolCallObject {
+    fn of(id: String, call: &ReadCall) -> Self {
+        let ReadCall { name, arguments } = call.clone();
+        Self { id, r#type: "function".into(), function: CalledFunction { name, arguments } }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CalledFunction {
+    pub name: String,
+    /// A JSON text.
+    pub arguments: String,
+}
+
+/// Letters of the ids of calls: some templates take nothing else, and nine of them.
+const ID_LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const ID_LENGTH: usize = 9;
+
+/// The id of an answer's call. It is made from the request's id, so it is the same in every
+/// replay, and hardly ever that of a call in another answer.
+fn call_id(request: RequestId, call: u32) -> String {
+    let digest = Sha256::new().chain_update(request.0).chain_update(call.to_be_bytes()).finalize();
+    let letter = |byte: &u8| char::from(ID_LETTERS[usize::from(*byte) % ID_LETTERS.len()]);
+    // Counted, so that no two of one answer are equal.
+    let letters: String = digest.iter().take(ID_LENGTH - 2).map(letter).collect();
+    format!("{letters}{call:02}")
 }
 
 /// Log-probabilities of the tokens behind a piece of text.
@@ -88,6 +134,15 @@ pub struct UsageObject {
     pub completion_tokens: u32,
     pub total_tokens: u32,
     pub prompt_tokens_details: PromptTokensDetails,
+    /// Absent of a model that does not think.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CompletionTokensDetails {
+    /// Tokens of the thought with its marks: a part of `completion_tokens`.
+    pub reasoning_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -102,7 +157,15 @@ impl From<Usage> for UsageObject {
             completion_tokens: usage.completion_tokens,
             total_tokens: usage.prompt_tokens.saturating_add(usage.completion_tokens),
             prompt_tokens_details: PromptTokensDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: None,
         }
+    }
+}
+
+impl UsageObject {
+    fn of(usage: Usage, reasoning_tokens: Option<u32>) -> Self {
+        let details = |reasoning_tokens| CompletionTokensDetails { reasoning_tokens };
+        Self { completion_tokens_details: reasoning_tokens.map(details), ..usage.into() }
     }
 }
 
@@ -186,6 +249,30 @@ struct ChunkDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallDelta<'a>; 1]>,
+}
+
+/// The beginning of a call has its id and name, the pieces that follow have arguments.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ToolCallDelta")]
+struct CallDelta<'a> {
+    index: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("const" = "function"))]
+    r#type: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
 }
 
 impl ChunkWriter {
@@ -195,26 +282,48 @@ impl ChunkWriter {
 
     /// The first chunk, which names the role.
     pub fn first(&self) -> String {
-        let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
+        let delta =
+            ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
         self.choice(delta, None, None, None)
     }
 
     /// The chunks of one delta.
     pub fn delta(&self, delta: &Delta) -> Vec<String> {
         match delta {
-            Delta::Text(TextDelta { text, scores }) => {
-                vec![self.text(text, scores.as_deref().map(Logprobs::of).as_ref())]
+            Delta::Part(PartDelta { part, call, scores }) => {
+                vec![self.part(part, *call, scores.as_deref().map(Logprobs::of).as_ref())]
             }
-            Delta::Finished { reason, usage, charged, scores } => {
+            Delta::Finished { reason, usage, reasoning_tokens, charged, scores } => {
                 let logprobs = scores.as_deref().map(Logprobs::of);
                 let credits = CreditsObject::charged(*charged);
-                self.finish(*reason, logprobs.as_ref(), (*usage).into(), &credits)
+                let usage = UsageObject::of(*usage, *reasoning_tokens);
+                self.finish(*reason, logprobs.as_ref(), usage, &credits)
             }
         }
     }
 
-    fn text(&self, text: &str, logprobs: Option<&Logprobs>) -> String {
-        self.choice(ChunkDelta { content: Some(text), role: None }, logprobs, None, None)
+    /// A piece of the answer; `call` is the number of the call that it belongs to.
+    fn part(&self, part: &AnswerPart, call: u32, logprobs: Option<&Logprobs>) -> String {
+        let begun = |name| CallDelta {
+            index: call,
+            id: Some(call_id(self.id, call)),
+            r#type: Some("function"),
+            function: FunctionDelta { name: Some(name), arguments: "" },
+        };
+        let more = |arguments| CallDelta {
+            index: call,
+            id: None,
+            r#type: None,
+            function: FunctionDelta { name: None, arguments },
+        };
+        let mut delta = ChunkDelta::default();
+        match part {
+            AnswerPart::Content(text) => delta.content = Some(text),
+            AnswerPart::Reasoning(text) => delta.reasoning_content = Some(text),
+            AnswerPart::Call { name } => delta.tool_calls = Some([begun(name)]),
+            AnswerPart::Arguments(text) => delta.tool_calls = Some([more(text)]),
+        }
+        self.choice(delta, logprobs, None, None)
     }
 
     /// The last chunks: the reason, with the usage on it or after it. `logprobs` belong to tokens
@@ -275,9 +384,14 @@ impl Completion {
     }
 
     fn of(answer: &CompleteAnswer) -> Self {
+        let call = |(at, call)| ToolCallObject::of(call_id(answer.id, at), call);
+        let (text, thought) = (&answer.text, answer.thought.as_ref());
+        let says = !text.is_empty() || answer.calls.is_empty();
         let message = AssistantMessage {
             role: "assistant".into(),
-            content: answer.text.clone(),
+            content: says.then(|| text.clone()),
+            reasoning_content: thought.map(|thought| thought.text.clone()),
+            tool_calls: (0..).zip(&answer.calls).map(call).collect(),
             refusal: None,
         };
         let logprobs = answer.scores.as_deref().map(Logprobs::of);
@@ -287,24 +401,37 @@ impl Completion {
             created: answer.created_at.seconds(),
             model: answer.model,
             choices: [Choice { index: 0, message, logprobs, finish_reason: answer.reason }],
-            usage: answer.usage.into(),
+            usage: UsageObject::of(answer.usage, thought.map(|thought| thought.tokens)),
             credits: CreditsObject::charged(answer.charged),
         }
     }
 
-    /// The same answer as a stream tells it, with the text in one piece.
+    /// The same answer as a stream tells it, with each part in one piece.
     pub fn chunks(&self, include_usage: bool) -> Vec<String> {
         let writer = ChunkWriter::new(self.id, self.created, self.model, include_usage);
         let [choice] = &self.choices;
-        let (text, logprobs) = (&choice.message.content, choice.logprobs.as_ref());
+        let mut logprobs = choice.logprobs.as_ref();
         let mut chunks = vec![writer.first()];
-        if !text.is_empty() {
-            chunks.push(writer.text(text, logprobs));
+        for (call, part) in choice.message.parts() {
+            chunks.push(writer.part(&part, call, logprobs.take()));
         }
-        let without_text = logprobs.filter(|_| text.is_empty());
-        let reason = choice.finish_reason;
-        chunks.extend(writer.finish(reason, without_text, self.usage, &self.credits));
+        chunks.extend(writer.finish(choice.finish_reason, logprobs, self.usage, &self.credits));
         chunks
+    }
+}
+
+impl AssistantMessage {
+    /// What the message consists of, each with the number of its call.
+    fn parts(&self) -> Vec<(u32, AnswerPart)> {
+        let full = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let thought = full(&self.reasoning_content).map(AnswerPart::Reasoning);
+        let said = full(&self.content).map(AnswerPart::Content);
+        let mut parts: Vec<_> = thought.into_iter().chain(said).map(|part| (0, part)).collect();
+        for (call, ToolCallObject { function, .. }) in (0..).zip(&self.tool_calls) {
+            parts.push((call, AnswerPart::Call { name: function.name.clone() }));
+            parts.push((call, AnswerPart::Arguments(function.arguments.clone())));
+        }
+        parts
     }
 }
 
@@ -335,7 +462,7 @@ mod tests {
             r#""choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}"#,
         );
         check(
-            &writer(true).text("a\n", None),
+            &writer(true).part(&AnswerPart::Content("a\n".into()), 0, None),
             r#""choices":[{"index":0,"delta":{"content":"a\n"},"logprobs":null,"finish_reason":null}],"usage":null}"#,
         );
         let unasked = writer(false).finish(FinishReason::Stop, None, usage, &credits);

@@ -36,8 +36,28 @@ fn message(field: &JsonField, ignored: &mut Vec<String>) -> Result<ChatMessage, 
         members.remove("tool_calls").map(|calls| tool_calls(role, &calls)).transpose()?.flatten();
     let tool_call_id = tool_call_id(field, role, members.remove("tool_call_id"))?;
     let content = content(field, members.remove("content"), tool_calls.is_some())?;
+    let reasoning_content = thought(role, &mut members)?;
     refuse_rest(&members)?;
-    Ok(ChatMessage { role: role.to_owned(), content, name, tool_call_id, tool_calls })
+    let role = role.to_owned();
+    Ok(ChatMessage { role, content, name, tool_call_id, tool_calls, reasoning_content })
+}
+
+/// What the model thought before an earlier answer, by either of its names. The body's size bounds
+/// it.
+fn thought(role: &str, members: &mut MessageFields) -> Result<Option<String>, ApiError> {
+    let mut found = None;
+    for name in ["reasoning_content", "reasoning"] {
+        let Some(field) = members.remove(name) else { continue };
+        if role != "assistant" {
+            return Err(field.refuse("belongs to assistant messages"));
+        }
+        let text = field.text(usize::MAX)?;
+        if found.as_deref().is_some_and(|known| known != text) {
+            return Err(field.refuse("differs from reasoning_content: send one of them"));
+        }
+        found = Some(text.to_owned());
+    }
+    Ok(found)
 }
 
 /// Only an assistant's tool calls can replace its text.

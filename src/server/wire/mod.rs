@@ -19,3 +19,4 @@ pub mod receipt;
 mod schemas;
 #[cfg(test)]
 mod tests;
+mod tools;

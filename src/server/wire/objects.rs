@@ -15,7 +15,7 @@ use crate::ledger::{
     CredentialKind, FailureCode, Microcredits, RequestRecord,
 };
 use crate::pool::ServedModel;
-use crate::request::{TokenLimits, keeps_formats};
+use crate::request::{Capability, TokenLimits};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -117,8 +117,8 @@ pub struct ModelObject {
     pricing: Pricing,
     evidence: EvidenceObject,
     /// What requests may ask of the model beyond text. `json_schema`: answers that keep to a
-    /// format.
-    #[schemars(extend("items" = { "enum": ["json_schema"] }))]
+    /// format. `tools`: calls of tools. `reasoning`: what the model thinks is told apart.
+    #[schemars(extend("items" = { "enum": ["json_schema", "tools", "reasoning"] }))]
     capabilities: Vec<&'static str>,
     /// Who says who made the model: a release that is published with the node, or its file alone.
     attribution: Attribution,
@@ -202,7 +202,10 @@ impl ModelObject {
                 output: units(manifest.prices.output),
             },
             evidence: EvidenceObject::of(model.qualified.evidence()),
-            capabilities: keeps_formats(model, plan).then_some("json_schema").into_iter().collect(),
+            capabilities: {
+                let held = Capability::ALL.into_iter().filter(|one| one.holds(model, plan));
+                held.map(Capability::name).collect()
+            },
             attribution: if manifest.is_published() {
                 Attribution::Published
             } else {

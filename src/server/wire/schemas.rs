@@ -40,7 +40,7 @@ words! {
     AccountStatus [Active, Suspended];
     CredentialKind [ApiKey, AccessToken];
     AttemptState [Queued, Running, Completed, Cancelled, Failed];
-    FinishReason [Stop, Length];
+    FinishReason [Stop, Length, ToolCalls];
     FailureCode [
         GenerationFailed, NodeRestarted, DeadlineExceeded, Overloaded, Draining,
         ControlPlaneUnavailable

@@ -3,7 +3,10 @@
 use super::chat_request::ChatRequest;
 use super::json::JsonTree;
 use crate::engine::SamplingParams;
+use crate::request::{RequestError, ToolChoice};
 use crate::server::error::ApiError;
+use crate::text::reasoning::ThinkingEffort;
+use serde_json::Value;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
 
@@ -159,11 +162,10 @@ fn parameters_out_of_bounds() {
 }
 
 #[test]
-fn tools_are_bounded_before_they_are_refused() {
+fn tools_are_bounded_whatever_the_model_is() {
     let long = "x".repeat(20_000);
     let check =
         |tools: String, param: &str| check_refused(&body(&format!(r#""tools":{tools}"#)), param);
-    check(r#"[{"type":"function","function":{"name":"f"}}]"#.into(), "tools");
     check(format!("[{}]", vec!["{}"; 65].join(",")), "tools");
     check(format!(r#"[{{"function":{{"name":"{}"}}}}]"#, &long[..65]), "tools[0].function.name");
     check(
@@ -174,6 +176,79 @@ fn tools_are_bounded_before_they_are_refused() {
         format!(r#"[{{"function":{{"parameters":{{"a":"{long}"}}}}}}]"#),
         "tools[0].function.parameters",
     );
+}
+
+/// What is wrong with definitions is told by the models that have tools.
+#[test]
+fn definitions_of_tools_are_read() {
+    let asked = |members: &str| accepted(&body(members)).input.tools.unwrap();
+    let param = |members: &str| match asked(members).unwrap_err() {
+        RequestError::FieldRefused { field, .. } => field,
+        other => panic!("{other}"),
+    };
+    let tool = |function: &str| format!(r#""tools":[{{"type":"function","function":{function}}}]"#);
+    let good = asked(&tool(r#"{"name":"f","description":null,"parameters":{"type":"object"}}"#));
+    let good = good.unwrap();
+    assert_eq!(good.definitions[0].parameters, r#"{"type":"object"}"#);
+    let shown = r#"[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}]"#;
+    assert_eq!(good.shown, serde_json::from_str::<Value>(shown).unwrap());
+    assert_eq!((good.choice, good.parallel), (ToolChoice::Auto, true));
+    for (function, path) in [
+        ("{}", "tools[0].function.name"),
+        (r#"{"name":""}"#, "tools[0].function.name"),
+        (r#"{"name":"a b"}"#, "tools[0].function.name"),
+        (r#"{"name":"f","more":1}"#, "tools[0].function.more"),
+        (r#"{"name":"f","strict":1}"#, "tools[0].function.strict"),
+        (r#"{"name":"f","parameters":{"type":"array"}}"#, "tools[0].function.parameters"),
+    ] {
+        assert_eq!(param(&tool(function)), path, "{function}");
+    }
+    let two = r#""tools":[{"function":{"name":"f"}},{"name":"f"}]"#;
+    assert_eq!(param(two), "tools[1]");
+    let named = |name: &str| {
+        format!(
+            r#"{},"tool_choice":{{"type":"function","function":{{"name":"{name}"}}}}"#,
+            tool(r#"{"name":"f"}"#)
+        )
+    };
+    assert_eq!(asked(&named("f")).unwrap().choice, ToolChoice::Named(0));
+    assert_eq!(param(&named("g")), "tool_choice");
+    let more = |more: &str| format!("{},{more}", tool(r#"{"name":"f"}"#));
+    let required = asked(&more(r#""tool_choice":"required","parallel_tool_calls":false"#));
+    let required = required.unwrap();
+    assert_eq!((required.choice, required.parallel), (ToolChoice::Required, false));
+    check_refused(&body(&more(r#""tool_choice":"any""#)), "tool_choice");
+    check_refused(&body(&more(r#""ignore_eos":true"#)), "tools");
+    check_refused(&body(&more(r#""response_format":{"type":"json_object"}"#)), "response_format");
+    check_refused(&body(r#""tool_choice":"required""#), "tool_choice");
+}
+
+#[test]
+fn variables_of_templates_are_bounded() {
+    let seen = accepted(&body(
+        r#""chat_template_kwargs":{"enable_thinking":false,"budget":3,"mode":"x"},"reasoning_effort":"low""#,
+    ));
+    assert_eq!(
+        Value::Object(seen.input.template_variables),
+        serde_json::json!({ "enable_thinking": false, "budget": 3, "mode": "x" })
+    );
+    assert_eq!(seen.input.effort, ThinkingEffort::of("low"));
+    for (members, param) in [
+        (r#""chat_template_kwargs":1"#.to_owned(), "chat_template_kwargs"),
+        (r#""chat_template_kwargs":{"a-b":1}"#.into(), "chat_template_kwargs"),
+        (r#""chat_template_kwargs":{"a":[]}"#.into(), "chat_template_kwargs.a"),
+        (
+            format!(r#""chat_template_kwargs":{{"a":"{}"}}"#, "x".repeat(65)),
+            "chat_template_kwargs.a",
+        ),
+        (r#""reasoning_effort":"much""#.into(), "reasoning_effort"),
+        (r#""reasoning_effort":1"#.into(), "reasoning_effort"),
+    ] {
+        check_refused(&body(&members), param);
+    }
+    let many: Vec<String> = (0..17).map(|n| format!(r#""v{n}":1"#)).collect();
+    let many = format!(r#""chat_template_kwargs":{{{}}}"#, many.join(","));
+    check_refused(&body(&many), "chat_template_kwargs");
 }
 
 #[test]

@@ -96,7 +96,7 @@ codes!(AccountStatus { 0 => Active, 1 => Suspended });
 codes!(Bucket { 0 => Trial, 1 => Premium });
 codes!(CredentialKind { 0 => ApiKey, 1 => AccessToken });
 codes!(AttemptState { 0 => Queued, 1 => Running, 2 => Completed, 3 => Cancelled, 4 => Failed });
-codes!(FinishReason { 0 => Stop, 1 => Length });
+codes!(FinishReason { 0 => Stop, 1 => Length, 2 => ToolCalls });
 codes!(FailureCode {
     0 => GenerationFailed,
     1 => NodeRestarted,

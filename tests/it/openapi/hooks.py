@@ -20,6 +20,8 @@ FORMATS = {
     "guided_choice": ["left", "right"],
     "guided_grammar": 'start: "x"+',
 }
+# What the small model, which has neither tools nor thoughts, refuses in all or most of its forms.
+ABILITIES = ["tools", "tool_choice", "chat_template_kwargs", "reasoning_effort"]
 MOST_TOKENS = 6
 MOST_CHARACTERS = 300
 
@@ -76,8 +78,11 @@ def soften(body):
     if asked:
         body[asked[0]] = FORMATS[asked[0]]
         body["ignore_eos"] = body["min_tokens"] = None
+    for name in ABILITIES:
+        body.pop(name, None)
     room = [MOST_CHARACTERS]
     for message in body["messages"]:
+        message.pop("reasoning_content", None)
         # The template of the small model cannot render tool calls.
         if message.pop("tool_calls", None):
             message["content"] = "called"

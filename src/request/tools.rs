@@ -1,0 +1,252 @@
+//! Tools and thinking: what a request may ask of its model, and how the answer is made then.
+
+use super::error::RequestError;
+use super::format::AskedFormat;
+use super::plan::GenerationInput;
+use crate::config::Plan;
+use crate::engine::TokenGrammar;
+use crate::pool::ServedModel;
+use crate::text::reasoning::ThinkingEffort;
+use crate::text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
+use crate::text::{self, AnswerReader, FormatRefused, PromptExtras, TextModel, Unwanted};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// What requests may ask of a model beyond text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// Answers that keep to a format.
+    Formats,
+    /// Calls of tools.
+    Tools,
+    /// What the model thinks is told apart from its answer.
+    Reasoning,
+}
+
+impl Capability {
+    pub const ALL: [Self; 3] = [Self::Formats, Self::Tools, Self::Reasoning];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Formats => "json_schema",
+            Self::Tools => "tools",
+            Self::Reasoning => "reasoning",
+        }
+    }
+
+    /// Whether both the model and the plan have it.
+    pub fn holds(self, model: &ServedModel, plan: &Plan) -> bool {
+        self.is_of(model) && self.is_in(plan)
+    }
+
+    fn is_of(self, model: &ServedModel) -> bool {
+        match self {
+            Self::Formats => model.keeps_formats,
+            // Calls are kept to their form by a grammar.
+            Self::Tools => {
+                model.keeps_formats && model.qualified.proves_tools() && model.text.calls.is_some()
+            }
+            Self::Reasoning => model.text.thinking.is_some(),
+        }
+    }
+
+    fn is_in(self, plan: &Plan) -> bool {
+        match self {
+            Self::Formats => plan.structured_output,
+            Self::Tools => plan.tools,
+            Self::Reasoning => plan.reasoning,
+        }
+    }
+
+    /// Refuses a field that asks for it, where it is not to be had.
+    pub(super) fn check(
+        self,
+        field: &str,
+        model: &ServedModel,
+        plan: &Plan,
+    ) -> Result<(), RequestError> {
+        if !self.is_in(plan) {
+            return Err(RequestError::refused(field, "is not part of your plan"));
+        }
+        if self.is_of(model) {
+            return Ok(());
+        }
+        let why = match self {
+            Self::Formats => "is not available for this model on this node",
+            Self::Tools => "is not supported: this model generates text only",
+            Self::Reasoning => "is not supported: this model does not think before it answers",
+        };
+        Err(RequestError::refused(field, why))
+    }
+}
+
+/// The tools that a request offers, and how they may be used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AskedTools {
+    pub definitions: Vec<ToolDefinition>,
+    /// The definitions as templates read them.
+    pub shown: Value,
+    pub choice: ToolChoice,
+    /// Whether one answer may have several calls.
+    pub parallel: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    Auto,
+    /// The model is not told of the tools.
+    None,
+    Required,
+    /// The place of the function in the definitions.
+    Named(usize),
+}
+
+impl AskedTools {
+    fn rule(&self) -> CallRule {
+        let only = match self.choice {
+            ToolChoice::Named(at) => self.definitions.get(at).map(|tool| tool.name.clone()),
+            _ => None,
+        };
+        CallRule {
+            required: only.is_some() || self.choice == ToolChoice::Required,
+            only,
+            most: if self.parallel { MOST_CALLS } else { 1 },
+        }
+    }
+
+    fn compile(
+        &self,
+        text: &TextModel,
+        thinking: Option<ThinkingStart>,
+    ) -> Result<Arc<dyn TokenGrammar>, RequestError> {
+        let compiled = compile(text, &self.definitions, &self.rule(), thinking);
+        compiled.map_err(|why| self.refusal(text, why))
+    }
+
+    /// Names the first tool that is refused by itself.
+    fn refusal(&self, text: &TextModel, why: FormatRefused) -> RequestError {
+        let rule = CallRule { only: None, ..self.rule() };
+        for (at, tool) in self.definitions.iter().enumerate() {
+            if let Err(why) = compile(text, std::slice::from_ref(tool), &rule, None) {
+                let field = format!("tools[{at}].function.parameters");
+                return RequestError::refused(&field, why.0);
+            }
+        }
+        RequestError::refused("tools", why.0)
+    }
+}
+
+fn compile(
+    text: &TextModel,
+    tools: &[ToolDefinition],
+    rule: &CallRule,
+    thinking: Option<ThinkingStart>,
+) -> Result<Arc<dyn TokenGrammar>, FormatRefused> {
+    let unusable = || FormatRefused("is not available for this model".into());
+    let format = text.call_grammar(tools, rule, thinking).ok_or_else(unusable)??;
+    text.compile(&format).map(|grammar| grammar as Arc<dyn TokenGrammar>)
+}
+
+/// A prompt, and how its answer is made and read.
+pub struct PreparedAnswer {
+    pub prompt: Vec<u32>,
+    pub grammar: Option<Arc<dyn TokenGrammar>>,
+    pub reader: AnswerReader,
+}
+
+impl GenerationInput {
+    /// Refuses tools and thinking that this model or this plan does not have.
+    pub(super) fn check_capabilities(
+        &self,
+        model: &ServedModel,
+        plan: &Plan,
+    ) -> Result<(), RequestError> {
+        if let Some(asked) = &self.format {
+            Capability::Formats.check(asked.field, model, plan)?;
+        }
+        if let Some(asked) = &self.tools {
+            Capability::Tools.check("tools", model, plan)?;
+            asked.as_ref().map_err(Clone::clone)?;
+        }
+        let thought = self.messages.iter().position(|m| m.reasoning_content.is_some());
+        if let Some(at) = thought {
+            let field = format!("messages[{at}].reasoning_content");
+            Capability::Reasoning.check(&field, model, plan)?;
+        }
+        self.variables(&model.text).map(drop)
+    }
+
+    /// The template's variables that the request sets.
+    fn variables(&self, text: &TextModel) -> Result<serde_json::Map<String, Value>, RequestError> {
+        let mut variables = self.template_variables.clone();
+        if let Some(name) = variables.keys().find(|name| !text.template.reads(name)) {
+            let field = format!("chat_template_kwargs.{name}");
+            let why = "is nothing that this model's template reads: leave it out";
+            return Err(RequestError::refused(&field, why));
+        }
+        let Some(effort) = self.effort.filter(|effort| text.switches(*effort)) else {
+            return Ok(variables);
+        };
+        let told = effort.variables(|name| text.template.reads(name)).ok_or_else(|| {
+            let why = "cannot be chosen: this model's template has no switch for thinking";
+            RequestError::refused("reasoning_effort", why)
+        })?;
+        for (name, value) in told {
+            if variables.get(&name).is_some_and(|set| *set != value) {
+                let why = format!("contradicts chat_template_kwargs.{name}: send one of them");
+                return Err(RequestError::refused("reasoning_effort", why));
+            }
+            variables.insert(name, value);
+        }
+        Ok(variables)
+    }
+
+    /// The tools that the model is told of.
+    fn offered(&self) -> Option<&AskedTools> {
+        let asked = self.tools.as_ref()?.as_ref().ok()?;
+        (asked.choice != ToolChoice::None).then_some(asked)
+    }
+
+    /// Makes the prompt, the grammar and the reader of the answer. Blocking: long conversations
+    /// take milliseconds to tokenise, and formats tenths of a second to compile. `thinks`: what the
+    /// model thinks is told apart.
+    pub fn prepare(
+        &self,
+        text: &TextModel,
+        thinks: bool,
+        unwanted: &Unwanted,
+    ) -> Result<PreparedAnswer, RequestError> {
+        let tools = self.offered();
+        let extras = PromptExtras {
+            tools: tools.map(|asked| asked.shown.clone()),
+            variables: self.variables(text)?,
+        };
+        let prompt = text.encode_chat_until(&self.messages, &extras, unwanted);
+        let prompt = prompt.map_err(not_encoded)?;
+        let thinking = text.thinking_start(&prompt).filter(|_| thinks);
+        let grammar = match (&self.format, tools) {
+            (_, Some(asked)) => Some(asked.compile(text, thinking)?),
+            (Some(asked), None) => Some(AskedFormat::compile(asked, text, thinking)?),
+            (None, None) => None,
+        };
+        let reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
+        Ok(PreparedAnswer { prompt, grammar, reader })
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn not_encoded(error: text::Error) -> RequestError {
+    if let text::Error::TemplateRefused(_) = error {
+        return RequestError::TemplateRefused(error.to_string());
+    }
+    tracing::error!(%error, "a prompt could not be encoded");
+    RequestError::GenerationFailed
+}
+
+impl TextModel {
+    /// Whether an effort has to be told to the template: a model that never thinks is at its
+    /// lowest without.
+    pub fn switches(&self, effort: ThinkingEffort) -> bool {
+        self.thinking.is_some() || effort != ThinkingEffort::Off
+    }
+}
