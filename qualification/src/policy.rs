@@ -33,12 +33,19 @@ pub(crate) struct Policy {
     pub like: LikeBounds,
     pub margin: MarginBounds,
     pub soak: SoakBounds,
+    pub tools: ToolBounds,
 }
 
 /// A number that a check compares with.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Threshold {
     pub value: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ToolBounds {
+    pub call_tokens: Threshold,
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,6 +137,7 @@ mod tests {
         (5, "b5b599a11cb569009a1424422b96aa6afd185504f78fb91b2458a0dc9a74137e"),
         (6, "85e0c03dde7047ba187e770c1ff69afb44b8ccb38382d68f0dc063f56f986154"),
         (7, "b3056c40d643c35cc0d4ee410c3c221eef5a6a40afe1b02c0439ddf2bc1b992e"),
+        (8, "d6940f1f452848df03fa299bc4ce2db1654b136636ce24b3642dd5d1cb5de9d0"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

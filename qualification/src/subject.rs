@@ -20,6 +20,31 @@ impl ChatTurn {
     }
 }
 
+/// A call of a function, or what was read as one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CalledTool {
+    pub name: String,
+    pub arguments: Value,
+}
+
+/// A question, the tools that are offered with it, and the call that answers it.
+#[derive(Clone, Debug)]
+pub struct ToolCase {
+    /// In OpenAI's form.
+    pub tools: Vec<Value>,
+    pub question: String,
+    pub call: CalledTool,
+}
+
+/// What a template makes of a case.
+#[derive(Clone, Debug)]
+pub struct WrittenCall {
+    /// The prompt that asks for the answer.
+    pub prompt: String,
+    /// What the template wrote for the call, as answers are read.
+    pub calls: Vec<CalledTool>,
+}
+
 /// One generation. The defaults are greedy, without stop strings, going on past end-of-text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -275,6 +300,10 @@ pub trait Subject {
         elsewhere()
     }
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>>;
+    /// Has the template write a case. `None` where calls have no form that is known here.
+    fn write_call(&mut self, _case: &ToolCase) -> Result<Option<WrittenCall>> {
+        Ok(None)
+    }
     /// Runs all requests at the same time, so that they share steps. Results are in the requests'
     /// order.
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>>;

@@ -10,13 +10,15 @@ use crate::engine::{
 };
 use crate::ids::AccountId;
 use crate::request::transcript::{PartDelta, Transcript};
+use crate::text::tool_format::ToolDefinition;
+use crate::text::tools::ReadCall;
 use crate::text::{self, AnswerPart, ChatMessage, TextModel};
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, Witness};
 use cresset_models::{ModelCard, ModelSource};
 use cresset_qualification::subject::{
-    EngineRoom, KernelDistance, Precision, Result as SubjectResult, ScorePath, TOP_LOGPROBS,
-    WeightStats, WitnessRow, Witnessed,
+    CalledTool, EngineRoom, KernelDistance, Precision, Result as SubjectResult, ScorePath,
+    TOP_LOGPROBS, ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall,
 };
 use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, ServingSettings, Subject,
@@ -130,6 +132,10 @@ impl Subject for EngineSubject {
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
         encode_chat(&self.text, messages)
+    }
+
+    fn write_call(&mut self, case: &ToolCase) -> SubjectResult<Option<WrittenCall>> {
+        write_call(&self.text, case).map_err(explain)
     }
 
     fn generate(&mut self, requests: &[Request]) -> SubjectResult<Vec<Generation>> {
@@ -414,6 +420,25 @@ pub(super) fn render(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<
     model.template.render(&chat(messages), true).map_err(explain)
 }
 
+/// Has the template write the call, and reads it as an answer is read.
+fn write_call(model: &TextModel, case: &ToolCase) -> text::Result<Option<WrittenCall>> {
+    let Some(format) = model.calls else { return Ok(None) };
+    let definitions = case.tools.iter().map(|tool| ToolDefinition {
+        name: tool["function"]["name"].as_str().unwrap_or_default().to_owned(),
+        parameters: tool["function"]["parameters"].to_string(),
+    });
+    let definitions: Vec<ToolDefinition> = definitions.collect();
+    let call = (case.call.name.as_str(), &case.call.arguments);
+    let written = model.template.write_call(&case.tools, &case.question, call)?;
+    let calls = written.calls(format, &definitions);
+    let read = |call: ReadCall| CalledTool {
+        name: call.name,
+        arguments: serde_json::from_str(&call.arguments).unwrap_or_default(),
+    };
+    let calls = calls.into_iter().map(read).collect();
+    Ok(Some(WrittenCall { prompt: written.asked, calls }))
+}
+
 pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
     model.encode_chat(&chat(messages)).map_err(explain)
 }
@@ -546,6 +571,8 @@ mod tests {
     use crate::clock::{Clock, SystemClock};
     use crate::config::Config;
     use crate::node::Assembly;
+    use cresset_models::loader::gguf::Value as Metadata;
+    use cresset_models::testing::TinyLlama;
     use cresset_qualification::checks::ALL;
     use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
     use cresset_qualification::{CheckState, Grade, Record, Suite, SuiteScope, Verdict, run_only};
@@ -562,7 +589,25 @@ mod tests {
     fn add_tiny_model(assembly: &Assembly, file: &str, seed: u64) -> Manifest {
         let file = assembly.data_dir.join(file);
         cresset_models::testing::tiny_llama_gguf(&file, seed).unwrap();
-        assembly.catalogue().add(&file, None, &crate::node::inspect, &mut |_| {}).unwrap()
+        add(assembly, &file)
+    }
+
+    /// A tiny model whose template writes tools and calls.
+    fn add_tiny_caller(assembly: &Assembly, seed: u64) -> Manifest {
+        const TEMPLATE: &str = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}\
+            {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}\
+            {% for call in m.tool_calls or [] %}{\"name\": \"{{ call.function.name }}\", \
+            \"parameters\": {{ call.function.arguments | tojson }}}{% endfor %}<|im_end|>\n{% endfor %}\
+            {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+        let mut gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
+        gguf.set("tokenizer.chat_template", Metadata::String(TEMPLATE.into()));
+        let file = assembly.data_dir.join("tiny.gguf");
+        std::fs::write(&file, gguf.to_bytes()).unwrap();
+        add(assembly, &file)
+    }
+
+    fn add(assembly: &Assembly, file: &Path) -> Manifest {
+        assembly.catalogue().add(file, None, &crate::node::inspect, &mut |_| {}).unwrap()
     }
 
     fn qualify(assembly: &Assembly, manifest: &Manifest) -> Record {
@@ -599,7 +644,7 @@ mod tests {
     fn planted_faults_are_found_through_the_engine() {
         let data = tempfile::tempdir().unwrap();
         let assembly = assembly(data.path(), 600);
-        let manifest = add_tiny_model(&assembly, "tiny.gguf", 9);
+        let manifest = add_tiny_caller(&assembly, 9);
         let catalogue = assembly.catalogue();
         let source = catalogue.source(&manifest).unwrap();
         let digests = catalogue.digests(&manifest).unwrap().sha256;
@@ -608,18 +653,23 @@ mod tests {
         let beyond = ["plain_text", "answers_end", "hyper_parameters", "distributions"];
         let own = |id: &str| !id.ends_with("goldens") && !beyond.contains(&id);
         let identity = catalogue.identity(&manifest, &assembly.host());
+        let subject = || {
+            let (model, digests) = (assembly.load(&source).unwrap(), digests.clone());
+            EngineSubject::new(&assembly, &manifest, model, digests).unwrap()
+        };
+        let state = |id: &str, subject: &mut dyn Subject| {
+            let scope = SuiteScope { soak_seconds: 0, ..SuiteScope::new(Suite::Full, 0, subject) };
+            let ids = [id.to_owned()];
+            run_only(&ids, subject, &identity, None, scope, &mut |_| {}).remove(0)
+        };
         for check in ALL.iter().filter(|check| own(check.id)) {
             for &fault in planted_for(check.id) {
-                let (model, digests) = (assembly.load(&source).unwrap(), digests.clone());
-                let subject = EngineSubject::new(&assembly, &manifest, model, digests).unwrap();
-                let mut faulty = Faulty::new(subject, fault);
-                let scope =
-                    SuiteScope { soak_seconds: 0, ..SuiteScope::new(Suite::Full, 0, &faulty) };
-                let ids = [check.id.to_owned()];
-                let results = run_only(&ids, &mut faulty, &identity, None, scope, &mut |_| {});
-                assert_eq!(results[0].state, CheckState::Failed, "{fault:?}: {results:?}");
+                let result = state(check.id, &mut Faulty::new(subject(), fault));
+                assert_eq!(result.state, CheckState::Failed, "{fault:?}: {result:?}");
             }
         }
+        let result = state("tool_calls", &mut subject());
+        assert_eq!(result.state, CheckState::Passed, "{result:?}");
     }
 
     /// Fetches 93 MB unless pip's cache has them.

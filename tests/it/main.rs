@@ -11,6 +11,7 @@ mod api;
 mod backup;
 mod bench;
 mod budgets;
+mod capabilities;
 mod charges;
 mod cli;
 mod clients;

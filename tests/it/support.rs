@@ -18,7 +18,7 @@ use cresset::request::Services;
 use cresset::store::{Limits, Store, StoreConfig, StoreError};
 use cresset::text::TextModel;
 use cresset_models::loader::gguf::Value as Metadata;
-use cresset_models::testing::TinyLlama;
+use cresset_models::testing::{GgufWriter, TinyLlama};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
@@ -57,6 +57,10 @@ pub struct Setup {
     pub num_blocks: usize,
     /// A chat template that replaces the tiny model's own.
     pub template: Option<&'static str>,
+    /// Longest prompt and answer together.
+    pub context_tokens: u32,
+    /// Texts that are tokens of their own.
+    pub marks: &'static [&'static str],
 }
 
 impl Default for Setup {
@@ -79,6 +83,8 @@ impl Default for Setup {
             max_batched_tokens: 256,
             num_blocks: 4096,
             template: None,
+            context_tokens: 1024,
+            marks: &[],
         }
     }
 }
@@ -413,9 +419,10 @@ fn random() -> [u8; 32] {
 /// Puts a model with a scripted engine into the node's pool. It stays loaded, and once its engine
 /// has ended it cannot be loaded again.
 async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u64) {
-    let qualified = qualified_with(folder, seed, setup.template);
+    let gguf = tiny_gguf(seed, setup.template, setup.marks);
+    let qualified = qualified_as(folder, seed, &gguf, setup.context_tokens);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-    let mut script = text.tokenizer.encode(setup.reply, false).unwrap();
+    let mut script = text.tokenizer.encode(setup.reply, !setup.marks.is_empty()).unwrap();
     if setup.ends {
         script.push(text.eos_ids[0]);
     }
@@ -456,15 +463,39 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
 
 /// A tiny model with a record that says it was qualified here, without any check.
 pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
-    qualified_with(folder, seed, None)
+    qualified_as(folder, seed, &tiny_gguf(seed, None, &[]), 1024)
 }
 
-fn qualified_with(folder: &std::path::Path, seed: u64, template: Option<&str>) -> QualifiedModel {
+/// Marks take the places of bytes that no test writes: those from 0x0E on.
+const FIRST_MARK: usize = 3 + 0x0E;
+const USER_DEFINED: i32 = 4;
+
+/// A tiny model with this chat template and tokens for these marks.
+pub fn tiny_gguf(seed: u64, template: Option<&str>, marks: &[&str]) -> GgufWriter {
     let mut gguf = TinyLlama { seed, ..TinyLlama::default() }.gguf();
     if let Some(template) = template {
         gguf.set("tokenizer.chat_template", Metadata::String(template.into()));
     }
-    testing::qualified(folder, &format!("tiny-{seed}"), &gguf.to_bytes(), 1024)
+    assert!(marks.len() <= 18, "there are 18 such bytes");
+    let mut replace = |key: &str, value: &dyn Fn(&str) -> Metadata| {
+        let Some(Metadata::Array(mut entries)) = gguf.get(key).cloned() else { panic!("no {key}") };
+        for (place, mark) in entries[FIRST_MARK..].iter_mut().zip(marks) {
+            *place = value(mark);
+        }
+        gguf.set(key, Metadata::Array(entries));
+    };
+    replace("tokenizer.ggml.tokens", &|mark| Metadata::String(mark.into()));
+    replace("tokenizer.ggml.token_type", &|_| Metadata::I32(USER_DEFINED));
+    gguf
+}
+
+fn qualified_as(
+    folder: &std::path::Path,
+    seed: u64,
+    gguf: &GgufWriter,
+    context: u32,
+) -> QualifiedModel {
+    testing::qualified(folder, &format!("tiny-{seed}"), &gguf.to_bytes(), context)
 }
 
 /// Connects an HTTP/2 client with prior knowledge.

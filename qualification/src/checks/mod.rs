@@ -31,6 +31,7 @@ mod sampler;
 mod structure;
 mod text;
 mod texts;
+mod tools;
 mod witness;
 
 #[cfg(any(test, feature = "testing"))]
@@ -186,6 +187,12 @@ pub const ALL: &[Check] = &[
     http::STREAM_JOIN,
     http::HTTP_SEEDS,
     http::PARAMETERS,
+    Check {
+        id: "tool_calls",
+        stage: "S6",
+        proves: "tools are told to the model, and its calls are read as the template writes them",
+        run: tools::calls,
+    },
     Check {
         id: "batch_invariance",
         stage: "S5",

@@ -48,6 +48,14 @@ const FAULTS: &[(&str, &[&str])] = &[
             "presence_penalty has no effect",
         ],
     ),
+    (
+        "tool_calls",
+        &[
+            "the model is told of no tools",
+            "another value is read out of a call",
+            "whether a call is demanded has no effect",
+        ],
+    ),
     ("sampler_law", &["one token more than top_k is drawn", "temperatures above 1 count as 1"]),
     ("prompt_cuts", &["a prompt of several chunks is computed otherwise beside others"]),
     ("cancelled_neighbour", &["what is left of a cancelled request changes its neighbours"]),

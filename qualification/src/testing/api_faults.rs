@@ -23,6 +23,7 @@ pub fn spoil_call(fault: PlantedFault, calls: u64, body: &mut Value) {
         PlantedFault::BiasIgnored => drop_member(body, "logit_bias"),
         PlantedFault::PenaltyIgnored => drop_member(body, "presence_penalty"),
         PlantedFault::PromptCut => cut(body),
+        PlantedFault::ToolChoiceIgnored => drop_member(body, "tool_choice"),
         _ => {}
     }
 }

@@ -8,7 +8,7 @@ use crate::goldens::{
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, EngineRoom, Finish, Generation, KernelDistance,
     PositionLogprob, Precision, Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS,
-    WeightStats, WitnessRow, Witnessed,
+    ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -379,6 +379,11 @@ impl Subject for Fake {
         ids.push(START);
         ids.extend(self.encode("assistant\n", false)?);
         Ok(ids)
+    }
+
+    fn write_call(&mut self, case: &ToolCase) -> Result<Option<WrittenCall>> {
+        let prompt = Value::from(case.tools.clone()).to_string();
+        Ok(Some(WrittenCall { prompt, calls: vec![case.call.clone()] }))
     }
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {

@@ -55,6 +55,9 @@ impl Fake {
             let body = json!({ "error": { "message": why } }).to_string().into_bytes();
             Ok(ApiAnswer { status: 400, body })
         };
+        if let Some(answer) = called(body) {
+            return Ok(ApiAnswer { status: 200, body: answer.to_string().into_bytes() });
+        }
         let sparse = self.dialect() == Dialect::Sparse;
         if sparse && (body["logprobs"] == true || body["logit_bias"].is_object()) {
             return refused("not supported");
@@ -208,6 +211,20 @@ impl Fake {
             _ => events(chunks, ": ping\r\n\r\ndata:", "\r\n\r\n"),
         }
     }
+}
+
+/// The answer to a request that demands a call: the first tool with what its schema allows first.
+fn called(body: &Value) -> Option<Value> {
+    body.get("tool_choice")?;
+    let tool = &body["tools"][0]["function"];
+    let properties = tool["parameters"]["properties"].as_object()?;
+    let arguments =
+        properties.iter().map(|(name, schema)| (name.clone(), schema["enum"][0].clone()));
+    let arguments = Value::Object(arguments.collect()).to_string();
+    let function = json!({ "name": tool["name"], "arguments": arguments });
+    let call = json!([{ "id": "c", "type": "function", "function": function }]);
+    let message = json!({ "role": "assistant", "content": null, "tool_calls": call });
+    Some(json!({ "choices": [{ "message": message, "finish_reason": "tool_calls" }] }))
 }
 
 fn events(chunks: impl Iterator<Item = String>, before: &str, after: &str) -> String {

@@ -4,8 +4,8 @@
 use super::api_faults;
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, EngineRoom, Generation, KernelDistance, PositionLogprob,
-    Precision, Request, Result, ScorePath, Subject, SubjectError, WeightStats, WitnessRow,
-    Witnessed,
+    Precision, Request, Result, ScorePath, Subject, SubjectError, ToolCase, WeightStats,
+    WitnessRow, Witnessed, WrittenCall,
 };
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -131,6 +131,12 @@ pub enum PlantedFault {
     TopPIgnored,
     BiasIgnored,
     PenaltyIgnored,
+    /// The model is told of no tools.
+    ToolsUntold,
+    /// Another value is read out of a call.
+    CallMisread,
+    /// Over HTTP, whether a call is demanded has no effect.
+    ToolChoiceIgnored,
 }
 
 /// The faults that a check must find, whether others find them too or not.
@@ -169,6 +175,7 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "prompt_too_long" => &[Fault::PromptCut],
         "http_seeds" => &[Fault::ApiSeedIgnored],
         "parameters" => &[Fault::HighTemperatureIgnored, Fault::TopPIgnored, Fault::PenaltyIgnored],
+        "tool_calls" => &[Fault::ToolsUntold, Fault::CallMisread, Fault::ToolChoiceIgnored],
         "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
         "sampler_law" => &[Fault::TopKOffByOne, Fault::TemperatureCapped],
         "batch_invariance" => &[Fault::BatchDependent],
@@ -457,6 +464,18 @@ impl<S: Subject> Subject for Faulty<S> {
             return self.inner.encode(&text, true);
         }
         self.inner.encode_chat(messages)
+    }
+
+    fn write_call(&mut self, case: &ToolCase) -> Result<Option<WrittenCall>> {
+        let mut written = self.inner.write_call(case)?;
+        match (self.fault, &mut written) {
+            (PlantedFault::ToolsUntold, Some(written)) => written.prompt.clear(),
+            (PlantedFault::CallMisread, Some(written)) => {
+                written.calls.iter_mut().for_each(|call| call.arguments["id"] = 7.into());
+            }
+            _ => {}
+        }
+        Ok(written)
     }
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {

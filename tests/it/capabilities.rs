@@ -1,0 +1,459 @@
+//! Thinking and calls of tools, with the templates of real releases over a scripted engine: told
+//! apart, streamed, charged and replayed; or refused before anything is reserved.
+
+use super::support::{Answer, Setup, World, tiny_gguf};
+use super::text_parity::sdist_models;
+use cresset::config::Plan;
+use cresset::text::TextModel;
+use cresset_models::ModelSource;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+/// Tokens that the families have for their marks.
+const MARKS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+];
+
+const THINKER: &str = "Qwen-Qwen3-0.6B";
+const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
+
+fn template(name: &str) -> String {
+    std::fs::read_to_string(sdist_models().join(format!("templates/{name}.jinja"))).unwrap()
+}
+
+/// A node whose model has this release's template, and this reply.
+async fn node(name: &str, reply: &'static str, choose: impl FnOnce(&mut Setup)) -> World {
+    let template: &'static str = template(name).leak();
+    World::with(|setup| {
+        (setup.template, setup.marks, setup.reply) = (Some(template), MARKS, reply);
+        setup.context_tokens = 2048;
+        choose(setup);
+    })
+    .await
+}
+
+fn with_plan(setup: &mut Setup, change: impl FnOnce(&mut Plan)) {
+    change(setup.config.plans.get_mut("default").unwrap());
+}
+
+#[test]
+fn real_templates_have_the_format_of_their_family() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, calls, thinks) in [
+        (CALLER, Some("Qwen 2.5"), false),
+        ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", Some("Hermes"), false),
+        (THINKER, Some("Qwen 2.5 and 3"), true),
+        ("Qwen-QwQ-32B", Some("Qwen 2.5 and 3"), true),
+        ("Qwen3-Coder", Some("Qwen3-Coder"), false),
+        ("Qwen3.5-4B", Some("Qwen 3.5"), true),
+        ("GLM-4.6", Some("GLM 4.5"), true),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Some("Nemo"), false),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", Some("Mistral v11"), true),
+        ("meta-llama-Llama-3.1-8B-Instruct", Some("Llama 3.1"), false),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", None, true),
+        ("google-gemma-2-2b-it", None, false),
+        ("microsoft-Phi-3.5-mini-instruct", None, false),
+    ] {
+        let file = folder.path().join("tiny.gguf");
+        std::fs::write(&file, tiny_gguf(0, Some(&template(name)), MARKS).to_bytes()).unwrap();
+        let model = TextModel::load(&ModelSource::gguf(file)).unwrap();
+        let family = model.calls.map(|format| format.family);
+        let is_known = match (family, calls) {
+            (Some(family), Some(expect)) => family.contains(expect),
+            (family, expect) => family == expect,
+        };
+        assert!(is_known, "{name}: {family:?}, not {calls:?}");
+        assert_eq!(model.thinking.is_some(), thinks, "{name}");
+    }
+}
+
+/// The parts of an answer, plain or joined from a stream: thought, content and calls.
+#[derive(Debug, Default, PartialEq)]
+struct Parts {
+    thought: Option<String>,
+    content: String,
+    calls: Vec<[String; 3]>,
+    reason: String,
+    usage: Value,
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn plain(answer: &Answer) -> Parts {
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = answer.json();
+    let choice = &answer["choices"][0];
+    let message = &choice["message"];
+    let call = |call: &Value| {
+        assert_eq!(call["type"], "function");
+        [&call["id"], &call["function"]["name"], &call["function"]["arguments"]].map(text)
+    };
+    Parts {
+        thought: message.get("reasoning_content").map(text),
+        content: text(&message["content"]),
+        calls: message["tool_calls"].as_array().into_iter().flatten().map(call).collect(),
+        reason: text(&choice["finish_reason"]),
+        usage: answer["usage"].clone(),
+    }
+}
+
+fn joined(answer: &Answer) -> Parts {
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let mut parts = Parts::default();
+    for event in answer.events() {
+        let Ok(event) = serde_json::from_str::<Value>(&event) else { continue };
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        parts.content += &text(&delta["content"]);
+        if let Some(thought) = delta.get("reasoning_content") {
+            *parts.thought.get_or_insert_default() += &text(thought);
+        }
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let at = call["index"].as_u64().unwrap() as usize;
+            if let Some(id) = call.get("id") {
+                assert_eq!((at, &call["type"]), (parts.calls.len(), &json!("function")));
+                let name = text(&call["function"]["name"]);
+                parts.calls.push([text(id), name, String::new()]);
+            }
+            parts.calls[at][2] += &text(&call["function"]["arguments"]);
+        }
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            (parts.reason, parts.usage) = (reason.into(), event["usage"].clone());
+        }
+    }
+    parts
+}
+
+/// Asks plainly, again, streamed, and once more for the stream. The answers agree, are replayed
+/// byte for byte, and cost what their usage says.
+async fn ask(world: &World, extra: &Value) -> Parts {
+    let before = world.balances().await;
+    let mut body = world.ask(extra.clone());
+    let id = Uuid::new_v4();
+    let (answer, again) = (world.post(id, &body).await, world.post(id, &body).await);
+    let parts = plain(&answer);
+    assert_eq!((again.header("idempotent-replayed"), &again.body), ("true", &answer.body));
+    body["stream"] = json!(true);
+    let streamed = Uuid::new_v4();
+    let stream = world.post(streamed, &body).await;
+    let attached = joined(&world.post(streamed, &body).await);
+    let mut stream = joined(&stream);
+    // Ids are the request's own; the second prompt is in the cache.
+    assert_eq!(attached, stream);
+    assert_eq!(stream.calls.len(), parts.calls.len());
+    for (own, other) in stream.calls.iter_mut().zip(&parts.calls) {
+        own[0].clone_from(&other[0]);
+    }
+    let details = "completion_tokens_details";
+    assert_eq!(stream.usage[details], parts.usage[details]);
+    stream.usage = parts.usage.clone();
+    if parts.thought.as_deref() == Some("") {
+        stream.thought.get_or_insert_default();
+    }
+    assert_eq!(stream, parts);
+    let mut charged = 0;
+    for id in [id, streamed] {
+        let request = world.request(id).await;
+        assert_eq!(request["state"], "completed");
+        let tokens = |name: &str| request["usage"][name].as_u64().unwrap();
+        assert_eq!(request["usage"]["completion_tokens"], parts.usage["completion_tokens"]);
+        assert!(tokens("completion_tokens") > 0);
+        charged += request["chargedUnits"].as_str().unwrap().parse::<u64>().unwrap();
+    }
+    let after = world.balances().await;
+    assert_eq!(before.iter().sum::<u64>() - after.iter().sum::<u64>(), charged);
+    parts
+}
+
+fn reasoning_tokens(parts: &Parts) -> u64 {
+    parts.usage["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_model_thinks_is_told_apart() {
+    // Two tokens are the marks, "hm" and "so" are two each, and two line breaks stand between.
+    let reply = "<think>\nhm\n</think>\n\nso";
+    let world = node(THINKER, reply, |_| {}).await;
+    let model = &world.get("/v1/models").await.json()["data"][0];
+    assert_eq!(model["capabilities"], json!(["json_schema", "tools", "reasoning"]));
+    let parts = ask(&world, &json!({})).await;
+    assert_eq!((parts.thought.as_deref(), parts.content.as_str()), (Some("hm"), "so"));
+    assert_eq!((parts.reason.as_str(), reasoning_tokens(&parts)), ("stop", 6));
+    let cut = ask(&world, &json!({ "max_tokens": 4 })).await;
+    assert_eq!((cut.thought.as_deref(), cut.content.as_str()), (Some("hm"), ""));
+    assert_eq!((cut.reason.as_str(), reasoning_tokens(&cut)), ("length", 4));
+    // A stop string is looked for in the answer alone.
+    let stopped = ask(&world, &json!({ "stop": ["hm", "o"] })).await;
+    assert_eq!((stopped.thought.as_deref(), stopped.content.as_str()), (Some("hm"), "s"));
+    world.close().await;
+    // Where the prompt ends with the opening mark, the answer has the closing one alone.
+    let world = node("Qwen3.5-4B", "hm\n</think>\n\nso", |_| {}).await;
+    let parts = ask(&world, &json!({})).await;
+    assert_eq!((parts.thought.as_deref(), parts.content.as_str()), (Some("hm"), "so"));
+    assert_eq!(reasoning_tokens(&parts), 4);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_format_begins_behind_the_thought() {
+    let world = node(THINKER, "<think>\nhm\n</think>\n\nyes", |_| {}).await;
+    let parts = ask(&world, &json!({ "guided_choice": ["yes", "no"] })).await;
+    assert_eq!((parts.thought.as_deref(), parts.content.as_str()), (Some("hm"), "yes"));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_may_leave_thoughts_in_the_answer() {
+    let world = node(THINKER, "<think>\nhm\n</think>\n\nso", |setup| {
+        with_plan(setup, |plan| plan.reasoning = false);
+    })
+    .await;
+    let parts = ask(&world, &json!({})).await;
+    assert_eq!(parts.content, "<think>\nhm\n</think>\n\nso");
+    assert_eq!((parts.thought, &parts.usage["completion_tokens_details"]), (None, &Value::Null));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thinking_is_switched_as_the_template_knows() {
+    let world = node(THINKER, "so", |_| {}).await;
+    let prompt = async |extra: Value| {
+        let parts = ask(&world, &extra).await;
+        parts.usage["prompt_tokens"].as_u64().unwrap()
+    };
+    let plain = prompt(json!({})).await;
+    let off = prompt(json!({ "chat_template_kwargs": { "enable_thinking": false } })).await;
+    // The template writes an empty thought: two marks and four line breaks.
+    assert!(off > plain, "{off} and {plain}");
+    assert_eq!(prompt(json!({ "reasoning_effort": "none" })).await, off);
+    assert_eq!(prompt(json!({ "reasoning_effort": "high" })).await, plain);
+    // An earlier thought is left out by this template, unless calls of tools followed it.
+    let turns = |thought: Value| {
+        json!({ "messages": [
+            { "role": "user", "content": "a" },
+            { "role": "assistant", "content": "b", "reasoning_content": thought },
+            { "role": "user", "content": "c" },
+        ] })
+    };
+    assert_eq!(prompt(turns(json!("hm hm hm"))).await, prompt(turns(Value::Null)).await);
+    let both =
+        json!({ "reasoning_effort": "none", "chat_template_kwargs": { "enable_thinking": true } });
+    refused(&world, &both, "reasoning_effort", "contradicts").await;
+    let unknown = json!({ "chat_template_kwargs": { "thinkng": true } });
+    refused(&world, &unknown, "chat_template_kwargs.thinkng", "leave it out").await;
+    let taken = json!({ "chat_template_kwargs": { "messages": 1 } });
+    refused(&world, &taken, "chat_template_kwargs.messages", "leave it out").await;
+    world.close().await;
+    let world = World::new().await;
+    refused(&world, &json!({ "reasoning_effort": "low" }), "reasoning_effort", "no switch").await;
+    refused(&world, &turns(json!("hm")), "messages[1].reasoning_content", "does not think").await;
+    let lowest =
+        world.post(Uuid::new_v4(), &world.ask(json!({ "reasoning_effort": "none" }))).await;
+    assert_eq!((lowest.status, lowest.header("x-ignored-params")), (200, "reasoning_effort"));
+    world.close().await;
+}
+
+/// The request is refused for this field, in these words, and nothing is reserved.
+async fn refused(world: &World, extra: &Value, param: &str, why: &str) {
+    let (id, before) = (Uuid::new_v4(), world.balances().await);
+    let answer = world.post(id, &world.ask(extra.clone())).await;
+    assert_eq!(answer.error(), (400, "invalid_request".into()), "{extra}: {}", answer.text());
+    let error = &answer.json()["error"];
+    assert_eq!(error["param"], param, "{extra}: {error}");
+    assert!(error["message"].as_str().unwrap().contains(why), "{extra}: {error}");
+    assert_eq!(world.get(&format!("/v1/requests/{id}")).await.status, 404, "{extra}");
+    assert_eq!(world.balances().await, before);
+}
+
+fn tool(name: &str) -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": { "state": { "type": "string", "enum": ["on", "off"] } },
+        "required": ["state"],
+        "additionalProperties": false,
+    });
+    let function = json!({ "name": name, "description": "Switches it.", "parameters": parameters });
+    json!({ "type": "function", "function": function })
+}
+
+/// A request with two tools and these members.
+fn with_tools(extra: &Value) -> Value {
+    let mut members = json!({ "tools": [tool("lamp"), tool("fan")], "max_tokens": 400 });
+    members.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    members
+}
+
+/// What each family writes for a call of the lamp, behind a text where it may have one.
+const REPLIES: [(&str, &str, &str); 6] = [
+    (
+        CALLER,
+        "I see.\n<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>",
+        "I see.",
+    ),
+    (
+        "Qwen3-Coder",
+        "I see.\n\n<tool_call>\n<function=lamp>\n<parameter=state>\non\n</parameter>\n</function>\n</tool_call>",
+        "I see.",
+    ),
+    (
+        "GLM-4.6",
+        "\n<tool_call>lamp\n<arg_key>state</arg_key>\n<arg_value>on</arg_value>\n</tool_call>",
+        "",
+    ),
+    (
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        "[TOOL_CALLS][{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}, \"id\": \"abcdefghi\"}]",
+        "",
+    ),
+    ("mistralai-Ministral-3-14B-Reasoning-2512", "[TOOL_CALLS]lamp[ARGS]{\"state\": \"on\"}", ""),
+    (
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "{\"name\": \"lamp\", \"parameters\": {\"state\": \"on\"}}",
+        "",
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_are_called_in_the_form_of_every_family() {
+    for (name, reply, content) in REPLIES {
+        let world = node(name, reply, |_| {}).await;
+        let parts = ask(&world, &with_tools(&json!({}))).await;
+        assert_eq!(
+            (parts.content.as_str(), parts.reason.as_str()),
+            (content, "tool_calls"),
+            "{name}"
+        );
+        let [[id, function, arguments]] = &parts.calls[..] else { panic!("{name}: {parts:?}") };
+        assert_eq!((id.len(), function.as_str()), (9, "lamp"), "{name}");
+        let arguments: Value = serde_json::from_str(arguments).unwrap();
+        assert_eq!(arguments, json!({ "state": "on" }), "{name}");
+        // A model that is not told of tools answers with text.
+        let silent = ask(&world, &with_tools(&json!({ "tool_choice": "none" }))).await;
+        assert_eq!((silent.calls.len(), silent.reason.as_str()), (0, "stop"), "{name}");
+        assert!(silent.usage["prompt_tokens"].as_u64() < parts.usage["prompt_tokens"].as_u64());
+        // The call and its result come back in the next request.
+        let call = json!([{ "id": id, "type": "function",
+            "function": { "name": "lamp", "arguments": "{\"state\": \"on\"}" } }]);
+        let turns = json!({ "messages": [
+            { "role": "user", "content": "hello" },
+            { "role": "assistant", "content": null, "tool_calls": call },
+            { "role": "tool", "tool_call_id": id, "content": "done" },
+        ] });
+        let next = ask(&world, &with_tools(&turns)).await;
+        assert!(next.usage["prompt_tokens"].as_u64() > parts.usage["prompt_tokens"].as_u64());
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demanded_call_is_made_whatever_the_model_would_say() {
+    let mut made = 0;
+    for (name, ..) in REPLIES {
+        let world = node(name, "hello world", |_| {}).await;
+        for seed in 0..3 {
+            let only = json!({ "type": "function", "function": { "name": "fan" } });
+            for (choice, names) in [(json!("required"), &["lamp", "fan"][..]), (only, &["fan"])] {
+                let members =
+                    json!({ "tool_choice": choice, "seed": seed, "parallel_tool_calls": false });
+                let parts = ask(&world, &with_tools(&members)).await;
+                // A random thought may have no end.
+                if parts.reason == "length" {
+                    continue;
+                }
+                made += 1;
+                assert_eq!(parts.reason, "tool_calls", "{name}: {parts:?}");
+                let [[_, function, arguments]] = &parts.calls[..] else { panic!("{parts:?}") };
+                assert!(names.contains(&function.as_str()), "{name}: {parts:?}");
+                let arguments: Value = serde_json::from_str(arguments).unwrap();
+                assert!(["on", "off"].contains(&arguments["state"].as_str().unwrap()), "{name}");
+            }
+        }
+        world.close().await;
+    }
+    assert!(made >= 24, "{made} calls");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_calls_are_numbered_and_one_alone_may_be_asked_for() {
+    let reply = "<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>\n\
+        <tool_call>\n{\"name\": \"fan\", \"arguments\": {\"state\": \"off\"}}\n</tool_call>";
+    let world = node(CALLER, reply, |_| {}).await;
+    let parts = ask(&world, &with_tools(&json!({}))).await;
+    let names: Vec<&str> = parts.calls.iter().map(|call| call[1].as_str()).collect();
+    assert_eq!(names, ["lamp", "fan"]);
+    assert_ne!(parts.calls[0][0], parts.calls[1][0]);
+    let one = ask(&world, &with_tools(&json!({ "parallel_tool_calls": false }))).await;
+    assert_eq!(one.calls.len(), 1);
+    let cut = ask(&world, &with_tools(&json!({ "max_tokens": 40 }))).await;
+    assert_eq!((cut.reason.as_str(), cut.calls.len()), ("length", 1));
+    assert!(parts.calls[0][2].starts_with(&cut.calls[0][2]));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_may_think_before_it_calls() {
+    let reply = "<think>\nhm\n</think>\n\n\
+        <tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>";
+    let world = node(THINKER, reply, |_| {}).await;
+    for choice in ["auto", "required"] {
+        let parts = ask(&world, &with_tools(&json!({ "tool_choice": choice }))).await;
+        assert_eq!((parts.thought.as_deref(), parts.content.as_str()), (Some("hm"), ""));
+        assert_eq!((parts.reason.as_str(), &parts.calls[0][1][..]), ("tool_calls", "lamp"));
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_are_refused_where_they_are_not_to_be_had() {
+    let plain = World::new().await;
+    refused(&plain, &with_tools(&json!({})), "tools", "text only").await;
+    // What is wrong with a definition is told by models that have tools.
+    refused(&plain, &json!({ "tools": [{}] }), "tools", "text only").await;
+    plain.close().await;
+    let barred = node(CALLER, "so", |setup| with_plan(setup, |plan| plan.tools = false)).await;
+    let model = &barred.get("/v1/models").await.json()["data"][0];
+    assert_eq!(model["capabilities"], json!(["json_schema"]));
+    refused(&barred, &with_tools(&json!({})), "tools", "plan").await;
+    barred.close().await;
+    let world = node(CALLER, "so", |_| {}).await;
+    let of = |parameters: Value| {
+        json!({ "tools": [tool("lamp"),
+            { "type": "function", "function": { "name": "f", "parameters": parameters } }] })
+    };
+    let path = "tools[1].function.parameters";
+    for (extra, param, why) in [
+        (json!({ "tools": [{}] }), "tools[0].name", "required"),
+        (json!({ "tools": [tool("f"), tool("f")] }), "tools[1]", "name of another"),
+        (of(json!({ "type": "array" })), path, "object"),
+        (of(json!({ "type": "object", "not": {} })), "tools[1].function.parameters.not", ""),
+        (
+            of(
+                json!({ "type": "object", "properties": { "a": { "oneOf": [{ "minimum": 1 }, { "maximum": 9 }] } } }),
+            ),
+            path,
+            "cannot be kept to",
+        ),
+        (with_tools(&json!({ "guided_regex": "a" })), "guided_regex", "send one of them"),
+        (
+            with_tools(
+                &json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }),
+            ),
+            "tool_choice",
+            "not among the tools",
+        ),
+    ] {
+        refused(&world, &extra, param, why).await;
+    }
+    world.close().await;
+}
