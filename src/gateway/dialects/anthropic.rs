@@ -1,8 +1,9 @@
 //! Anthropic's `POST /v1/messages`.
 
+use super::node_events::NodeCall;
 use super::{
-    AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NO_TOOLS, Question, TEXT_ONLY, UpstreamError,
-    event, message,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question, TEXT_ONLY,
+    UpstreamError, called, calling, event, message, only_function, result,
 };
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -29,34 +30,72 @@ enum AnthropicContent {
 
 pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     asked.leave_out(&HARMLESS);
-    asked.take_empty("tools", NO_TOOLS)?;
-    asked.leave_out(&["tool_choice"]);
-    thinking(&mut asked)?;
+    tools(&mut asked)?;
+    let shows_thoughts = thinking(&mut asked)?;
     format(&mut asked)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
     asked.rename("stop_sequences", "stop");
     let mut messages = Vec::new();
     if let Some(system) = asked.take("system", "a text or a list of text blocks")? {
-        messages.push(message("system", content(system)?));
+        messages.extend(turn("system", system)?);
     }
     let must = "a list of messages with role and content";
     let turns: Option<Vec<AnthropicTurn>> = asked.take("messages", must)?;
     for turn in turns.ok_or_else(|| "messages is required.".to_owned())? {
-        messages.push(message(&turn.role, content(turn.content)?));
+        messages.extend(self::turn(&turn.role, turn.content)?);
     }
     asked.add("messages", &messages);
-    Ok(Question { chat: asked, writer: Box::new(AnthropicWriter), is_streamed })
+    let writer = Box::new(AnthropicWriter { shows_thoughts, ..AnthropicWriter::default() });
+    Ok(Question { chat: asked, writer, is_streamed })
 }
 
-/// Extended thinking can be off; `adaptive` leaves it to the model, which here never thinks apart.
-fn thinking(asked: &mut JsonMembers) -> Result<(), String> {
-    let thinking: Value = asked.take("thinking", "an object")?.unwrap_or_default();
-    match thinking["type"].as_str() {
-        None | Some("disabled" | "adaptive") => Ok(()),
-        Some(_) => {
-            Err("thinking is not supported: turn extended thinking off in the client.".into())
+/// Definitions of tools, and which of them may be called.
+fn tools(asked: &mut JsonMembers) -> Result<(), String> {
+    let tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
+    let choice: Value = asked.take("tool_choice", "an object")?.unwrap_or_default();
+    if tools.is_empty() {
+        return Ok(());
+    }
+    let tools: Result<Vec<Value>, String> = tools.iter().map(tool).collect();
+    asked.add("tools", &tools?);
+    if choice["disable_parallel_tool_use"] == true {
+        asked.add("parallel_tool_calls", &false);
+    }
+    match choice["type"].as_str() {
+        None | Some("auto") => {}
+        Some("none") => asked.add("tool_choice", &"none"),
+        Some("any") => asked.add("tool_choice", &"required"),
+        Some("tool") => asked.add("tool_choice", &only_function(&choice["name"])),
+        Some(_) => return Err("tool_choice.type must be auto, any, tool or none.".into()),
+    }
+    Ok(())
+}
+
+fn tool(tool: &Value) -> Result<Value, String> {
+    match tool["type"].as_str() {
+        None | Some("custom") => {}
+        Some(kind) => {
+            let why = "is a tool of another service: turn it off in the client";
+            return Err(format!("tools: {kind} {why}."));
         }
     }
+    let [name, description] = ["name", "description"].map(|member| &tool[member]);
+    let function =
+        json!({ "name": name, "description": description, "parameters": tool["input_schema"] });
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+/// Extended thinking is on or off; `adaptive` leaves it to the model. Whether thoughts are shown.
+fn thinking(asked: &mut JsonMembers) -> Result<bool, String> {
+    let thinking: Value = asked.take("thinking", "an object")?.unwrap_or_default();
+    let kind = thinking["type"].as_str();
+    match kind {
+        None | Some("adaptive") => {}
+        Some("disabled") => asked.add("reasoning_effort", &"none"),
+        Some("enabled") => asked.add("reasoning_effort", &"high"),
+        Some(_) => return Err("thinking.type must be enabled, adaptive or disabled.".into()),
+    }
+    Ok(matches!(kind, Some("enabled" | "adaptive")))
 }
 
 /// An answer's format goes to the node; how much effort it takes cannot be chosen.
@@ -74,24 +113,41 @@ fn format(asked: &mut JsonMembers) -> Result<(), String> {
     }
 }
 
-/// Text stays, an earlier answer's thoughts are left out, and anything else is refused.
-fn content(content: AnthropicContent) -> Result<Value, String> {
+/// The messages that a turn is: results of tools are messages of their own. An earlier answer's
+/// thoughts are left out, and what is neither text nor tools is refused.
+fn turn(role: &str, content: AnthropicContent) -> Result<Vec<Value>, String> {
     let blocks = match content {
-        AnthropicContent::Text(text) => return Ok(text.into()),
+        AnthropicContent::Text(text) => return Ok(vec![message(role, text)]),
         AnthropicContent::Blocks(blocks) => blocks,
     };
-    let mut parts = Vec::with_capacity(blocks.len());
+    let (mut parts, mut calls, mut messages) = (Vec::new(), Vec::new(), Vec::new());
     for block in blocks {
-        match block["type"].as_str() {
-            Some("text") => parts.push(json!({ "type": "text", "text": block["text"] })),
-            Some("thinking" | "redacted_thinking") => {}
-            Some("tool_use" | "tool_result") => {
-                return Err(format!("Blocks of tools {NO_TOOLS}."));
-            }
+        let text = |member: &str| block[member].as_str().unwrap_or_default();
+        match text("type") {
+            "text" => parts.push(json!({ "type": "text", "text": block["text"] })),
+            "thinking" | "redacted_thinking" => {}
+            "tool_use" => calls.push(called(text("id"), text("name"), block["input"].to_string())),
+            "tool_result" => messages.push(tool_result(&block)?),
             _ => return Err(TEXT_ONLY.into()),
         }
     }
-    Ok(parts.into())
+    if !calls.is_empty() {
+        let content = if parts.is_empty() { Value::Null } else { parts.into() };
+        messages.push(calling(content, &calls));
+    } else if !parts.is_empty() || messages.is_empty() {
+        messages.push(message(role, parts));
+    }
+    Ok(messages)
+}
+
+/// What a tool answered: a text or blocks of text.
+fn tool_result(block: &Value) -> Result<Value, String> {
+    let id = block["tool_use_id"].as_str().unwrap_or_default();
+    let Value::Array(blocks) = &block["content"] else {
+        return Ok(result(id, block["content"].as_str().unwrap_or_default()));
+    };
+    let texts = blocks.iter().map(|block| block["text"].as_str().ok_or(TEXT_ONLY));
+    Ok(result(id, texts.collect::<Result<Vec<_>, _>>()?.concat()))
 }
 
 pub(super) fn refusal(status: StatusCode, error: &UpstreamError) -> (StatusCode, Value) {
@@ -120,8 +176,45 @@ fn error_object(kind: &str, error: &UpstreamError) -> Value {
     json!({ "type": "error", "error": about, "request_id": error.request_id })
 }
 
-#[derive(Debug)]
-struct AnthropicWriter;
+#[derive(Debug, Default)]
+struct AnthropicWriter {
+    shows_thoughts: bool,
+    /// Blocks that were begun.
+    begun: u64,
+    /// The type of the block that has not ended.
+    open: Option<&'static str>,
+}
+
+impl AnthropicWriter {
+    /// Begins a block of this type, which is the same until another one begins.
+    fn begin_block(&mut self, kind: &'static str, block: &Value, out: &mut String) {
+        self.end_block(out);
+        self.open = Some(kind);
+        let start =
+            json!({ "type": "content_block_start", "index": self.begun, "content_block": block });
+        typed(out, &start);
+        self.begun += 1;
+    }
+
+    fn end_block(&mut self, out: &mut String) {
+        if self.open.take().is_some() {
+            typed(out, &json!({ "type": "content_block_stop", "index": self.begun - 1 }));
+        }
+    }
+
+    fn delta(&self, delta: &Value, out: &mut String) {
+        let index = self.begun.saturating_sub(1);
+        typed(out, &json!({ "type": "content_block_delta", "index": index, "delta": delta }));
+    }
+}
+
+fn thinking_block(text: &str) -> Value {
+    json!({ "type": "thinking", "thinking": text, "signature": "" })
+}
+
+fn tool_block(id: &str, name: &str, input: &Value) -> Value {
+    json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+}
 
 /// An event whose name is its type.
 fn typed(out: &mut String, data: &Value) {
@@ -130,7 +223,11 @@ fn typed(out: &mut String, data: &Value) {
 
 fn stop_reason(end: &AnswerEnd) -> &'static str {
     // Which of the texts in `stop` ended an answer is not told, nor whether one did.
-    if end.is_cut_off() { "max_tokens" } else { "end_turn" }
+    match end.finish_reason.as_str() {
+        "length" => "max_tokens",
+        "tool_calls" => "tool_use",
+        _ => "end_turn",
+    }
 }
 
 /// Tokens read from the cache are not counted as input in this dialect.
@@ -152,18 +249,34 @@ impl AnswerWriter for AnthropicWriter {
         });
         let begun = answer(head, &json!([]), None, &none);
         typed(out, &json!({ "type": "message_start", "message": begun }));
-        let block = json!({ "type": "text", "text": "" });
-        let start = json!({ "type": "content_block_start", "index": 0, "content_block": block });
-        typed(out, &start);
     }
 
-    fn text(&mut self, _: &AnswerHead, text: &str, out: &mut String) {
-        let delta = json!({ "type": "text_delta", "text": text });
-        typed(out, &json!({ "type": "content_block_delta", "index": 0, "delta": delta }));
+    fn part(&mut self, _: &AnswerHead, part: &NodePart, out: &mut String) {
+        match part {
+            NodePart::Text(text) => {
+                if self.open != Some("text") {
+                    self.begin_block("text", &json!({ "type": "text", "text": "" }), out);
+                }
+                self.delta(&json!({ "type": "text_delta", "text": text }), out);
+            }
+            NodePart::Thought(text) if self.shows_thoughts => {
+                if self.open != Some("thinking") {
+                    self.begin_block("thinking", &thinking_block(""), out);
+                }
+                self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
+            }
+            NodePart::Thought(_) => {}
+            NodePart::Call { id, name } => {
+                self.begin_block("tool_use", &tool_block(id, name, &json!({})), out);
+            }
+            NodePart::Arguments(more) => {
+                self.delta(&json!({ "type": "input_json_delta", "partial_json": more }), out);
+            }
+        }
     }
 
     fn end(&mut self, _: &AnswerHead, end: &AnswerEnd, out: &mut String) {
-        typed(out, &json!({ "type": "content_block_stop", "index": 0 }));
+        self.end_block(out);
         let delta = json!({ "stop_reason": stop_reason(end), "stop_sequence": null });
         let last = json!({
             "type": "message_delta", "delta": delta, "usage": usage(end), "credits": end.credits,
@@ -180,9 +293,21 @@ impl AnswerWriter for AnthropicWriter {
         typed(out, &json!({ "type": "ping" }));
     }
 
-    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-        let block = json!([{ "type": "text", "text": text }]);
-        let mut answer = answer(head, &block, Some(stop_reason(end)), &usage(end));
+    fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
+        let AnswerContent { thought, text, calls } = content;
+        let mut blocks = Vec::new();
+        if self.shows_thoughts && !thought.is_empty() {
+            blocks.push(thinking_block(thought));
+        }
+        if !text.is_empty() || calls.is_empty() {
+            blocks.push(json!({ "type": "text", "text": text }));
+        }
+        for NodeCall { id, name, arguments } in calls {
+            // The arguments of a call that was cut off are no JSON.
+            let input = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+            blocks.push(tool_block(id, name, &input));
+        }
+        let mut answer = answer(head, &json!(blocks), Some(stop_reason(end)), &usage(end));
         answer["credits"] = end.credits.clone();
         answer
     }

@@ -2,7 +2,8 @@
 //! in its chat template: no model here is qualified to continue a bare text.
 
 use super::{
-    AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, Question, UpstreamError, event, message,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question,
+    UpstreamError, event, message,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -63,8 +64,11 @@ fn with_cost(mut object: Value, end: &AnswerEnd) -> Value {
 }
 
 impl AnswerWriter for CompletionsWriter {
-    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String) {
-        event(out, None, &Self::object(head, text, None));
+    /// This interface has no place for thoughts.
+    fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String) {
+        if let NodePart::Text(text) = part {
+            event(out, None, &Self::object(head, text, None));
+        }
     }
 
     fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String) {
@@ -85,7 +89,7 @@ impl AnswerWriter for CompletionsWriter {
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-        with_cost(Self::object(head, text, Some(&end.finish_reason)), end)
+    fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
+        with_cost(Self::object(head, &content.text, Some(&end.finish_reason)), end)
     }
 }

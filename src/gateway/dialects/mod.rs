@@ -18,14 +18,12 @@ use super::discovery::ANTHROPIC;
 use super::json_members::JsonMembers;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
-use node_events::AnswerEnd;
 pub(super) use node_events::UpstreamError;
+use node_events::{AnswerContent, AnswerEnd, NodePart};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 pub(super) use translated::{TranslatedStream, whole};
 
-/// Why tools are refused by every dialect.
-const NO_TOOLS: &str = "are not supported by the models here: turn tools off in the client";
 /// Why pictures and files are refused by every dialect.
 const TEXT_ONLY: &str = "Models here read text only: leave images and files out.";
 
@@ -69,9 +67,9 @@ pub(super) trait AnswerWriter: Debug + Send {
     fn content_type(&self) -> &'static str {
         "text/event-stream"
     }
-    /// Written before the first text.
+    /// Written before the first part.
     fn begin(&mut self, _head: &AnswerHead, _out: &mut String) {}
-    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String);
+    fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String);
     fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String);
     /// Written when a stream that has begun fails.
     fn fail(&mut self, head: &AnswerHead, error: &UpstreamError, out: &mut String);
@@ -79,7 +77,7 @@ pub(super) trait AnswerWriter: Debug + Send {
     fn keep_alive(&mut self, out: &mut String) {
         out.push_str(": keep-alive\n\n");
     }
-    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value;
+    fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value;
 }
 
 impl ApiDialect {
@@ -156,6 +154,27 @@ fn event(out: &mut String, name: Option<&str>, data: &Value) {
 /// A message of the node's chat request.
 fn message(role: &str, content: impl Into<Value>) -> Value {
     json!({ "role": role, "content": content.into() })
+}
+
+/// An assistant's message that calls tools. Of the content, `null` is none.
+fn calling(content: impl Into<Value>, calls: &[Value]) -> Value {
+    json!({ "role": "assistant", "content": content.into(), "tool_calls": calls })
+}
+
+/// A call in a message; its arguments are a JSON text.
+fn called(id: &str, name: &str, arguments: impl Into<Value>) -> Value {
+    let function = json!({ "name": name, "arguments": arguments.into() });
+    json!({ "id": id, "type": "function", "function": function })
+}
+
+/// The function that has to be called.
+fn only_function(name: &Value) -> Value {
+    json!({ "type": "function", "function": { "name": name } })
+}
+
+/// The answer of a tool.
+fn result(id: &str, content: impl Into<Value>) -> Value {
+    json!({ "role": "tool", "tool_call_id": id, "content": content.into() })
 }
 
 #[cfg(test)]

@@ -7,19 +7,67 @@ use serde_json::{Map, Value};
 #[derive(Debug)]
 pub(crate) enum NodeEvent {
     KeepAlive,
-    Text(String),
+    Part(NodePart),
     End(AnswerEnd),
     Failure(UpstreamError),
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug)]
+pub(crate) enum NodePart {
+    Text(String),
+    /// Of what the model thinks before it answers.
+    Thought(String),
+    /// The beginning of a call of a tool.
+    Call {
+        id: String,
+        name: String,
+    },
+    /// More of the latest call's arguments, a JSON text.
+    Arguments(String),
+}
+
+/// The parts of a whole answer.
+#[derive(Debug, Default)]
+pub(crate) struct AnswerContent {
+    pub thought: String,
+    pub text: String,
+    pub calls: Vec<NodeCall>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct NodeCall {
+    pub id: String,
+    pub name: String,
+    pub arguments: String,
+}
+
+impl AnswerContent {
+    pub(super) fn add(&mut self, part: NodePart) {
+        match part {
+            NodePart::Text(text) => self.text.push_str(&text),
+            NodePart::Thought(text) => self.thought.push_str(&text),
+            NodePart::Call { id, name } => {
+                self.calls.push(NodeCall { id, name, arguments: String::new() });
+            }
+            NodePart::Arguments(more) => {
+                if let Some(call) = self.calls.last_mut() {
+                    call.arguments.push_str(&more);
+                }
+            }
+        }
+    }
 }
 
 /// How an answer ended and what it cost.
 #[derive(Debug)]
 pub(crate) struct AnswerEnd {
-    /// `stop` or `length`.
+    /// `stop`, `length` or `tool_calls`.
     pub finish_reason: String,
     pub prompt_tokens: u64,
     pub completion_tokens: u64,
     pub cached_tokens: u64,
+    pub reasoning_tokens: u64,
     /// The node's `usage` and `credits`, as it wrote them.
     pub usage: Value,
     pub credits: Value,
@@ -94,8 +142,19 @@ fn read(line: &[u8], head: &mut AnswerHead) -> Option<NodeEvent> {
     if let Some(reason) = choice["finish_reason"].as_str() {
         return Some(NodeEvent::End(end(reason, &event)));
     }
-    let text = choice["delta"]["content"].as_str().unwrap_or_default();
-    Some(NodeEvent::Text(text.to_owned()))
+    part(&choice["delta"]).map(NodeEvent::Part)
+}
+
+/// The piece that a delta has, if it is not empty.
+fn part(delta: &Value) -> Option<NodePart> {
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let call = &delta["tool_calls"][0];
+    let begun = text(&call["id"]).zip(text(&call["function"]["name"]));
+    begun
+        .map(|(id, name)| NodePart::Call { id, name })
+        .or_else(|| text(&call["function"]["arguments"]).map(NodePart::Arguments))
+        .or_else(|| text(&delta["reasoning_content"]).map(NodePart::Thought))
+        .or_else(|| text(&delta["content"]).map(NodePart::Text))
 }
 
 fn end(reason: &str, event: &Value) -> AnswerEnd {
@@ -106,6 +165,7 @@ fn end(reason: &str, event: &Value) -> AnswerEnd {
         prompt_tokens: count(&usage["prompt_tokens"]),
         completion_tokens: count(&usage["completion_tokens"]),
         cached_tokens: count(&usage["prompt_tokens_details"]["cached_tokens"]),
+        reasoning_tokens: count(&usage["completion_tokens_details"]["reasoning_tokens"]),
         usage: usage.clone(),
         credits: event["credits"].clone(),
     }

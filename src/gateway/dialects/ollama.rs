@@ -2,9 +2,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "answers tell how long they took")]
 
+use super::node_events::NodeCall;
 use super::{
-    AnswerEnd, AnswerHead, AnswerWriter, Asked, JsonMembers, NO_TOOLS, Question, TEXT_ONLY,
-    UpstreamError, message,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, JsonMembers, NodePart, Question,
+    TEXT_ONLY, UpstreamError, called, calling, message, result,
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
@@ -52,24 +53,49 @@ struct OllamaTurn {
     #[serde(default)]
     images: Option<Vec<Value>>,
     #[serde(default)]
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<OllamaCall>>,
+}
+
+#[derive(Deserialize)]
+struct OllamaCall {
+    function: OllamaFunction,
+}
+
+#[derive(Deserialize)]
+struct OllamaFunction {
+    name: String,
+    #[serde(default)]
+    arguments: Map<String, Value>,
 }
 
 pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
-    asked.take_empty("tools", NO_TOOLS)?;
     let must = "a list of messages with role and content";
     let turns: Vec<OllamaTurn> = asked.take("messages", must)?.unwrap_or_default();
-    let mut messages = Vec::with_capacity(turns.len());
-    for turn in turns {
-        if turn.images.is_some_and(|images| !images.is_empty()) {
+    // Calls have no ids here: results come in the order of the calls.
+    let id = |number: usize| format!("call{number:05}");
+    let (mut messages, mut called_before, mut answered) = (Vec::new(), 0, 0);
+    for OllamaTurn { role, content, images, tool_calls } in turns {
+        if images.is_some_and(|images| !images.is_empty()) {
             return Err(TEXT_ONLY.into());
         }
-        if turn.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-            return Err(format!("tool_calls {NO_TOOLS}."));
+        let tool_calls = tool_calls.unwrap_or_default();
+        if role == "tool" {
+            messages.push(result(&id(answered), content));
+            answered += 1;
+        } else if tool_calls.is_empty() {
+            messages.push(message(&role, content));
+        } else {
+            let ids = (called_before..).map(id);
+            let calls: Vec<Value> = ids.zip(tool_calls).map(node_call).collect();
+            called_before += calls.len();
+            messages.push(calling(content, &calls));
         }
-        messages.push(message(&turn.role, turn.content));
     }
     question(asked, &messages, OllamaWriter::new(true))
+}
+
+fn node_call((id, OllamaCall { function }): (String, OllamaCall)) -> Value {
+    called(&id, &function.name, Value::Object(function.arguments).to_string())
 }
 
 pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {
@@ -95,7 +121,7 @@ fn question(
     mut writer: OllamaWriter,
 ) -> Result<Asked, String> {
     asked.leave_out(&HARMLESS);
-    asked.take_empty("think", "is not supported: turn thinking off in the client")?;
+    thinking(&mut asked)?;
     let format: Value = asked.take("format", "\"json\" or a schema")?.unwrap_or_default();
     options(&mut asked)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(true);
@@ -106,14 +132,31 @@ fn question(
         loaded["done_reason"] = "load".into();
         return Ok(Asked::Known(loaded));
     }
-    match &format {
+    keep_format(&mut asked, &format);
+    asked.add("messages", &messages);
+    Ok(Asked::Question(Question { chat: asked, writer: Box::new(writer), is_streamed }))
+}
+
+fn keep_format(asked: &mut JsonMembers, format: &Value) {
+    match format {
         Value::Null => {}
         Value::String(name) if name.is_empty() => {}
         Value::String(_) => asked.add("response_format", &json!({ "type": "json_object" })),
         schema => asked.add("structured_outputs", &json!({ "json": schema })),
     }
-    asked.add("messages", &messages);
-    Ok(Asked::Question(Question { chat: asked, writer: Box::new(writer), is_streamed }))
+}
+
+/// Whether, or how much, a model thinks.
+fn thinking(asked: &mut JsonMembers) -> Result<(), String> {
+    let think: Value = asked.take("think", "true, false or a degree")?.unwrap_or_default();
+    match &think {
+        Value::Null => {}
+        Value::Bool(thinks) => {
+            asked.add("reasoning_effort", &if *thinks { "high" } else { "none" });
+        }
+        degree => asked.add("reasoning_effort", degree),
+    }
+    Ok(())
 }
 
 /// Makes `options` members of the request.
@@ -149,11 +192,14 @@ struct OllamaWriter {
     is_chat: bool,
     began: Instant,
     first_text: Option<Instant>,
+    /// Calls of tools are told whole.
+    calls: AnswerContent,
 }
 
 impl OllamaWriter {
     fn new(is_chat: bool) -> Self {
-        Self { is_chat, began: Instant::now(), first_text: None }
+        let calls = AnswerContent::default();
+        Self { is_chat, began: Instant::now(), first_text: None, calls }
     }
 
     fn line(&mut self, head: &AnswerHead, text: &str, done: bool) -> Value {
@@ -168,11 +214,24 @@ impl OllamaWriter {
         line
     }
 
+    /// Adds what was thought, and what is called.
+    fn add_parts(&self, line: &mut Value, thought: &str, calls: &[NodeCall]) {
+        if !thought.is_empty() {
+            let place = if self.is_chat { &mut line["message"] } else { &mut *line };
+            place["thinking"] = thought.into();
+        }
+        if !calls.is_empty() {
+            line["message"]["tool_calls"] = calls.iter().map(tool_call).collect();
+        }
+    }
+
     /// The last line. Times are in nanoseconds.
     fn last(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
         let mut line = self.line(head, text, true);
         let first_text = self.first_text.unwrap_or(self.began);
-        line["done_reason"] = end.finish_reason.as_str().into();
+        // Calls are an ordinary end here.
+        let reason = if end.is_cut_off() { "length" } else { "stop" };
+        line["done_reason"] = reason.into();
         line["total_duration"] = nanoseconds(self.began);
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = end.prompt_tokens.into();
@@ -182,6 +241,11 @@ impl OllamaWriter {
         line["credits"] = end.credits.clone();
         line
     }
+}
+
+fn tool_call(call: &NodeCall) -> Value {
+    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+    json!({ "function": { "name": call.name, "arguments": arguments } })
 }
 
 fn nanoseconds(since: Instant) -> Value {
@@ -198,12 +262,24 @@ impl AnswerWriter for OllamaWriter {
         "application/x-ndjson"
     }
 
-    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String) {
+    fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String) {
         self.first_text.get_or_insert_with(Instant::now);
-        push_line(out, &self.line(head, text, false));
+        let (text, thought) = match part {
+            NodePart::Text(text) => (text.as_str(), ""),
+            NodePart::Thought(text) => ("", text.as_str()),
+            NodePart::Call { .. } | NodePart::Arguments(_) => return self.calls.add(part.clone()),
+        };
+        let mut line = self.line(head, text, false);
+        self.add_parts(&mut line, thought, &[]);
+        push_line(out, &line);
     }
 
     fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String) {
+        if !self.calls.calls.is_empty() {
+            let mut line = self.line(head, "", false);
+            self.add_parts(&mut line, "", &self.calls.calls);
+            push_line(out, &line);
+        }
         push_line(out, &self.last(head, "", end));
     }
 
@@ -214,7 +290,9 @@ impl AnswerWriter for OllamaWriter {
     /// Clients read every line as JSON, so there is nothing that could be sent.
     fn keep_alive(&mut self, _: &mut String) {}
 
-    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-        self.last(head, text, end)
+    fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
+        let mut whole = self.last(head, &content.text, end);
+        self.add_parts(&mut whole, &content.thought, &content.calls);
+        whole
     }
 }

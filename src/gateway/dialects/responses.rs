@@ -1,9 +1,10 @@
 //! OpenAI's `POST /v1/responses`. Nothing is kept between requests: a client sends the whole
 //! conversation each time.
 
+use super::node_events::NodeCall;
 use super::{
-    AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NO_TOOLS, Question, TEXT_ONLY, UpstreamError,
-    event, message,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question, TEXT_ONLY,
+    UpstreamError, called, calling, event, message, only_function, result,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -30,6 +31,15 @@ struct ResponsesItem {
     role: String,
     #[serde(default)]
     content: Value,
+    /// Of a call and of what the function answered.
+    #[serde(default)]
+    call_id: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    arguments: String,
+    #[serde(default)]
+    output: Value,
 }
 
 fn message_type() -> String {
@@ -42,7 +52,7 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
         asked.take_empty(name, STATELESS)?;
     }
     asked.take_empty("store", "can only be false: nothing is kept here")?;
-    asked.take_empty("tools", NO_TOOLS)?;
+    tools(&mut asked)?;
     asked.take_empty("top_logprobs", "is not supported here: ask /v1/chat/completions for it")?;
     let cuts: Option<String> = asked.take("truncation", "a text")?;
     if cuts.is_some_and(|cuts| cuts != "disabled") {
@@ -58,8 +68,40 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     Ok(Question { chat: asked, writer, is_streamed })
 }
 
-/// The effort of thinking goes on as the chat request's; a summary of thoughts there never are is
-/// left out.
+/// Definitions of functions, and which of them may be called.
+fn tools(asked: &mut JsonMembers) -> Result<(), String> {
+    let tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
+    let choice: Value = asked.take("tool_choice", "a text or an object")?.unwrap_or_default();
+    let parallel: Option<bool> = asked.take("parallel_tool_calls", "true or false")?;
+    if tools.is_empty() {
+        return Ok(());
+    }
+    let tools: Result<Vec<Value>, String> = tools.into_iter().map(tool).collect();
+    asked.add("tools", &tools?);
+    if let Some(parallel) = parallel {
+        asked.add("parallel_tool_calls", &parallel);
+    }
+    match &choice {
+        Value::Null => {}
+        Value::Object(_) => asked.add("tool_choice", &only_function(&choice["name"])),
+        word => asked.add("tool_choice", word),
+    }
+    Ok(())
+}
+
+fn tool(mut tool: Value) -> Result<Value, String> {
+    let kind = tool.as_object_mut().and_then(|members| members.shift_remove("type"));
+    match kind.as_ref().and_then(Value::as_str) {
+        Some("function") => Ok(json!({ "type": "function", "function": tool })),
+        kind => {
+            let kind = kind.unwrap_or("no type");
+            Err(format!("tools of the type {kind} are not supported: turn them off in the client."))
+        }
+    }
+}
+
+/// The effort of thinking goes on as the chat request's; how thoughts are summarised is left out,
+/// because they are shown as they are.
 fn effort(asked: &mut JsonMembers) -> Result<(), String> {
     let reasoning: Value = asked.take("reasoning", "an object")?.unwrap_or_default();
     if !reasoning["effort"].is_null() {
@@ -96,7 +138,7 @@ fn messages(asked: &mut JsonMembers) -> Result<Vec<Value>, String> {
         ResponsesInput::Text(text) => messages.push(message("user", text)),
         ResponsesInput::Items(items) => {
             for item in items {
-                messages.extend(turn(item)?);
+                add_item(&mut messages, item)?;
             }
         }
     }
@@ -104,24 +146,37 @@ fn messages(asked: &mut JsonMembers) -> Result<Vec<Value>, String> {
     Ok(messages)
 }
 
-/// The message that an item is. Thoughts of earlier answers are left out.
-fn turn(item: ResponsesItem) -> Result<Option<Value>, String> {
+/// Adds what an item is to the messages: calls in a row are one message. Thoughts of earlier
+/// answers are left out.
+fn add_item(messages: &mut Vec<Value>, item: ResponsesItem) -> Result<(), String> {
     match item.r#type.as_str() {
-        "message" => {}
-        "reasoning" => return Ok(None),
-        "function_call" | "function_call_output" => return Err(format!("Tools {NO_TOOLS}.")),
+        "message" => messages.push(turn(item)?),
+        "reasoning" => {}
+        "function_call" => {
+            let call = called(&item.call_id, &item.name, item.arguments);
+            let last = messages.last_mut().and_then(|last| last.get_mut("tool_calls"));
+            match last.and_then(Value::as_array_mut) {
+                Some(calls) => calls.push(call),
+                None => messages.push(calling(Value::Null, &[call])),
+            }
+        }
+        "function_call_output" => messages.push(result(&item.call_id, plain(&item.output))),
         other => return Err(format!("input items of the type {other} are not supported.")),
     }
+    Ok(())
+}
+
+fn turn(item: ResponsesItem) -> Result<Value, String> {
     let role = if item.role == "developer" { "system" } else { item.role.as_str() };
     let Value::Array(parts) = item.content else {
-        return Ok(Some(message(role, item.content)));
+        return Ok(message(role, item.content));
     };
     let texts = parts.iter().map(|part| match part["type"].as_str() {
         Some("input_text" | "output_text" | "text") => Ok(&part["text"]),
         _ => Err(TEXT_ONLY.to_owned()),
     });
     let parts = texts.map(|text| text.map(|text| json!({ "type": "text", "text": text })));
-    Ok(Some(message(role, parts.collect::<Result<Vec<_>, _>>()?)))
+    Ok(message(role, parts.collect::<Result<Vec<_>, _>>()?))
 }
 
 /// Makes one message of the instructions at the beginning: templates know one at most.
@@ -145,7 +200,24 @@ fn plain(content: &Value) -> String {
 struct ResponsesWriter {
     /// Events written so far; each carries its number.
     events: u64,
+    /// Items that have ended.
+    ended: Vec<Value>,
+    open: Option<OutputItem>,
+}
+
+/// An item of the output, while it grows.
+#[derive(Clone, Debug)]
+struct OutputItem {
+    kind: ItemKind,
+    /// Its text, or the arguments of a call.
     text: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ItemKind {
+    Message,
+    Reasoning,
+    Call { id: String, name: String },
 }
 
 impl ResponsesWriter {
@@ -160,28 +232,111 @@ impl ResponsesWriter {
         self.event(out, &format!("response.{status}"), json!({ "response": response }));
     }
 
-    /// An event about the only part of the only item.
-    fn part_event(&mut self, out: &mut String, head: &AnswerHead, kind: &str, mut data: Value) {
-        data["item_id"] = item_id(head).into();
-        data["output_index"] = 0.into();
-        data["content_index"] = 0.into();
+    /// An event about the item that is open.
+    fn item_event(&mut self, out: &mut String, head: &AnswerHead, kind: &str, mut data: Value) {
+        let Some(open) = &self.open else { return };
+        data["item_id"] = open.id(head, self.ended.len()).into();
+        data["output_index"] = self.ended.len().into();
+        if !matches!(open.kind, ItemKind::Call { .. }) {
+            data["content_index"] = 0.into();
+        }
         self.event(out, kind, data);
+    }
+
+    /// Has an item of this kind open.
+    fn open(&mut self, head: &AnswerHead, kind: ItemKind, out: &mut String) {
+        if self.open.as_ref().is_some_and(|open| open.kind == kind) {
+            return;
+        }
+        self.close(head, "completed", out);
+        let is_message = kind == ItemKind::Message;
+        let item = OutputItem { kind, text: String::new() };
+        let (at, begun) = (self.ended.len(), item.begun(head, self.ended.len()));
+        self.open = Some(item);
+        let added = json!({ "output_index": at, "item": begun });
+        self.event(out, "response.output_item.added", added);
+        if is_message {
+            let added = json!({ "part": part("") });
+            self.item_event(out, head, "response.content_part.added", added);
+        }
+    }
+
+    fn grow(&mut self, head: &AnswerHead, text: &str, out: &mut String) {
+        let Some(open) = &mut self.open else { return };
+        open.text.push_str(text);
+        let (kind, data) = match &open.kind {
+            ItemKind::Message => ("output_text", json!({ "delta": text, "logprobs": [] })),
+            ItemKind::Reasoning => ("reasoning_text", json!({ "delta": text })),
+            ItemKind::Call { .. } => ("function_call_arguments", json!({ "delta": text })),
+        };
+        self.item_event(out, head, &format!("response.{kind}.delta"), data);
+    }
+
+    fn close(&mut self, head: &AnswerHead, status: &str, out: &mut String) {
+        let Some(OutputItem { kind, text }) = self.open.clone() else { return };
+        match &kind {
+            ItemKind::Message => {
+                let done = json!({ "text": text, "logprobs": [] });
+                self.item_event(out, head, "response.output_text.done", done);
+                let done = json!({ "part": part(&text) });
+                self.item_event(out, head, "response.content_part.done", done);
+            }
+            ItemKind::Reasoning => {
+                let done = json!({ "text": text });
+                self.item_event(out, head, "response.reasoning_text.done", done);
+            }
+            ItemKind::Call { name, .. } => {
+                let done = json!({ "name": name, "arguments": text });
+                self.item_event(out, head, "response.function_call_arguments.done", done);
+            }
+        }
+        let at = self.ended.len();
+        let item = OutputItem { kind, text }.whole(head, at, status);
+        self.open = None;
+        self.event(out, "response.output_item.done", json!({ "output_index": at, "item": item }));
+        self.ended.push(item);
     }
 }
 
-fn item_id(head: &AnswerHead) -> String {
-    format!("msg_{}", head.id)
+impl OutputItem {
+    fn id(&self, head: &AnswerHead, at: usize) -> String {
+        match self.kind {
+            ItemKind::Message => format!("msg_{}", head.id),
+            ItemKind::Reasoning => format!("rs_{}", head.id),
+            ItemKind::Call { .. } => format!("fc_{}_{at}", head.id),
+        }
+    }
+
+    /// The item as its first event shows it.
+    fn begun(&self, head: &AnswerHead, at: usize) -> Value {
+        let mut item = self.whole(head, at, "in_progress");
+        if self.kind == ItemKind::Message {
+            item["content"] = json!([]);
+        }
+        item
+    }
+
+    fn whole(&self, head: &AnswerHead, at: usize, status: &str) -> Value {
+        let (id, text) = (self.id(head, at), &self.text);
+        match &self.kind {
+            ItemKind::Message => json!({
+                "id": id, "type": "message", "role": "assistant", "status": status,
+                "content": [part(text)],
+            }),
+            ItemKind::Reasoning => json!({
+                "id": id, "type": "reasoning", "status": status, "summary": [],
+                "content": [{ "type": "reasoning_text", "text": text }],
+            }),
+            ItemKind::Call { id: call, name } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call,
+                "name": name, "arguments": text,
+            }),
+        }
+    }
 }
 
 fn part(text: &str) -> Value {
     json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
-}
-
-fn item(head: &AnswerHead, status: &str, content: &[Value]) -> Value {
-    json!({
-        "id": item_id(head), "type": "message", "role": "assistant", "status": status,
-        "content": content,
-    })
 }
 
 /// The object that stands for the whole answer, with the members that typed clients expect.
@@ -198,9 +353,8 @@ fn status(end: &AnswerEnd) -> &'static str {
     if end.is_cut_off() { "incomplete" } else { "completed" }
 }
 
-fn ended(head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-    let status = status(end);
-    let mut response = response(head, status, &[item(head, status, &[part(text)])]);
+fn ended(head: &AnswerHead, output: &[Value], end: &AnswerEnd) -> Value {
+    let mut response = response(head, status(end), output);
     if end.is_cut_off() {
         response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
@@ -208,7 +362,7 @@ fn ended(head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": { "cached_tokens": end.cached_tokens },
         "output_tokens": end.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": end.reasoning_tokens },
         "total_tokens": end.prompt_tokens + end.completion_tokens,
     });
     response["credits"] = end.credits.clone();
@@ -220,29 +374,30 @@ impl AnswerWriter for ResponsesWriter {
         let begun = response(head, "in_progress", &[]);
         self.response_event(out, "created", &begun);
         self.response_event(out, "in_progress", &begun);
-        let item = item(head, "in_progress", &[]);
-        let added = json!({ "output_index": 0, "item": item });
-        self.event(out, "response.output_item.added", added);
-        let added = json!({ "part": part("") });
-        self.part_event(out, head, "response.content_part.added", added);
     }
 
-    fn text(&mut self, head: &AnswerHead, text: &str, out: &mut String) {
-        self.text.push_str(text);
-        let delta = json!({ "delta": text, "logprobs": [] });
-        self.part_event(out, head, "response.output_text.delta", delta);
+    fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String) {
+        match part {
+            NodePart::Text(text) => {
+                self.open(head, ItemKind::Message, out);
+                self.grow(head, text, out);
+            }
+            NodePart::Thought(text) => {
+                self.open(head, ItemKind::Reasoning, out);
+                self.grow(head, text, out);
+            }
+            NodePart::Call { id, name } => {
+                let (id, name) = (id.clone(), name.clone());
+                self.open(head, ItemKind::Call { id, name }, out);
+            }
+            NodePart::Arguments(more) => self.grow(head, more, out),
+        }
     }
 
     fn end(&mut self, head: &AnswerHead, end: &AnswerEnd, out: &mut String) {
-        let text = std::mem::take(&mut self.text);
-        let done = json!({ "text": text, "logprobs": [] });
-        self.part_event(out, head, "response.output_text.done", done);
-        let done = json!({ "part": part(&text) });
-        self.part_event(out, head, "response.content_part.done", done);
-        let item = item(head, status(end), &[part(&text)]);
-        let done = json!({ "output_index": 0, "item": item });
-        self.event(out, "response.output_item.done", done);
-        self.response_event(out, status(end), &ended(head, &text, end));
+        self.close(head, status(end), out);
+        let output = std::mem::take(&mut self.ended);
+        self.response_event(out, status(end), &ended(head, &output, end));
     }
 
     fn fail(&mut self, head: &AnswerHead, error: &UpstreamError, out: &mut String) {
@@ -251,7 +406,20 @@ impl AnswerWriter for ResponsesWriter {
         self.response_event(out, "failed", &failed);
     }
 
-    fn whole(&mut self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-        ended(head, text, end)
+    fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
+        let AnswerContent { thought, text, calls } = content;
+        let mut items = Vec::new();
+        let mut add = |kind, text: &String| items.push(OutputItem { kind, text: text.clone() });
+        if !thought.is_empty() {
+            add(ItemKind::Reasoning, thought);
+        }
+        if !text.is_empty() || calls.is_empty() {
+            add(ItemKind::Message, text);
+        }
+        for NodeCall { id, name, arguments } in calls {
+            add(ItemKind::Call { id: id.clone(), name: name.clone() }, arguments);
+        }
+        let items = items.iter().enumerate().map(|(at, item)| item.whole(head, at, status(end)));
+        ended(head, &items.collect::<Vec<_>>(), end)
     }
 }

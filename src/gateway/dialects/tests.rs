@@ -44,7 +44,8 @@ fn a_request_becomes_the_nodes_own() {
                 "messages": [user("Hi"), { "role": "assistant", "content": [
                     { "type": "thinking", "thinking": "…", "signature": "" }, text("Yes?")] },
                     user("Go on.")] }),
-        json!({ "model": MODEL, "max_tokens": 9, "top_k": 3, "stop": ["x"], "messages": [
+        json!({ "model": MODEL, "max_tokens": 9, "top_k": 3, "stop": ["x"],
+                "reasoning_effort": "none", "messages": [
                 { "role": "system", "content": [text("Be brief.")] }, user("Hi"),
                 { "role": "assistant", "content": [text("Yes?")] }, user("Go on.")] }),
     );
@@ -62,7 +63,7 @@ fn a_request_becomes_the_nodes_own() {
                 "think": false, "options": { "num_ctx": 4096, "num_predict": 7, "mirostat": 0,
                 "repeat_penalty": 1.1, "temperature": 0, "seed": 5 } }),
         json!({ "model": MODEL, "messages": [user("Hi")], "structured_outputs": { "json": schema },
-                "max_tokens": 7, "repetition_penalty": 1.1, "temperature": 0, "seed": 5 }),
+                "reasoning_effort": "none", "max_tokens": 7, "repetition_penalty": 1.1, "temperature": 0, "seed": 5 }),
     );
     check(
         OllamaGenerate,
@@ -90,6 +91,145 @@ fn a_request_becomes_the_nodes_own() {
 }
 
 #[test]
+fn tools_and_their_history_become_the_nodes_own() {
+    let user = json!({ "role": "user", "content": "Hi" });
+    let schema = json!({ "type": "object" });
+    let function = json!({ "name": "f", "description": "d", "parameters": schema });
+    let tools = json!([{ "type": "function", "function": function }]);
+    let call = |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{\"a\":1}" } });
+    let history = |id: &str, content: Value| {
+        json!([user, { "role": "assistant", "content": content, "tool_calls": [call(id)] },
+            { "role": "tool", "tool_call_id": id, "content": "r" }])
+    };
+    let only = json!({ "type": "function", "function": { "name": "f" } });
+    check(
+        Anthropic,
+        &json!({ "model": MODEL, "tools": [{ "name": "f", "description": "d", "input_schema": schema }],
+            "tool_choice": { "type": "tool", "name": "f", "disable_parallel_tool_use": true },
+            "thinking": { "type": "enabled", "budget_tokens": 1024 }, "messages": [user,
+            { "role": "assistant", "content": [{ "type": "thinking", "thinking": "hm" },
+                { "type": "tool_use", "id": "c1", "name": "f", "input": { "a": 1 } }] },
+            { "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "c1",
+                "content": [{ "type": "text", "text": "r" }] }] }] }),
+        json!({ "model": MODEL, "tools": tools, "tool_choice": only, "parallel_tool_calls": false,
+            "reasoning_effort": "high", "messages": history("c1", Value::Null) }),
+    );
+    check(
+        OllamaChat,
+        &json!({ "model": MODEL, "tools": tools, "think": "low", "messages": [user,
+            { "role": "assistant", "content": "", "tool_calls": [
+                { "function": { "name": "f", "arguments": { "a": 1 } } }] },
+            { "role": "tool", "tool_name": "f", "content": "r" }] }),
+        json!({ "model": MODEL, "tools": tools, "reasoning_effort": "low",
+            "messages": history("call00000", "".into()) }),
+    );
+    check(
+        Responses,
+        &json!({ "model": MODEL, "tools": [{ "type": "function", "name": "f", "description": "d",
+            "parameters": schema }], "tool_choice": { "type": "function", "name": "f" },
+            "parallel_tool_calls": true, "reasoning": { "effort": "low", "summary": "auto" },
+            "input": [user, { "type": "reasoning", "summary": [] },
+            { "type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\":1}" },
+            { "type": "function_call_output", "call_id": "c1", "output": "r" }] }),
+        json!({ "model": MODEL, "tools": tools, "tool_choice": only, "parallel_tool_calls": true,
+            "reasoning_effort": "low", "messages": history("c1", Value::Null) }),
+    );
+}
+
+/// The node's stream of a thought, a text and two calls.
+fn node_stream_of_calls() -> String {
+    let chunk = |delta: &str| {
+        format!(
+            r#"data: {{"id":"r1","created":1790000000,"choices":[{{"delta":{delta},"finish_reason":null}}]}}"#
+        )
+    };
+    let begun = |at: usize, id: &str| {
+        chunk(&format!(
+            r#"{{"tool_calls":[{{"index":{at},"id":"{id}","type":"function","function":{{"name":"f","arguments":""}}}}]}}"#
+        ))
+    };
+    let more = |at: usize, text: &str| {
+        let text = Value::from(text);
+        chunk(&format!(r#"{{"tool_calls":[{{"index":{at},"function":{{"arguments":{text}}}}}]}}"#))
+    };
+    let chunks = [
+        BEGIN.to_owned(),
+        chunk(r#"{"reasoning_content":"h"}"#),
+        chunk(r#"{"reasoning_content":"m"}"#),
+        chunk(r#"{"content":"So"}"#),
+        begun(0, "c1"),
+        more(0, "{\"a\""),
+        more(0, ":1}"),
+        begun(1, "c2"),
+        more(1, "{}"),
+        format!(
+            r#"data: {{"id":"r1","choices":[{{"delta":{{}},"finish_reason":"tool_calls"}}],{USAGE}}}"#
+        ),
+    ];
+    chunks.map(|chunk| chunk + "\n\n").concat()
+}
+
+#[test]
+fn thoughts_and_calls_are_told_in_each_dialects_words() {
+    let node = node_stream_of_calls();
+    let thinking = || {
+        let body =
+            json!({ "messages": [message("user", "Hi")], "thinking": { "type": "enabled" } });
+        match Anthropic.read(body.to_string().as_bytes()) {
+            Ok(Asked::Question(question)) => question.writer,
+            _ => panic!("it is a question"),
+        }
+    };
+    let streamed = |writer: Box<dyn AnswerWriter>| {
+        let mut stream = TranslatedStream::new(writer, MODEL.to_owned());
+        events(std::str::from_utf8(&stream.take(node.as_bytes())).unwrap())
+    };
+    let whole = |writer| whole(writer, MODEL.into(), node.as_bytes()).unwrap();
+    let block = |kind: &str, id: &str, input: Value| json!({ "type": kind, "id": id, "name": "f", "input": input });
+    let message = whole(thinking());
+    assert_eq!(message["stop_reason"], "tool_use");
+    let expect = json!([
+        { "type": "thinking", "thinking": "hm", "signature": "" },
+        { "type": "text", "text": "So" },
+        block("tool_use", "c1", json!({ "a": 1 })),
+        block("tool_use", "c2", json!({})),
+    ]);
+    assert_eq!(message["content"], expect);
+    let stream = streamed(thinking());
+    let started: Vec<&Value> =
+        stream.iter().filter(|e| e["type"] == "content_block_start").collect();
+    let kinds: Vec<&str> =
+        started.iter().map(|e| e["content_block"]["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
+    let places: Vec<u64> = started.iter().map(|e| e["index"].as_u64().unwrap()).collect();
+    assert_eq!(places, [0, 1, 2, 3]);
+    let json = stream.iter().filter_map(|e| e["delta"]["partial_json"].as_str());
+    assert_eq!(json.collect::<String>(), "{\"a\":1}{}");
+    // Thoughts that were not asked for are left out.
+    let silent = streamed(writer(Anthropic));
+    assert!(silent.iter().all(|event| event["content_block"]["type"] != "thinking"));
+
+    let response = whole(writer(Responses));
+    let output = response["output"].as_array().unwrap();
+    let kinds: Vec<&str> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call"]);
+    assert_eq!([&output[2]["call_id"], &output[2]["arguments"]], ["c1", "{\"a\":1}"]);
+    let last = streamed(writer(Responses)).pop().unwrap();
+    assert_eq!(last["response"]["output"], response["output"]);
+
+    let line = whole(writer(OllamaChat));
+    let calls = json!([
+        { "function": { "name": "f", "arguments": { "a": 1 } } },
+        { "function": { "name": "f", "arguments": {} } },
+    ]);
+    assert_eq!([&line["message"]["thinking"], &line["done_reason"]], ["hm", "stop"]);
+    assert_eq!(line["message"]["tool_calls"], calls);
+    let lines = streamed(writer(OllamaChat));
+    assert_eq!(lines[lines.len() - 2]["message"]["tool_calls"], calls);
+    assert_eq!([&lines[0]["message"]["thinking"], &lines[1]["message"]["thinking"]], ["h", "m"]);
+}
+
+#[test]
 fn streams_are_asked_for_as_in_each_dialect() {
     for (dialect, body, expect) in [
         (Completions, json!({ "prompt": "Hi" }), false),
@@ -104,7 +244,6 @@ fn streams_are_asked_for_as_in_each_dialect() {
 #[test]
 fn what_no_model_here_does_is_refused_with_a_way_out() {
     let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
-    let tool = json!([{ "name": "f" }]);
     for (dialect, body, expect) in [
         (Completions, json!({}), "prompt is required"),
         (Completions, json!({ "prompt": ["a", "b"] }), "one text"),
@@ -114,14 +253,12 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
         (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
         (Completions, json!({ "prompt": "a", "logprobs": 1 }), "logprobs"),
         (Anthropic, json!({ "messages": image }), "text only"),
-        (Anthropic, json!({ "messages": [], "tools": tool }), "turn tools off"),
-        (Anthropic, json!({ "messages": [], "thinking": { "type": "enabled" } }), "thinking"),
+        (Anthropic, json!({ "messages": [], "tools": [{ "type": "bash_1" }] }), "bash_1"),
+        (Anthropic, json!({ "messages": [], "thinking": { "type": "deep" } }), "thinking"),
         (Anthropic, json!({ "messages": [], "output_config": { "effort": "low" } }), "effort"),
         (Anthropic, json!({ "messages": [], "output_config": { "other": 1 } }), "other"),
         (Anthropic, json!({}), "messages is required"),
-        (OllamaChat, json!({ "messages": [], "tools": tool }), "turn tools off"),
         (OllamaChat, json!({ "messages": [{ "role": "user", "images": ["x"] }] }), "text only"),
-        (OllamaChat, json!({ "messages": [], "think": true }), "thinking"),
         (OllamaChat, json!({ "messages": [], "options": { "mirostat": 1 } }), "mirostat"),
         (OllamaChat, json!({ "messages": [], "options": { "new": 1 } }), "options.new"),
         (OllamaGenerate, json!({ "prompt": "a", "raw": true }), "raw"),
@@ -131,11 +268,10 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
         (Responses, json!({ "input": "a", "store": true }), "store"),
         (Responses, json!({ "input": "a", "previous_response_id": "r" }), "whole conversation"),
         (Responses, json!({ "input": "a", "background": true }), "background"),
-        (Responses, json!({ "input": "a", "tools": tool }), "turn tools off"),
+        (Responses, json!({ "input": "a", "tools": [{ "type": "web_search" }] }), "web_search"),
         (Responses, json!({ "input": "a", "truncation": "auto" }), "truncation"),
         (Responses, json!({ "input": "a", "text": { "verbosity": "low" } }), "verbosity"),
         (Responses, json!({ "input": [{ "type": "item_reference" }] }), "item_reference"),
-        (Responses, json!({ "input": [{ "type": "function_call" }] }), "turn tools off"),
         (Responses, json!([]), "JSON object"),
     ] {
         let why = read(dialect, &body).expect_err("it is refused");

@@ -1,6 +1,6 @@
 //! The node's stream, written again in a dialect: piece by piece, or whole.
 
-use super::node_events::{NodeEvent, NodeEvents};
+use super::node_events::{AnswerContent, NodeEvent, NodeEvents};
 use super::{AnswerHead, AnswerWriter, UpstreamError};
 use bytes::Bytes;
 use serde_json::Value;
@@ -42,10 +42,10 @@ impl TranslatedStream {
             writer.begin(head, out);
         }
         match event {
-            NodeEvent::Text(text) if !text.is_empty() => writer.text(head, text, out),
+            NodeEvent::Part(part) => writer.part(head, part, out),
             NodeEvent::End(end) => writer.end(head, end, out),
             NodeEvent::Failure(error) => writer.fail(head, error, out),
-            NodeEvent::KeepAlive | NodeEvent::Text(_) => {}
+            NodeEvent::KeepAlive => {}
         }
     }
 }
@@ -57,11 +57,11 @@ pub(crate) fn whole(
     stream: &[u8],
 ) -> Result<Value, Box<UpstreamError>> {
     let mut head = AnswerHead { model, ..AnswerHead::default() };
-    let mut text = String::new();
+    let mut content = AnswerContent::default();
     for event in NodeEvents::default().take(stream, &mut head) {
         match event {
-            NodeEvent::Text(delta) => text.push_str(&delta),
-            NodeEvent::End(end) => return Ok(writer.whole(&head, &text, &end)),
+            NodeEvent::Part(part) => content.add(part),
+            NodeEvent::End(end) => return Ok(writer.whole(&head, &content, &end)),
             NodeEvent::Failure(error) => return Err(error.into()),
             NodeEvent::KeepAlive => {}
         }
