@@ -170,8 +170,7 @@ CASES = [
         "qwen3_moe",
         "BF16",
         True,
-        dict(head_dim=16, norm_topk_prob=True, **experts(8, 2))
-        | rope("default", 1_000_000.0),
+        dict(head_dim=16, norm_topk_prob=True, **experts(8, 2)) | rope("default", 1_000_000.0),
     ),
     (
         "qwen3-moe-odd",

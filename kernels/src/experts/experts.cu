@@ -27,7 +27,7 @@
 
 namespace {
 
-constexpr uint32_t WARPS = 4;           // rows of scores, or of a matrix, of a block
+constexpr uint32_t WARPS = 4;  // rows of scores, or of a matrix, of a block
 constexpr uint32_t COMBINE_THREADS = 128;
 
 // A score and its expert. Of equal scores the smaller expert is better.
@@ -160,11 +160,11 @@ DEVICE void expert_rows(const T* x, const T* w, T* out, uint32_t rows, uint32_t 
     for (; begin < end; begin += TOKENS) {
         uint32_t count = min(TOKENS, end - begin);
         if (count == 1)
-            multiply_choices<T, N, 1>(x, weights, out, row, rows, cols, order + begin, count,
-                choices, choices_per_row);
+            multiply_choices<T, N, 1>(
+                x, weights, out, row, rows, cols, order + begin, count, choices, choices_per_row);
         else
-            multiply_choices<T, N, TOKENS>(x, weights, out, row, rows, cols, order + begin, count,
-                choices, choices_per_row);
+            multiply_choices<T, N, TOKENS>(
+                x, weights, out, row, rows, cols, order + begin, count, choices, choices_per_row);
     }
 }
 
@@ -225,8 +225,8 @@ KERNEL __launch_bounds__(128) route_f32(const float* scores, uint32_t n, uint32_
         weights + row * chosen);
 }
 EXPORT(route_f32)
-KERNEL __launch_bounds__(32) group_choices_u32(
-    const uint32_t* ids, uint32_t choices, uint32_t* begins, uint32_t* order) {
+KERNEL __launch_bounds__(32)
+    group_choices_u32(const uint32_t* ids, uint32_t choices, uint32_t* begins, uint32_t* order) {
     launch_dependents_and_wait();
     uint32_t expert = blockIdx.x, before = 0, own = 0;
     for (uint32_t i = lane(); i < choices; i += WARP) {
