@@ -241,11 +241,11 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     }
     logging::start(&context.config.log)?;
     match command {
-        CliCommand::Quickstart(arguments) => quickstart::run(context, arguments).await,
+        CliCommand::Quickstart(arguments) => Box::pin(quickstart::run(context, arguments)).await,
         CliCommand::Serve(arguments) => serve::run(context, arguments).await,
         CliCommand::Upgrade(arguments) => upgrade::run(&context, arguments).await,
         CliCommand::Reload => reload::run(&context).await,
-        CliCommand::Chat(arguments) => chat::run(context, arguments).await,
+        CliCommand::Chat(arguments) => Box::pin(chat::run(context, arguments)).await,
         CliCommand::Bench(arguments) => Box::pin(bench::run(context, arguments)).await,
         CliCommand::Status(arguments) => status::run(&context, &arguments).await,
         CliCommand::Metrics(command) => metrics::run(&context, command),
