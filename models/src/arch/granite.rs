@@ -1,9 +1,9 @@
 //! Granite 3: Llama's block with factors on embeddings, residual additions, attention and logits.
 //! IBM Research 2024.
 //!
-//! What a sub-layer adds to the residual stream x is multiplied by r. Here the stream is kept
-//! divided by r, so results are added as they are. A norm gives the same for x / r as for x if its
-//! epsilon is divided by r².
+//! The result of a sub-layer is multiplied by r and added to the residual stream x. Here the stream
+//! is kept divided by r, so results are added as they are. A norm gives the same for x / r as for x
+//! if its epsilon is divided by r².
 
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, llama};
 use crate::loader::tensors::NameMap;

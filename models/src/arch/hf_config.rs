@@ -163,6 +163,12 @@ impl HfConfigKeys {
         }
     }
 
+    /// The window, if `use_sliding_window` turns it on.
+    pub(super) fn switched_window(&mut self) -> Result<Option<usize>> {
+        let window = self.take("sliding_window")?;
+        Ok(if self.flag("use_sliding_window")? { window } else { None })
+    }
+
     /// Which layers have a sliding window: those that `layer_types` names, or else `by_default`.
     pub(super) fn sliding(
         &mut self,

@@ -35,15 +35,20 @@ pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSp
 }
 
 pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let options = hf_options(keys)?;
+    Ok(ArchSpec { config: keys.decoder(false)?, options })
+}
+
+/// The biases and the activation that a config states.
+pub(super) fn hf_options(keys: &mut hf_config::HfConfigKeys) -> Result<LayerOptions> {
     let attention_bias = Presence::when(keys.flag("attention_bias")?);
-    let options = LayerOptions {
+    Ok(LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias: Presence::when(keys.flag("mlp_bias")?),
         ..LayerOptions::plain(RopeStyle::Neox)
-    };
-    Ok(ArchSpec { config: keys.decoder(false)?, options })
+    })
 }
 
 /// Attention, and an MLP or experts, each after a norm of the residual stream.

@@ -26,8 +26,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 /// it on.
 pub(super) fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
     let mut config = keys.decoder(false)?;
-    let window = keys.take("sliding_window")?;
-    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let window = keys.switched_window()?;
     let full = keys.take("max_window_layers")?.unwrap_or(28);
     config.sliding = keys.sliding(&config, window, |layer| layer >= full)?;
     Ok(config)

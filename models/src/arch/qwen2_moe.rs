@@ -28,8 +28,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         ..qwen2::OPTIONS
     };
     let mut config = keys.decoder(false)?;
-    let window = keys.take("sliding_window")?;
-    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let window = keys.switched_window()?;
     let windowed = keys.take("max_window_layers")?.unwrap_or(28);
     let has_window = |layer: usize| layer.is_multiple_of(2) && layer < windowed;
     config.sliding = keys.sliding(&config, window, has_window)?;

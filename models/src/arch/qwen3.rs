@@ -22,12 +22,17 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let options = hf_options(keys)?;
+    Ok(ArchSpec { config: qwen2::decoder(keys)?, options })
+}
+
+/// The biases and the activation that a config states.
+pub(super) fn hf_options(keys: &mut hf_config::HfConfigKeys) -> Result<LayerOptions> {
     let bias = Presence::when(keys.flag("attention_bias")?);
-    let options = LayerOptions {
+    Ok(LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
         qkv_bias: bias,
         output_bias: bias,
         ..OPTIONS
-    };
-    Ok(ArchSpec { config: qwen2::decoder(keys)?, options })
+    })
 }

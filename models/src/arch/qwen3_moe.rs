@@ -1,11 +1,9 @@
 //! Qwen 3 with experts: Qwen 3's attention, and in most layers a mixture of experts in place of the
 //! MLP. Yang et al. 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen3};
+use super::{ArchSpec, Architecture, gguf_config, hf_config, qwen3};
 use crate::config::{MixtureConfig, Sliding};
-use crate::loader::tensors::Presence;
 use crate::{ModelConfig, Result};
-use cresset_kernels::activation::Activation;
 
 pub(super) const QWEN3_MOE: Architecture =
     Architecture { gguf: Some(("qwen3moe", from_gguf)), hf: ("qwen3_moe", from_hf) };
@@ -18,18 +16,11 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    let bias = Presence::when(keys.flag("attention_bias")?);
-    let options = LayerOptions {
-        activation: keys.activation("hidden_act", Activation::Silu)?,
-        qkv_bias: bias,
-        output_bias: bias,
-        ..qwen3::OPTIONS
-    };
+    let options = qwen3::hf_options(keys)?;
     let mut config = keys.decoder(false)?;
     // The reference reads no number of layers without a window in this family.
     keys.take::<usize>("max_window_layers")?;
-    let window = keys.take("sliding_window")?;
-    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let window = keys.switched_window()?;
     config.sliding = window.map(|window| Sliding::everywhere(window, config.layers));
     config.mixture = Some(mixture(keys, &config)?);
     Ok(ArchSpec { config, options })

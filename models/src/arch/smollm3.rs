@@ -1,10 +1,8 @@
 //! SmolLM3: Llama's block, whose every fourth layer does not rotate queries and keys. Bakouch et
 //! al. 2025; Yang et al. 2025, "Rope to Nope and Back Again".
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, llama};
 use crate::Result;
-use crate::loader::tensors::Presence;
-use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
 pub(super) const SMOLLM3: Architecture =
@@ -29,14 +27,7 @@ fn every(interval: usize, layers: usize) -> Vec<usize> {
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     keys.default("rope_theta", THETA);
-    let attention_bias = Presence::when(keys.flag("attention_bias")?);
-    let options = LayerOptions {
-        activation: keys.activation("hidden_act", Activation::Silu)?,
-        qkv_bias: attention_bias,
-        output_bias: attention_bias,
-        mlp_bias: Presence::when(keys.flag("mlp_bias")?),
-        ..LayerOptions::plain(RopeStyle::Neox)
-    };
+    let options = llama::hf_options(keys)?;
     let mut config = keys.decoder(true)?;
     let interval = keys.take("no_rope_layer_interval")?.unwrap_or(INTERVAL).max(1);
     // In spite of its name the list has a 1 for each layer that is rotated.
@@ -47,8 +38,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         Some(rotated) => (0..config.layers).filter(|layer| rotated[*layer] == 0).collect(),
         None => every(interval, config.layers),
     };
-    let window = keys.take("sliding_window")?;
-    let window = if keys.flag("use_sliding_window")? { window } else { None };
+    let window = keys.switched_window()?;
     let unrotated = config.unrotated.clone();
     config.sliding = keys.sliding(&config, window, |layer| unrotated.contains(&layer))?;
     Ok(ArchSpec { config, options })
