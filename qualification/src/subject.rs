@@ -36,12 +36,12 @@ pub struct ToolCase {
     pub call: CalledTool,
 }
 
-/// What a template makes of a case.
+/// A conversation with a call, as a template renders it.
 #[derive(Clone, Debug)]
 pub struct WrittenCall {
     /// The prompt that asks for the answer.
     pub prompt: String,
-    /// What the template wrote for the call, as answers are read.
+    /// The calls that the reader of answers finds in the text of the template.
     pub calls: Vec<CalledTool>,
 }
 

@@ -18,7 +18,7 @@ pub struct Mlp<O: Ops> {
     activated: Activations<O>,
 }
 
-/// What the parts of an MLP are called.
+/// The names of an MLP's parts.
 pub struct MlpNames {
     /// The beginning of the names of its tensors.
     pub module: &'static str,

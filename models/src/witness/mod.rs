@@ -69,7 +69,7 @@ fn unknown<T>(why: impl Into<String>) -> WitnessResult<T> {
 
 pub struct Witness {
     computation: Computation,
-    /// What computes, in words.
+    /// The name of the implementation, for reports.
     pub name: String,
     /// Bytes of the weights in f32 that are in memory at a time.
     pub bytes: u64,

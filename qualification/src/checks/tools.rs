@@ -18,7 +18,7 @@ const FUNCTIONS: [(&str, &str); 8] = [
     ("set_reminder", "note"),
 ];
 
-/// What is easily lost on the way into a prompt, or back out of one.
+/// Texts that are easily lost on the way into a prompt, or back out of one.
 const ARGUMENTS: [&str; 5] = [
     "Oslo",
     "Zürich, 東京 and 😀",
@@ -122,7 +122,7 @@ fn demand(number: usize) -> Value {
     })
 }
 
-/// What is wrong with an answer that has to be a call.
+/// Asks for a call and returns what is wrong with the answer, if anything is.
 fn generated(input: &mut CheckInput, number: usize) -> Result<Option<String>> {
     let answer = input.subject.call_api(&demand(number))?;
     let answer: Value = serde_json::from_slice(&answer.body).unwrap_or_default();

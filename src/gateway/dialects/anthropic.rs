@@ -140,7 +140,7 @@ fn turn(role: &str, content: AnthropicContent) -> Result<Vec<Value>, String> {
     Ok(messages)
 }
 
-/// What a tool answered: a text or blocks of text.
+/// Reads a tool's result, which is a text or blocks of text.
 fn tool_result(block: &Value) -> Result<Value, String> {
     let id = block["tool_use_id"].as_str().unwrap_or_default();
     let Value::Array(blocks) = &block["content"] else {
