@@ -53,6 +53,7 @@ pub(crate) struct ToolBounds {
 pub(crate) struct WeightBounds {
     pub scale: Threshold,
     pub peak: Threshold,
+    pub bias: Threshold,
     pub crest: Threshold,
 }
 
@@ -138,6 +139,7 @@ mod tests {
         (6, "85e0c03dde7047ba187e770c1ff69afb44b8ccb38382d68f0dc063f56f986154"),
         (7, "b3056c40d643c35cc0d4ee410c3c221eef5a6a40afe1b02c0439ddf2bc1b992e"),
         (8, "d6940f1f452848df03fa299bc4ce2db1654b136636ce24b3642dd5d1cb5de9d0"),
+        (9, "c1fc6b01f484635d3bc4f5c8f6b2ca0422536706fcbb49109795a5c271a832bf"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

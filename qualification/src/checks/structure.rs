@@ -37,8 +37,9 @@ pub(super) fn weights(input: &mut CheckInput) -> Result<CheckFinding> {
 fn weights_gate(bounds: &WeightBounds) -> String {
     format!(
         "finite; within 2^{} in scale and 2^{} in the largest value of the same tensor in other \
-         layers; without such, largest value ≤ 2^{} times the scale",
-        bounds.scale.value, bounds.peak.value, bounds.crest.value
+         layers, biases within 2^{}; without such and in biases, largest value ≤ 2^{} times the \
+         scale",
+        bounds.scale.value, bounds.peak.value, bounds.bias.value, bounds.crest.value
     )
 }
 
@@ -52,7 +53,9 @@ fn complaint(
     if !tensor.finite {
         return Some(format!("{name} has a value that is not finite"));
     }
-    let far = scale > bounds.scale.value || peak > bounds.peak.value || crest > bounds.crest.value;
+    let [most_scale, most_peak] =
+        if is_bias(name) { [&bounds.bias, &bounds.bias] } else { [&bounds.scale, &bounds.peak] };
+    let far = scale > most_scale.value || peak > most_peak.value || crest > bounds.crest.value;
     far.then(|| {
         format!(
             "{name}: 2^{scale:.1} in scale and 2^{peak:.1} in its largest value from other layers, \
@@ -61,20 +64,35 @@ fn complaint(
     })
 }
 
-/// How far a tensor's scale and its largest value are from those of its role, or, without other
-/// layers, its largest value from its own scale; in powers of two.
+/// How far a tensor's scale and its largest value are from those of its role, and its largest value
+/// from its own scale; in powers of two. What is not compared is zero.
+///
+/// The biases of a trained model differ far more between its layers than its weights do, so that
+/// each is held to its own scale as well.
 fn distances(tensor: &WeightStats, role: &[&WeightStats]) -> [f64; 3] {
-    if role.len() >= LAYERS {
-        let scale = apart(tensor.rms, role.iter().map(|other| other.rms));
-        let peak = apart(tensor.max.into(), role.iter().map(|other| other.max.into()));
-        return [scale, peak, 0.0];
+    let [mut scale, mut peak, mut crest] = [0.0; 3];
+    let has_layers = role.len() >= LAYERS;
+    if has_layers {
+        scale = apart(tensor.rms, role.iter().map(|other| other.rms));
+        peak = apart(tensor.max.into(), role.iter().map(|other| other.max.into()));
     }
-    // Biases may be zero throughout, weights may not.
-    if tensor.rms <= 0.0 && tensor.name.ends_with("weight") {
-        return [0.0, 0.0, f64::INFINITY];
+    if !has_layers || is_bias(&tensor.name) {
+        crest = own_crest(tensor);
+    }
+    [scale, peak, crest]
+}
+
+/// Biases may be zero throughout, weights may not.
+fn own_crest(tensor: &WeightStats) -> f64 {
+    if tensor.rms <= 0.0 && !is_bias(&tensor.name) {
+        return f64::INFINITY;
     }
     let crest = f64::from(tensor.max) / tensor.rms.max(f64::MIN_POSITIVE);
-    [0.0, 0.0, crest.log2().max(0.0)]
+    crest.log2().max(0.0)
+}
+
+fn is_bias(name: &str) -> bool {
+    name.ends_with(".bias")
 }
 
 /// The name without the number of the layer.
@@ -260,6 +278,72 @@ impl CheckInput<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Scale and largest value of every layer's K bias in Qwen2.5-Coder-1.5B-Instruct Q4_K_M, as
+    /// its file has them.
+    const KEY_BIASES: [(f64, f32); 28] = [
+        (74.2, 354.0),
+        (8.21, 111.0),
+        (0.606, 6.62),
+        (0.643, 5.72),
+        (0.553, 3.41),
+        (1.53, 11.5),
+        (0.5, 4.31),
+        (4.11, 45.8),
+        (0.496, 4.5),
+        (0.639, 5.25),
+        (0.939, 7.97),
+        (0.78, 5.94),
+        (1.29, 13.2),
+        (0.735, 4.78),
+        (0.638, 4.97),
+        (0.778, 5.44),
+        (0.66, 4.81),
+        (0.695, 4.66),
+        (0.634, 5.78),
+        (0.638, 3.39),
+        (0.873, 4.31),
+        (0.736, 5.44),
+        (0.548, 4.84),
+        (0.484, 4.28),
+        (0.569, 3.28),
+        (3.49, 43.0),
+        (0.585, 4.25),
+        (0.581, 5.59),
+    ];
+
+    /// What the check says of these tensors of one role after a change to one of them.
+    fn complaints(kind: &str, layer: usize, change: fn(&mut WeightStats)) -> Vec<String> {
+        let tensor = |(layer, &(rms, max)): (usize, &(f64, f32))| WeightStats {
+            name: format!("blk.{layer}.{kind}"),
+            finite: true,
+            rms,
+            max,
+        };
+        let mut all: Vec<_> = KEY_BIASES.iter().enumerate().map(tensor).collect();
+        change(&mut all[layer]);
+        let role: Vec<_> = all.iter().collect();
+        let bounds = &policy().weights;
+        all.iter().filter_map(|one| complaint(one, distances(one, &role), bounds)).collect()
+    }
+
+    #[test]
+    fn healthy_biases_that_differ_between_layers_pass_and_broken_ones_do_not() {
+        const BIAS: &str = "attn_k.bias";
+        assert!(complaints(BIAS, 0, |_| {}).is_empty());
+        let faults: [(&str, fn(&mut WeightStats)); 3] = [
+            // The scale is that of all values but the largest, so that it stays.
+            ("the top bit of an exponent in f16", |tensor| tensor.max = 0.1 * 65536.0),
+            ("the same in f32", |tensor| tensor.max = 0.1 * 2f32.powi(126)),
+            ("another tensor's values", |tensor| (tensor.rms, tensor.max) = (2e3, 1e4)),
+        ];
+        for (what, fault) in faults {
+            let found = complaints(BIAS, 2, fault);
+            assert!(found.len() == 1 && found[0].starts_with("blk.2."), "{what}: {found:?}");
+        }
+        // Weights are held closer.
+        assert_eq!(complaints("attn_k.weight", 0, |_| {}).len(), 1);
+    }
 
     /// Faults of a template that writes `user` and `assistant` turns and asks for an answer so.
     fn faults(user: &str, assistant: &str, asks: &str) -> Vec<String> {
