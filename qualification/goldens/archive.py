@@ -4,7 +4,7 @@ import gzip
 import json
 
 import numpy
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from source import Refused
 
@@ -63,18 +63,34 @@ def write(path, about, documents, top_ids, top_logprobs, most_bytes):
         "top_ids": top_ids[rows].astype("<u4"),
         "top_logprobs": top_logprobs[rows].astype("<f4"),
     }
-    text = json.dumps(
-        {"format": FORMAT} | about | {"documents": listed},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
-    packed = gzip.compress(save(tensors, metadata={"goldens": text}), 9, mtime=0)
+    packed = pack({"format": FORMAT} | about | {"documents": listed}, tensors)
     if len(packed) > most_bytes:
         raise Refused(
             f"{path.name} would have {len(packed)} bytes, and {most_bytes} are allowed: ask for "
             "fewer --positions"
         )
+    put(path, packed)
+    return len(packed), len(rows)
+
+
+def pack(about, tensors):
+    text = json.dumps(about, ensure_ascii=False, separators=(",", ":"))
+    return gzip.compress(save(tensors, metadata={"goldens": text}), 9, mtime=0)
+
+
+def put(path, packed):
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(packed)
     partial.replace(path)
-    return len(packed), len(rows)
+
+
+def replace(path, weights_sha256, sections):
+    """Writes an archive of these weights again, with other sections of text."""
+    plain = gzip.decompress(path.read_bytes())
+    header = json.loads(plain[8 : 8 + int.from_bytes(plain[:8], "little")])
+    about = json.loads(header["__metadata__"]["goldens"])
+    if about["release"]["weights_sha256"] != weights_sha256:
+        raise Refused(f"{path} is about other weights: name the folder of this release's archives")
+    packed = pack(about | sections, load(plain))
+    put(path, packed)
+    return len(packed)

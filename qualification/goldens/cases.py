@@ -383,3 +383,98 @@ def template_conversations():
         turns("None", "True", "False"),
     ]
     return [messages for _, messages in CONVERSATIONS] + shapes
+
+
+def function(name, description, properties, required=()):
+    parameters = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = list(required)
+    described = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+TEXT = {"type": "string"}
+TOOLS = [
+    function(
+        "get_weather",
+        'Weather of a city; "days" ahead <b>&</b>.',
+        {
+            "city": {"type": "string", "description": "The city's name"},
+            "days": {"type": "integer", "enum": [1, 2, 3]},
+        },
+        ["city"],
+    ),
+    function("now", "The time.", {}),
+    function(
+        "search.web",
+        "Finds pages.\n\tNewest first.",
+        {
+            "query": {
+                "type": "object",
+                "properties": {
+                    "words": {"type": "array", "items": TEXT, "minItems": 1},
+                    "before": {"type": ["string", "null"], "description": "A day"},
+                },
+                "required": ["words"],
+            },
+            "share": {"type": "number", "minimum": 0.25, "maximum": 1},
+            "exact": {"type": "boolean", "default": True},
+        },
+        ["query"],
+    ),
+    function("run-code", "Führt 代码 aus 🦀.", {"code": TEXT}, ["code"]),
+    function("send_message", "", {"to": TEXT, "text": TEXT}, ["to", "text"]),
+]
+CALLED = [
+    ("get_weather", {"city": "Zürich, 東京 and 😀", "days": 2}),
+    ("now", {}),
+    (
+        "search.web",
+        {"query": {"words": ["a", 'é"\\'], "before": None}, "share": 0.5, "exact": True},
+    ),
+    ("run-code", {"code": 'if a < b:\n\tprint("<i>&amp;</i>", {})\n'}),
+    ("send_message", {"text": "", "to": "Ada"}),
+]
+RESULTS = ['{"sky": "sunny", "celsius": [21, 23.5]}', "", "12:00", "line\n\n<b>é</b>", "null"]
+
+
+def tool_conversations():
+    """Identifier, messages and tools of conversations in which tools are offered, one to five."""
+    found = []
+    for at, (name, arguments) in enumerate(CALLED):
+        other, others = CALLED[at - 1]
+        ask, thanks = user(f"Please {name}."), user("Thanks! And now?")
+
+        def answer(*calls, first=1, text=None):
+            """A message with calls, and their results."""
+            made = [
+                {
+                    "id": f"call{first + n:05}",
+                    "type": "function",
+                    "function": {"name": call, "arguments": given},
+                }
+                for n, (call, given) in enumerate(calls)
+            ]
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": RESULTS[at - n]}
+                for n, call in enumerate(made)
+            ]
+            return [{"role": "assistant", "content": text, "tool_calls": made}, *results]
+
+        called = answer((name, arguments))
+        shapes = {
+            "asked": ask,
+            "system": turns(f"Please {name}.", system="Be brief."),
+            "answered": turns("Hello", "Hello!") + ask,
+            "called": ask + called,
+            "text and call": ask + answer((name, arguments), text="Let me look."),
+            "two calls": ask + answer((name, arguments), (other, others)),
+            "called and thanked": ask + called + turns("", "It is done.")[1:] + thanks,
+            "called twice": ask + called + answer((other, others), first=2),
+        }
+        for n, (shape, messages) in enumerate(shapes.items()):
+            tools = [TOOLS[(at + m) % len(TOOLS)] for m in range(1 + n % len(TOOLS))]
+            if other not in [tool["function"]["name"] for tool in tools]:
+                tools += [TOOLS[at - 1]]
+            found.append((f"{shape}: {name}", messages, tools))
+    return found

@@ -1,7 +1,7 @@
 """Makes the goldens of a dense release: NAME.goldens and, as its quick part, NAME.quick.goldens.
 
     python make_goldens.py MODEL.gguf|HF_FOLDER OUT_FOLDER [--name NAME] [--tokenizer FOLDER]
-        [--positions 16384] [--by TEXT]
+        [--positions 16384] [--by TEXT] [--tools-only]
 
 Reference: Hugging Face transformers in f32 with eager attention on the CPU, over the weights of the
 file dequantised to f32. A second witness, llama.cpp in f32, has to agree with its tokenizer and its
@@ -63,6 +63,9 @@ def arguments():
         "--positions", type=int, default=texts.POSITIONS, help="rows of the domains"
     )
     parser.add_argument("--by", default="unnamed", help="who makes them")
+    parser.add_argument(
+        "--tools-only", action="store_true", help="replace the conversations with tools in OUT"
+    )
     return parser.parse_args()
 
 
@@ -137,9 +140,10 @@ def texts_of(source, tokenizer, wide, steps):
     witness.close()
     steps.done("tokenizer", f"{len(strings)} strings, {differing} left out")
     templates = text.template_cases(tokenizer)
-    steps.done("template", f"{len(templates)} renderings")
+    tools = text.tool_cases(tokenizer)
+    steps.done("template", f"{len(templates)} renderings, {len(tools)} with tools")
     ends = text.ends(source, tokenizer)
-    return {"ends": ends, "tokenizer": strings, "template": templates}
+    return {"ends": ends, "tokenizer": strings, "template": templates, "tools": tools}
 
 
 def numbers_of(source, tokenizer, wide, ends, options, steps):
@@ -169,11 +173,24 @@ def numbers_of(source, tokenizer, wide, ends, options, steps):
     return about, agreement, (documents, top_ids, top_logprobs)
 
 
+def replace_tools(source, name, folder, steps):
+    """Makes the conversations with tools anew in archives that exist, and leaves the rest."""
+    tools = text.tool_cases(load_tokenizer(source))
+    for suffix in (".quick.goldens", ".goldens"):
+        path = folder / f"{name}{suffix}"
+        if path.exists():
+            size = archive.replace(path, source.weights_sha256, {"tools": tools})
+            steps.done("written", f"{path}, {size} bytes, {len(tools)} conversations with tools")
+
+
 def make(options):
     steps = Steps()
     source = open_source(options.model, options.tokenizer)
     name = options.name or source.name
     steps.done("source", f"{source.file}, {source.architecture}, SHA-256 {source.weights_sha256}")
+    if options.tools_only:
+        replace_tools(source, name, options.out, steps)
+        return
     tokenizer = load_tokenizer(source)
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.out) as folder:

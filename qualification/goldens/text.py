@@ -1,5 +1,8 @@
 """Cases of tokenizer and template, and what both say of a release's special tokens."""
 
+import copy
+import json
+
 import jinja2
 
 import cases
@@ -69,6 +72,49 @@ def template_cases(tokenizer):
     if not found:
         raise Refused("the chat template renders no conversation: mend tokenizer.chat_template")
     return found
+
+
+def request(messages, text):
+    """The conversation as requests have it, or as templates take it: arguments as text or not."""
+    messages = copy.deepcopy(messages)
+    for message in messages:
+        for call in message.get("tool_calls", []) if text else []:
+            arguments = call["function"]["arguments"]
+            call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return messages
+
+
+def render_tools(tokenizer, messages, tools):
+    """The prompt with calls in the first form that the template takes, or nothing."""
+    for absent in (None, ""):
+        for text in (False, True):
+            told = request(messages, text)
+            for message in told:
+                message["content"] = absent if message["content"] is None else message["content"]
+            try:
+                return tokenizer.apply_chat_template(
+                    told, tools=tools, add_generation_prompt=True, tokenize=False
+                )
+            except (jinja2.TemplateError, TypeError):
+                continue
+    return None
+
+
+def tool_cases(tokenizer):
+    """Conversations with tools and their prompts; none where the template tells of no tools."""
+    if tokenizer.chat_template is None:
+        return []
+    found = [
+        {
+            "id": id,
+            "request": {"messages": request(messages, True), "tools": tools},
+            "prompt": render_tools(tokenizer, messages, tools),
+        }
+        for id, messages, tools in cases.tool_conversations()
+    ]
+    found = [case for case in found if case["prompt"] is not None]
+    tells = any("The city's name" in case["prompt"] for case in found)
+    return found if tells else []
 
 
 def begin(source, tokenizer):

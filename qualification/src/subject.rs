@@ -300,6 +300,10 @@ pub trait Subject {
         elsewhere()
     }
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> Result<Vec<u32>>;
+    /// Ids of the prompt that a request with these messages and tools makes.
+    fn encode_request(&mut self, _request: &Value) -> Result<Vec<u32>> {
+        elsewhere()
+    }
     /// Has the template write a case. `None` where calls have no form that is known here.
     fn write_call(&mut self, _case: &ToolCase) -> Result<Option<WrittenCall>> {
         Ok(None)

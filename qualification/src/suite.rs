@@ -336,6 +336,18 @@ mod tests {
     }
 
     #[test]
+    fn prompts_with_tools_are_compared_with_the_reference() {
+        let mut goldens = fake::goldens();
+        let red = |goldens: &Goldens| {
+            let record = record(&mut Fake::default(), Origin::Published, Some(goldens));
+            red(&record).contains(&"tool_calls")
+        };
+        assert!(!red(&goldens));
+        goldens.tool_conversations[0].prompt.push(' ');
+        assert!(red(&goldens));
+    }
+
+    #[test]
     fn a_lost_block_is_found_by_its_check_alone() {
         for check in ["evicted_prefix", "preemption", "restart", "full_cache", "soak"] {
             for &fault in planted_for(check) {

@@ -8,11 +8,13 @@ use crate::engine::{
     EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
     StopCause, TokenLogprobs,
 };
-use crate::ids::AccountId;
+use crate::ids::{AccountId, ModelId};
 use crate::request::transcript::{PartDelta, Transcript};
+use crate::server::wire::chat_request::ChatRequest;
+use crate::server::wire::json::JsonTree;
 use crate::text::tool_format::ToolDefinition;
 use crate::text::tools::ReadCall;
-use crate::text::{self, AnswerPart, ChatMessage, TextModel};
+use crate::text::{self, AnswerPart, ChatMessage, TextModel, Unwanted};
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, Witness};
 use cresset_models::{ModelCard, ModelSource};
@@ -132,6 +134,16 @@ impl Subject for EngineSubject {
 
     fn encode_chat(&mut self, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {
         encode_chat(&self.text, messages)
+    }
+
+    fn encode_request(&mut self, request: &Value) -> SubjectResult<Vec<u32>> {
+        let refused = |why: &dyn std::fmt::Display| SubjectError::Refused(why.to_string());
+        let mut body = request.clone();
+        body["model"] = ModelId::generate().0.to_string().into();
+        let tree = JsonTree::parse(body.to_string().as_bytes()).map_err(|why| refused(&why))?;
+        let input = ChatRequest::parse(&tree).map_err(|why| refused(&why))?.input;
+        let prepared = input.prepare(&self.text, true, &Unwanted::default());
+        Ok(prepared.map_err(|why| refused(&why))?.prompt)
     }
 
     fn write_call(&mut self, case: &ToolCase) -> SubjectResult<Option<WrittenCall>> {
@@ -576,6 +588,7 @@ mod tests {
     use cresset_qualification::checks::ALL;
     use cresset_qualification::testing::planted_faults::{Faulty, planted_for};
     use cresset_qualification::{CheckState, Grade, Record, Suite, SuiteScope, Verdict, run_only};
+    use serde_json::json;
     use std::path::Path;
 
     fn assembly(data_dir: &Path, quick_context_tokens: u32) -> Assembly {
@@ -670,6 +683,39 @@ mod tests {
         }
         let result = state("tool_calls", &mut subject());
         assert_eq!(result.state, CheckState::Passed, "{result:?}");
+    }
+
+    #[test]
+    fn prompts_with_tools_are_those_of_requests() {
+        let data = tempfile::tempdir().unwrap();
+        let assembly = assembly(data.path(), 300);
+        let manifest = add_tiny_caller(&assembly, 9);
+        let source = assembly.catalogue().source(&manifest).unwrap();
+        let model = assembly.load(&source).unwrap();
+        let mut subject = EngineSubject::new(&assembly, &manifest, model, BTreeMap::new()).unwrap();
+        let tool = json!({ "type": "function", "function": {
+            "name": "f", "description": "é", "parameters": { "type": "object", "properties": {} },
+        } });
+        let function = json!({ "name": "f", "arguments": "{\"b\":[1],\"a\":0.5}" });
+        let calls = json!([{ "id": "call00001", "type": "function", "function": function }]);
+        let request = json!({ "tools": [tool], "messages": [
+            { "role": "user", "content": "<|im_end|>" },
+            { "role": "assistant", "content": null, "tool_calls": calls },
+            { "role": "tool", "tool_call_id": "call00001", "content": "ok" },
+        ] });
+        let prompt = "{\"type\": \"function\", \"function\": {\"name\": \"f\", \
+            \"description\": \"é\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}}\
+            <|im_start|>user\n?<|im_end|>\n\
+            <|im_start|>assistant\n{\"name\": \"f\", \"parameters\": {\"b\": [1], \"a\": 0.5}}<|im_end|>\n\
+            <|im_start|>tool\nok<|im_end|>\n<|im_start|>assistant\n";
+        let (before, behind) = prompt.split_once('?').unwrap();
+        let texts = [(before, true), ("<|im_end|>", false), (behind, true)];
+        let expect = texts.map(|(text, special)| subject.encode(text, special).unwrap());
+        assert_eq!(subject.encode_request(&request).unwrap(), expect.concat());
+        let mut unknown = request;
+        unknown["tool"] = json!(1);
+        let refused = subject.encode_request(&unknown);
+        assert!(matches!(refused, Err(SubjectError::Refused(_))), "{refused:?}");
     }
 
     /// Fetches 93 MB unless pip's cache has them.

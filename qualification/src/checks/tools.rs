@@ -1,9 +1,10 @@
-//! Calls of tools: the template tells of them, calls that it writes are read back, and answers of
-//! the engine are calls where one is asked for.
+//! Calls of tools: the template tells of them as the reference does, calls that it writes are read
+//! back, and answers of the engine are calls where one is asked for.
 
 use super::{CheckFinding, CheckInput};
+use crate::goldens::ToolConversation;
 use crate::policy::policy;
-use crate::subject::{CalledTool, Result, ToolCase};
+use crate::subject::{CalledTool, Result, SubjectError, ToolCase};
 use serde_json::{Value, json};
 
 /// Functions with the arguments that they have beside an `id`.
@@ -39,18 +40,37 @@ pub(super) fn calls(input: &mut CheckInput) -> Result<CheckFinding> {
         let Some(written) = input.subject.write_call(case)? else {
             return Ok(CheckFinding::not_run("its template has no known form of calls", GATE));
         };
-        let told = case.words().find(|word| !written.prompt.contains(*word));
-        if let Some(word) = told {
+        let untold = case.words().find(|word| !written.prompt.contains(*word));
+        if let Some(word) = untold {
             wrong.push(format!("the prompt does not tell of {word:?}"));
         }
         if written.calls != [case.call.clone()] {
             wrong.push(format!("{:?} was read as {:?}", case.call, written.calls));
         }
     }
+    let told = input.goldens.map_or(&[][..], |goldens| &goldens.tool_conversations);
+    for conversation in told {
+        wrong.extend(told_otherwise(input, conversation)?);
+    }
     for number in 0..GENERATED {
         wrong.extend(generated(input, number)?);
     }
-    Ok(CheckFinding::from_wrong(&wrong, cases.len() + GENERATED, GATE))
+    Ok(CheckFinding::from_wrong(&wrong, cases.len() + told.len() + GENERATED, GATE))
+}
+
+/// What is wrong with the prompt of a conversation whose prompt by the reference is known.
+fn told_otherwise(
+    input: &mut CheckInput,
+    conversation: &ToolConversation,
+) -> Result<Option<String>> {
+    let ToolConversation { id, request, prompt } = conversation;
+    match input.subject.encode_request(request) {
+        Err(SubjectError::Refused(why)) => Ok(Some(format!("{id:?} is refused: {why}"))),
+        ids => {
+            let equal = ids? == input.subject.encode(prompt, true)?;
+            Ok((!equal).then(|| format!("the prompt of {id:?} is not the reference's")))
+        }
+    }
 }
 
 /// Conversations with one to three tools, of which one is called.

@@ -4,7 +4,10 @@
 //! documents. Three tensors hold the documents' numbers: `ids` (u32, all documents one after the
 //! other), `top_ids` (u32) and `top_logprobs` (f32), both of shape (rows, 64).
 
-use super::{Case, Document, DocumentRow, Goldens, GoldensOrigin, TemplateCase, TokenizerCase};
+use super::{
+    Case, Document, DocumentRow, Goldens, GoldensOrigin, TemplateCase, TokenizerCase,
+    ToolConversation,
+};
 use flate2::read::GzDecoder;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -43,6 +46,9 @@ struct Description {
     documents: Vec<DescribedDocument>,
     tokenizer: Vec<TokenizerCase>,
     template: Vec<TemplateCase>,
+    /// Archives made before there was this section have none.
+    #[serde(default)]
+    tools: Vec<ToolConversation>,
     cases: Vec<Case>,
 }
 
@@ -93,6 +99,7 @@ pub(super) fn read(archive: &[u8]) -> Result<Goldens, GoldensFault> {
         ends: about.ends,
         cases: about.cases,
         tokenizer: about.tokenizer,
+        tool_conversations: about.tools,
         templates: about.template.into_iter().filter(|case| case.add_generation_prompt).collect(),
         documents,
     })

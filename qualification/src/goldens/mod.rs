@@ -33,6 +33,8 @@ pub struct Goldens {
     pub cases: Vec<Case>,
     pub tokenizer: Vec<TokenizerCase>,
     pub templates: Vec<TemplateCase>,
+    /// None where the release's template does not tell of tools.
+    pub tool_conversations: Vec<ToolConversation>,
     pub documents: Vec<Document>,
 }
 
@@ -77,6 +79,15 @@ pub struct TokenizerCase {
 pub struct TemplateCase {
     pub messages: Vec<ChatTurn>,
     pub add_generation_prompt: bool,
+    pub prompt: String,
+}
+
+/// A conversation in which tools are offered, as a request brings it, and the reference's prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolConversation {
+    pub id: String,
+    /// The members `messages` and `tools` of the request.
+    pub request: Value,
     pub prompt: String,
 }
 
@@ -153,14 +164,19 @@ mod tests {
 
     #[test]
     fn releases_have_their_reference() {
-        for (digest, conversations, tokens) in [
-            ("b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 20, 64),
-            ("cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 11, 24),
+        for (digest, conversations, tokens, with_tools) in [
+            ("b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 20, 64, 0),
+            ("cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 11, 24, 40),
         ] {
             let files = BTreeMap::from([("weights.gguf".to_owned(), digest.to_owned())]);
             let goldens = Goldens::of_files(&files).unwrap();
             assert_eq!((goldens.cases.len(), goldens.templates.len()), (conversations, 40));
             assert!(goldens.tokenizer.len() >= 300);
+            assert_eq!(
+                goldens.tool_conversations.len(),
+                with_tools,
+                "make_goldens.py --tools-only"
+            );
             for case in &goldens.cases {
                 assert_eq!(case.greedy_ids.len(), tokens, "{}", case.id);
             }

@@ -33,6 +33,7 @@ pub fn pack(goldens: &Goldens) -> Vec<u8> {
         "documents": documents,
         "tokenizer": goldens.tokenizer.iter().map(tokenizer).collect::<Vec<_>>(),
         "template": goldens.templates.iter().map(template).collect::<Vec<_>>(),
+        "tools": goldens.tool_conversations,
         "cases": goldens.cases.iter().map(case).collect::<Vec<_>>(),
     });
     let top = || rows.iter().flat_map(|row| &row.top);

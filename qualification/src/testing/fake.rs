@@ -4,13 +4,14 @@
 use super::fake_api::Dialect;
 use crate::goldens::{
     Case, Document, DocumentRow, Goldens, GoldensOrigin, TemplateCase, TokenizerCase,
+    ToolConversation,
 };
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, EngineRoom, Finish, Generation, KernelDistance,
     PositionLogprob, Precision, Request, Result, ScorePath, Subject, SubjectError, TOP_LOGPROBS,
     ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -78,6 +79,11 @@ pub fn goldens() -> Goldens {
             prompt: fake.render(&messages).unwrap(),
             messages,
             add_generation_prompt: true,
+        }],
+        tool_conversations: vec![ToolConversation {
+            id: "asked".into(),
+            prompt: json!({ "tools": [1] }).to_string(),
+            request: json!({ "tools": [1] }),
         }],
     }
 }
@@ -384,6 +390,10 @@ impl Subject for Fake {
     fn write_call(&mut self, case: &ToolCase) -> Result<Option<WrittenCall>> {
         let prompt = Value::from(case.tools.clone()).to_string();
         Ok(Some(WrittenCall { prompt, calls: vec![case.call.clone()] }))
+    }
+
+    fn encode_request(&mut self, request: &Value) -> Result<Vec<u32>> {
+        self.encode(&request.to_string(), true)
     }
 
     fn generate(&mut self, requests: &[Request]) -> Result<Vec<Generation>> {

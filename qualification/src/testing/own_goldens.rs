@@ -29,6 +29,7 @@ pub fn of(subject: &mut dyn Subject, weights_sha256: &str) -> Result<Goldens> {
         cases: Vec::new(),
         tokenizer: Vec::new(),
         templates: Vec::new(),
+        tool_conversations: Vec::new(),
         documents: Vec::new(),
     };
     for (tenant, text) in (FIRST_TENANT..).zip(PLAIN_TEXTS) {

@@ -466,6 +466,10 @@ impl<S: Subject> Subject for Faulty<S> {
         self.inner.encode_chat(messages)
     }
 
+    fn encode_request(&mut self, request: &Value) -> Result<Vec<u32>> {
+        self.inner.encode_request(request)
+    }
+
     fn write_call(&mut self, case: &ToolCase) -> Result<Option<WrittenCall>> {
         let mut written = self.inner.write_call(case)?;
         match (self.fault, &mut written) {
