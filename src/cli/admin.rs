@@ -98,7 +98,9 @@ fn acts(list: &Value) -> String {
         let mut arguments = act["did"].clone();
         let command = arguments["command"].take();
         let given = arguments.as_object().into_iter().flatten();
-        let given = given.filter(|(name, value)| *name != "command" && !value.is_null());
+        // The files of a backup would make every line as long as their names.
+        let is_short = |value: &Value| !value.is_null() && !value[0].is_object();
+        let given = given.filter(|(name, value)| *name != "command" && is_short(value));
         let arguments: Vec<_> = given.map(|(name, value)| format!("{name}={value}")).collect();
         json!({
             "at": act["at"],

@@ -2,7 +2,7 @@
 
 use super::ledger;
 use super::support::context::{Context, Globals, config_file};
-use super::support::output::CommandResult;
+use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::node;
@@ -63,6 +63,10 @@ pub(super) async fn backup(
     globals: &Globals,
     arguments: &BackupArguments,
 ) -> CommandResult {
+    if let Some(dir) = arguments.into.as_ref().filter(|dir| !dir.is_dir()) {
+        let what = format!("{} is no folder", dir.display());
+        return Err(CommandError::new(what).remedy("make it, or name another one with --into"));
+    }
     let config = config_file(globals, &context.data_dir).map(std::path::absolute).transpose()?;
     let files = node::files::to_back_up(&context.data_dir, config.as_deref())?;
     let named = |dir: &PathBuf| dir.join(file_name(SystemClock.now()));

@@ -81,7 +81,7 @@ impl Conversation {
         Self { api, messages: system.collect(), max_tokens: arguments.max_tokens }
     }
 
-    /// A refused question leaves the conversation as it was.
+    /// A refused question leaves the conversation as it was; it ends one that no person has.
     async fn turn(&mut self, context: &Context, question: &str) -> CommandResult {
         self.messages.push(json!({ "role": "user", "content": question }));
         let json = context.output.json;
@@ -101,6 +101,7 @@ impl Conversation {
                 Ok(())
             }
             Err(failure @ CommandError::OutputClosed) => Err(failure),
+            Err(failure) if !std::io::stdin().is_terminal() => Err(failure),
             Err(failure) => {
                 self.messages.pop();
                 context.output.fail(&failure);

@@ -3,11 +3,14 @@
 use super::support::context::Context;
 use super::support::http::{HttpCall, json};
 use super::support::output::{CommandError, CommandResult};
+use crate::server::operator::AdminCommand;
 use crate::tls::NodeAddress;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+/// Where quickstart opens its gateway.
+const USUAL_GATEWAY: &str = "http://127.0.0.1:11435";
 const TOOLS: &str = include_str!("connect/tools.toml");
 
 #[derive(Args, Debug)]
@@ -18,8 +21,9 @@ pub(super) struct Arguments {
     /// The tool
     tool: Option<String>,
     /// The gateway, as http://host:port: that of `cresset quickstart`, `serve --gateway` or `relay`
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:11435")]
-    gateway: String,
+    /// [default: that of the node on the data folder, else http://127.0.0.1:11435]
+    #[arg(long, value_name = "URL")]
+    gateway: Option<String>,
     /// The model's name [default: the first that the gateway lists]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
@@ -90,19 +94,29 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
                       model's name";
         return Err(CommandError::new(what).remedy(remedy));
     };
-    let root = arguments.gateway.trim_end_matches('/').trim_end_matches("/v1");
+    let gateway = match arguments.gateway {
+        Some(gateway) => gateway,
+        None => gateway_of_node(context).await.unwrap_or_else(|| USUAL_GATEWAY.into()),
+    };
+    let root = gateway.trim_end_matches('/').trim_end_matches("/v1");
     let model = match arguments.model {
         Some(model) => model,
         None => first_model(&context.node_address(root)?, &arguments.key).await?,
     };
-    let text = tool.told(root, &arguments.key, &model);
+    let text = tool.told(root, &arguments.key, &model) + "\n";
     let document = json!({ "tool": tool.name, "api": tool.api, "model": model, "text": text });
     context.output.result(&document, |_| text.clone())
 }
 
 fn listed(tools: &[Tool]) -> String {
     let rows = tools.iter().map(|tool| format!("{:18}{}", tool.name, tool.api));
-    rows.collect::<Vec<_>>().join("\n")
+    rows.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+/// The gateway of the node that runs on the data folder, if it has one.
+async fn gateway_of_node(context: &Context) -> Option<String> {
+    let status = context.ask_node(&AdminCommand::Status).await.ok()??;
+    status["gateway"].as_str().map(str::to_owned)
 }
 
 /// The first model that the gateway lists for this key.

@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, command: MetricsCommand) -> CommandResult {
     }
     context.output.result(&json!({ "written": written }), |_| {
         format!(
-            "{}\nimport the first in Grafana, and name the second under rule_files of Prometheus",
+            "{}\nimport the first in Grafana, and name the second under rule_files of Prometheus\n",
             written.join("\n")
         )
     })

@@ -93,6 +93,9 @@ fn screen(document: &Value) -> String {
     let number = |name: &str| document[name].as_f64().unwrap_or(0.0);
     let mebibytes = |name: &str| text::mebibytes(document[name].as_u64().unwrap_or(0));
     let _ = writeln!(out, "clients   {}\noperator  {}", shown("listen"), shown("operator"));
+    if let Some(gateway) = document["gateway"].as_str() {
+        let _ = writeln!(out, "gateway   {gateway}");
+    }
     if document["ledger_healthy"].is_null() {
         return out;
     }

@@ -125,11 +125,25 @@ impl Assembly {
         starting.start.enter(StartPhase::Models);
         let pool = self.new_pool();
         let running = self.assembled(starting, store, pool.clone());
-        let offered = self.offer_all(&pool, pinned, watcher).await?;
+        if let Err(why) = self.load_into(&pool, pinned, &running, watcher).await {
+            // The ledger is closed in order: nothing was wrong with it.
+            running.drain().await;
+            return Err(why);
+        }
+        self.serve(running, clients).await
+    }
+
+    async fn load_into(
+        &self,
+        pool: &Arc<ModelPool>,
+        pinned: &[String],
+        running: &RunningNode,
+        watcher: Watcher<'_>,
+    ) -> Result<(), NodeError> {
+        let offered = self.offer_all(pool, pinned, watcher).await?;
         let start = running.live.start.clone();
         let enter = move |name: &str| start.enter(StartPhase::Loading(name.to_owned()));
-        load_first(&pool, offered, pinned, &enter, watcher).await?;
-        self.serve(running, clients).await
+        load_first(pool, offered, pinned, &enter, watcher).await
     }
 
     /// Takes the place of the node that runs on the data folder: loads the models as `start` does,

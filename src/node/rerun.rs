@@ -49,20 +49,7 @@ impl Assembly {
         let input = same_input(said, body)?;
         let manifest = self.release_of(said)?;
         let UnqualifiedModel { text, engine, .. } = self.load_release(&manifest)?;
-        // A plan without reasoning reads answers in another way, which changes no token of them,
-        // unless a format begins behind the thought.
-        let prepared = input.prepare(&text, true, &Unwanted::default()).map_err(NodeError::new)?;
-        if hex::encode(TokenDigest::of(&prepared.prompt)) != said.prompt.tokens_sha256 {
-            return Err(NodeError::new(
-                "this build makes other prompt tokens of the body than the receipt tells: its template or tokenizer differ",
-            )
-            .remedy("use the build that the receipt names"));
-        }
-        let reader = prepared.reader.clone();
-        let request = request(said, &input, &text, prepared)?;
-        let transcript =
-            Transcript::new(text.clone(), request.eos_ids.clone(), input.stop.clone(), false);
-        let answer = generate(&engine, &request, transcript.read_by(reader));
+        let answer = compute(said, &input, &text, &engine);
         engine.shutdown();
         let ComputedAnswer { tokens, digest } = answer?;
         let equal = digest == said.answer.tokens_sha256;
@@ -138,6 +125,45 @@ fn same_input(said: &ReceiptPredicate, body: &[u8]) -> Result<GenerationInput, N
         .remedy("give the JSON that the client sent, with every member and value as it was"));
     }
     Ok(ChatRequest::parse(&tree).map_err(NodeError::new)?.input)
+}
+
+/// Computes the answer as the account's plan had it made, which the receipt does not tell: formats
+/// and calls of tools begin behind the model's thought, or at once on a plan without reasoning.
+fn compute(
+    said: &ReceiptPredicate,
+    input: &GenerationInput,
+    text: &Arc<TextModel>,
+    engine: &EngineHandle,
+) -> Result<ComputedAnswer, NodeError> {
+    let answer = compute_after(true, said, input, text, engine)?;
+    let is_constrained = input.format.is_some() || input.tools.is_some();
+    let has_another = is_constrained && text.thinking.is_some();
+    if answer.digest == said.answer.tokens_sha256 || !has_another {
+        return Ok(answer);
+    }
+    compute_after(false, said, input, text, engine)
+}
+
+/// Computes the answer with the model's thought told apart or not.
+fn compute_after(
+    thinks: bool,
+    said: &ReceiptPredicate,
+    input: &GenerationInput,
+    text: &Arc<TextModel>,
+    engine: &EngineHandle,
+) -> Result<ComputedAnswer, NodeError> {
+    let prepared = input.prepare(text, thinks, &Unwanted::default()).map_err(NodeError::new)?;
+    if hex::encode(TokenDigest::of(&prepared.prompt)) != said.prompt.tokens_sha256 {
+        return Err(NodeError::new(
+            "this build makes other prompt tokens of the body than the receipt tells: its template or tokenizer differ",
+        )
+        .remedy("use the build that the receipt names"));
+    }
+    let reader = prepared.reader.clone();
+    let request = request(said, input, text, prepared)?;
+    let transcript =
+        Transcript::new(text.clone(), request.eos_ids.clone(), input.stop.clone(), false);
+    generate(engine, &request, transcript.read_by(reader))
 }
 
 /// The generation that the receipt tells of.

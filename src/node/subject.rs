@@ -137,7 +137,13 @@ impl Subject for EngineSubject {
     }
 
     fn encode_request(&mut self, request: &Value) -> SubjectResult<Vec<u32>> {
-        encode_request(&self.text, request)
+        let refused = |why: &dyn std::fmt::Display| SubjectError::Refused(why.to_string());
+        let mut body = request.clone();
+        body["model"] = ModelId::generate().0.to_string().into();
+        let tree = JsonTree::parse(body.to_string().as_bytes()).map_err(|why| refused(&why))?;
+        let input = ChatRequest::parse(&tree).map_err(|why| refused(&why))?.input;
+        let prepared = input.prepare(&self.text, true, &Unwanted::default());
+        Ok(prepared.map_err(|why| refused(&why))?.prompt)
     }
 
     fn write_call(&mut self, case: &ToolCase) -> SubjectResult<Option<WrittenCall>> {
@@ -449,17 +455,6 @@ pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectRe
     model.encode_chat(&chat(messages)).map_err(explain)
 }
 
-/// The prompt that a client's request makes, read and rendered as one.
-fn encode_request(model: &TextModel, request: &Value) -> SubjectResult<Vec<u32>> {
-    let refused = |why: &dyn std::fmt::Display| SubjectError::Refused(why.to_string());
-    let mut body = request.clone();
-    body["model"] = ModelId::generate().0.to_string().into();
-    let tree = JsonTree::parse(body.to_string().as_bytes()).map_err(|why| refused(&why))?;
-    let request = ChatRequest::parse(&tree).map_err(|why| refused(&why))?;
-    let prepared = request.input.prepare(model, true, &Unwanted::default());
-    Ok(prepared.map_err(|why| refused(&why))?.prompt)
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn broken(error: cresset_models::Error) -> SubjectError {
     SubjectError::Failed(error.to_string())
@@ -697,6 +692,7 @@ mod tests {
         let manifest = add_tiny_caller(&assembly, 9);
         let source = assembly.catalogue().source(&manifest).unwrap();
         let model = assembly.load(&source).unwrap();
+        let mut subject = EngineSubject::new(&assembly, &manifest, model, BTreeMap::new()).unwrap();
         let tool = json!({ "type": "function", "function": {
             "name": "f", "description": "é", "parameters": { "type": "object", "properties": {} },
         } });
@@ -712,14 +708,13 @@ mod tests {
             <|im_start|>user\n?<|im_end|>\n\
             <|im_start|>assistant\n{\"name\": \"f\", \"parameters\": {\"b\": [1], \"a\": 0.5}}<|im_end|>\n\
             <|im_start|>tool\nok<|im_end|>\n<|im_start|>assistant\n";
-        let encode = |text: &str, special| encode(&model.text, text, special).unwrap();
         let (before, behind) = prompt.split_once('?').unwrap();
-        let expect =
-            [encode(before, true), encode("<|im_end|>", false), encode(behind, true)].concat();
-        assert_eq!(encode_request(&model.text, &request).unwrap(), expect);
+        let texts = [(before, true), ("<|im_end|>", false), (behind, true)];
+        let expect = texts.map(|(text, special)| subject.encode(text, special).unwrap());
+        assert_eq!(subject.encode_request(&request).unwrap(), expect.concat());
         let mut unknown = request;
         unknown["tool"] = json!(1);
-        let refused = encode_request(&model.text, &unknown);
+        let refused = subject.encode_request(&unknown);
         assert!(matches!(refused, Err(SubjectError::Refused(_))), "{refused:?}");
     }
 

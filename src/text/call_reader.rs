@@ -380,12 +380,14 @@ impl CallReader {
             self.held = visible.to_owned();
             return self.expect(self.format.before, AfterFixed::Name);
         }
-        if !self.format.close.is_empty() && visible.starts_with(self.format.close) {
-            self.held = visible[self.format.close.len()..].to_owned();
+        let close = self.format.close;
+        if !close.is_empty() && visible.starts_with(close) {
+            self.held = visible[close.len()..].to_owned();
             self.state = CallState::Rest;
             return Progress::Done;
         }
-        if trigger.starts_with(visible) { Progress::NeedsMore } else { Progress::Lost }
+        let may_go_on = trigger.starts_with(visible) || close.starts_with(visible);
+        if may_go_on { Progress::NeedsMore } else { Progress::Lost }
     }
 }
 
@@ -451,7 +453,9 @@ mod tests {
     const GLM: usize = 2;
     const LIST: usize = 3;
     const ARGS: usize = 4;
-    const ALONE: usize = 5;
+    const BLOCK: usize = 5;
+    const MARKED: usize = 6;
+    const ALONE: usize = 7;
 
     #[test]
     fn calls_are_the_same_wherever_tokens_are_cut() {
@@ -487,6 +491,21 @@ mod tests {
         check(
             ARGS,
             "[TOOL_CALLS]f[ARGS]{\"a\": 1}[TOOL_CALLS]g[ARGS]{}",
+            "",
+            &[["f", "{\"a\": 1}"], ["g", "{}"]],
+        );
+        check(
+            BLOCK,
+            "So.\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": \
+             [1]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```\
+             <｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "So.",
+            &[["f", "{\"a\": [1]}"], ["g", "{}"]],
+        );
+        check(
+            MARKED,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜>\
+             <｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
             "",
             &[["f", "{\"a\": 1}"], ["g", "{}"]],
         );

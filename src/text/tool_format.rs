@@ -75,7 +75,7 @@ const JSON_CALL: CallFormat = CallFormat {
 };
 
 /// The first format that reads what a template writes is the release's.
-pub const FORMATS: [CallFormat; 6] = [
+pub const FORMATS: [CallFormat; 8] = [
     JSON_CALL,
     CallFormat {
         family: "XML in <tool_call> (Qwen3-Coder, Qwen 3.5)",
@@ -117,6 +117,25 @@ pub const FORMATS: [CallFormat; 6] = [
         middle: "[ARGS]",
         after: "",
         separator: "",
+        ..JSON_CALL
+    },
+    CallFormat {
+        family: "JSON in a code block between marks (DeepSeek V3 and R1)",
+        open: "<｜tool▁calls▁begin｜>",
+        before: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        middle: "\n```json\n",
+        after: "\n```<｜tool▁call▁end｜>",
+        close: "<｜tool▁calls▁end｜>",
+        ..JSON_CALL
+    },
+    CallFormat {
+        family: "JSON between marks (DeepSeek V3.1)",
+        open: "<｜tool▁calls▁begin｜>",
+        before: "<｜tool▁call▁begin｜>",
+        middle: "<｜tool▁sep｜>",
+        after: "<｜tool▁call▁end｜>",
+        separator: "",
+        close: "<｜tool▁calls▁end｜>",
         ..JSON_CALL
     },
     CallFormat {

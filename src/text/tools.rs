@@ -194,13 +194,18 @@ mod tests {
     use crate::text::tool_format::MOST_CALLS;
 
     /// Tokens of the marks of all formats, and of thoughts.
-    const MARKS: [&str; 8] = [
+    const MARKS: [&str; 13] = [
         "<tool_call>",
         "</tool_call>",
         "<arg_key>",
         "</arg_key>",
         "[TOOL_CALLS]",
         "[ARGS]",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
         "<think>",
         "</think>",
     ];
@@ -216,12 +221,14 @@ mod tests {
         )
     }
 
-    const CALLS: [&str; 6] = [
+    const CALLS: [&str; 8] = [
         "<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_call>",
         "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
         "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
         "[TOOL_CALLS][{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}, \"id\": \"{{ call.id }}\"}]",
         "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}",
     ];
 

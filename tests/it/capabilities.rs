@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// Tokens that the families have for their marks.
-const MARKS: &[&str] = &[
+pub const MARKS: &[&str] = &[
     "<think>",
     "</think>",
     "[THINK]",
@@ -21,12 +21,17 @@ const MARKS: &[&str] = &[
     "</arg_key>",
     "[TOOL_CALLS]",
     "[ARGS]",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
 ];
 
-const THINKER: &str = "Qwen-Qwen3-0.6B";
+pub const THINKER: &str = "Qwen-Qwen3-0.6B";
 const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
 
-fn template(name: &str) -> String {
+pub fn template(name: &str) -> String {
     std::fs::read_to_string(sdist_models().join(format!("templates/{name}.jinja"))).unwrap()
 }
 
@@ -59,6 +64,7 @@ fn real_templates_have_the_format_of_their_family() {
         ("mistralai-Mistral-Nemo-Instruct-2407", Some("Nemo"), false),
         ("mistralai-Ministral-3-14B-Reasoning-2512", Some("Mistral v11"), true),
         ("meta-llama-Llama-3.1-8B-Instruct", Some("Llama 3.1"), false),
+        ("llama-cpp-deepseek-r1", Some("DeepSeek V3 and R1"), true),
         ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", None, true),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
@@ -295,7 +301,7 @@ fn with_tools(extra: &Value) -> Value {
 }
 
 /// What each family writes for a call of the lamp, behind a text where it may have one.
-const REPLIES: [(&str, &str, &str); 6] = [
+const REPLIES: [(&str, &str, &str); 7] = [
     (
         CALLER,
         "I see.\n<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>",
@@ -317,6 +323,11 @@ const REPLIES: [(&str, &str, &str); 6] = [
         "",
     ),
     ("mistralai-Ministral-3-14B-Reasoning-2512", "[TOOL_CALLS]lamp[ARGS]{\"state\": \"on\"}", ""),
+    (
+        "llama-cpp-deepseek-r1",
+        "</think>\n\nI see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>lamp\n```json\n{\"state\": \"on\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I see.",
+    ),
     (
         "meta-llama-Llama-3.1-8B-Instruct",
         "{\"name\": \"lamp\", \"parameters\": {\"state\": \"on\"}}",

@@ -279,6 +279,38 @@ fn chat_takes_lines_from_a_pipe() {
 }
 
 #[test]
+fn a_question_from_a_script_that_is_refused_fails() {
+    let folder = Folder::ready();
+    let key = folder.customer(1).key;
+    let _node = folder.serve();
+    let asked = "echo hello | \"$0\" --data-dir \"$1\" chat --key \"$2\"";
+    let program = env!("CARGO_BIN_EXE_cresset");
+    let output = Command::new("sh")
+        .args(["-c", asked, program])
+        .arg(folder.path())
+        .arg(key)
+        .output()
+        .unwrap();
+    let said = Finished::of(output);
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains("insufficient_credits"), "{}", said.stderr);
+}
+
+#[test]
+fn the_gateway_of_the_node_is_what_tools_are_told() {
+    let folder = Folder::ready();
+    folder.customer(1);
+    let _node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
+    let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
+    let told = folder.run(&["connect", "llm", "--model", "small"]).stdout;
+    assert!(told.contains(&gateway) && told.ends_with('\n'), "{told}");
+    assert!(folder.run(&["status"]).stdout.contains(&format!("gateway   {gateway}\n")));
+    let missing = folder.path().join("missing");
+    let why = folder.fails(&["backup", "--into", missing.to_str().unwrap()], 1);
+    assert!(why.contains("is no folder"), "{why}");
+}
+
+#[test]
 fn clients_of_a_node_in_use_make_no_credit() {
     let folder = Folder::ready();
     let customer = folder.customer(1_000_000);

@@ -2,8 +2,9 @@
 //! verify` finds wrong with one that was edited or made up, and that an answer can be computed
 //! again from it.
 
+use crate::capabilities::{MARKS, THINKER, template};
 use crate::process::{Customer, Folder, MODEL, Served};
-use crate::support::{World, account, application, issue};
+use crate::support::{World, account, application, issue, tiny_gguf};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use cresset::catalogue::Catalogue;
@@ -81,6 +82,38 @@ fn verify(folder: &Folder, file: &str, more: &[&str]) -> Value {
 
 fn refusal(folder: &Folder, file: &str, more: &[&str]) -> String {
     folder.fails(&[&["receipts", "verify", file], more].concat(), 1)
+}
+
+#[test]
+fn answers_with_calls_of_tools_are_computed_again() {
+    let folder = Folder::initialised();
+    let model = folder.path().join("caller.gguf");
+    fs::write(&model, tiny_gguf(7, Some(&template(THINKER)), MARKS).to_bytes()).unwrap();
+    folder.json(&["models", "add", "--path", model.to_str().unwrap(), "--name", MODEL]);
+    folder.qualify(MODEL);
+    let Customer { key, .. } = folder.customer(1_000_000);
+    let states = json!({ "state": { "type": "string", "enum": ["on", "off"] } });
+    let parameters = json!({ "type": "object", "properties": states, "required": ["state"],
+        "additionalProperties": false });
+    let tool = json!({ "type": "function", "function": { "name": "lamp",
+        "parameters": parameters } });
+    for (reasoning, choice) in
+        [(true, "auto"), (true, "none"), (false, "required"), (true, "required")]
+    {
+        let plan = format!("[plans.default]\nreasoning = {reasoning}\n");
+        fs::write(folder.path().join("cresset.toml"), plan).unwrap();
+        let node = folder.serve();
+        let more = json!({ "tools": [tool], "tool_choice": choice, "seed": 3, "max_tokens": 240,
+            "parallel_tool_calls": false });
+        let done = Receipted::new(&node, &key, body(&node.model, &more));
+        assert!(node.terminate().success());
+        let said = &statement(&done.receipt)["predicate"];
+        let called = said["answer"]["finish_reason"] == "tool_calls";
+        assert!(called || reasoning, "no thought delays a call: {}", done.answer);
+        let files = [done.file(&folder), done.body_file(&folder)];
+        let again = verify(&folder, &files[0], &["--rerun", "--request", &files[1]]);
+        assert_eq!(again["rerun"]["tokens"], said["usage"]["completion_tokens"], "{choice}");
+    }
 }
 
 #[test]

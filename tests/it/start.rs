@@ -66,6 +66,14 @@ fn operators_are_answered_and_obeyed_in_every_phase_of_a_start() {
 }
 
 #[test]
+fn a_start_that_fails_leaves_the_ledger_in_order() {
+    let folder = Folder::initialised();
+    folder.fails(&["serve"], 1);
+    let next = folder.run(&["accounts", "list"]);
+    assert!(!next.stderr.contains("not orderly"), "{}", next.stderr);
+}
+
+#[test]
 fn web_pages_are_kept_away_while_a_node_starts() {
     let folder = Folder::ready();
     let mut command = folder.serve_command(&[]);

@@ -25,6 +25,7 @@ const COLUMNS: &[&str] = &[
     "model",
     "prompt_tokens",
     "completion_tokens",
+    "credential_id",
     "request_id",
     "reference",
 ];

@@ -73,7 +73,7 @@ fn align_from(rows: &[Vec<String>], widths: &mut Vec<usize>) -> String {
 
 /// A value as one cell: `null` is a dash, times are UTC.
 fn cell(name: &str, value: &Value) -> String {
-    let is_time = name == "at" || name.ends_with("_at");
+    let is_time = name == "at" || name.ends_with("_at") || name.ends_with("_until");
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => plain(text),
@@ -140,6 +140,8 @@ mod tests {
 
     #[test]
     fn tables_align_and_reach_into_objects() {
+        let until = json!({ "replaced_until": 60, "data": [] });
+        assert_eq!(fields(&until), "replaced_until  1970-01-01 00:01:00Z\n");
         let list = json!({ "data": [{ "id": "\u{1b}", "at": 0, "x": { "nUnits": 5 } }, { "id": "long", "at": null, "x": {} }] });
         let expect = "ID    AT                    N_UNITS\n\u{fffd}     1970-01-01 00:00:00Z  5\nlong  -                     -\n";
         assert_eq!(table(&list, &["id", "at", "x.nUnits"]), expect);

@@ -115,7 +115,16 @@ mod tests {
         let open = || ActLog::open(folder.path()).unwrap();
         let (log, actor) = (open(), Actor::node_user());
         assert_eq!(log.latest(9).unwrap()["data"], json!([]));
-        assert_eq!(log.begin(&actor, &AdminCommand::Status, UnixMillis(0)).unwrap(), None);
+        let price = |input| AdminCommand::ModelPrice {
+            name: "a".into(),
+            input,
+            cached_input: None,
+            output: None,
+        };
+        for reads in [AdminCommand::Status, price(None)] {
+            assert_eq!(log.begin(&actor, &reads, UnixMillis(0)).unwrap(), None);
+        }
+        assert_eq!(price(Some(1)).need(), Need::Role(Role::Money));
         let begin =
             |at| open().begin(&actor, &AdminCommand::Reload, UnixMillis(at)).unwrap().unwrap();
         let first = begin(1_000);

@@ -98,6 +98,7 @@ impl AdminCommand {
             | C::OperatorTokenList
             | C::OperatorActs { .. }
             | C::ModelJobList
+            | C::ModelPrice { input: None, cached_input: None, output: None, .. }
             | C::ModelPriceHistory { .. }
             | C::Status => Need::Role(Role::Read),
             C::AccountCreate { trial: 0, premium: 0, .. }
