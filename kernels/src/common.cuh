@@ -1,6 +1,6 @@
 // Common to all kernels: export macros, element types, vector access, warp and block reductions,
 // and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include it, or
-// headers of their op's own folder that do. It is compiled by nvcc for devices, and as C++ against
+// headers of an op's folder that do. It is compiled by nvcc for devices, and as C++ against
 // gpu/emulator/simt.h for tests without one; only these two files tell them apart.
 //
 // A kernel is written as
@@ -70,6 +70,33 @@ DEVICE bf16 from_float<bf16>(float x) {
 DEVICE uint32_t pack(float x, float y) {
     return static_cast<uint32_t>(from_float<bf16>(x).bits) |
            static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
+}
+
+// The differences of two pairs of that form, each rounded once.
+DEVICE uint32_t subtract_pairs(uint32_t x, uint32_t y) {
+#ifdef __CUDACC__
+    uint32_t out, minus_ones = 0xbf80bf80u;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(y), "r"(minus_ones), "r"(x));
+    return out;
+#else
+    auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+    return pack(high(x << 16) - high(y << 16), high(x) - high(y));
+#endif
+}
+
+// The value of the bits of an IEEE number of 16 bits.
+DEVICE float half_to_float(uint16_t bits) {
+#ifdef __CUDACC__
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+    return out;
+#else
+    uint32_t sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
+    // Multiplying by 2^112 changes the exponent's bias, for subnormal numbers too.
+    float value = bits % 0x8000u < 0x7c00u ? __uint_as_float(rest) * 0x1p112f
+                                           : __uint_as_float(rest | 0x7f800000u);
+    return __uint_as_float(__float_as_uint(value) | sign);
+#endif
 }
 
 // N values that one instruction loads or stores: at most 16 bytes, at an address that is a multiple

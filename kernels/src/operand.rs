@@ -4,7 +4,7 @@
 
 use crate::Result;
 use crate::gpu::{Buffer, Gpu, Kind, View};
-use crate::linear::Weight;
+use crate::linear::{DeviceFormat, Weight};
 use crate::memory::prefer_large_pages;
 use crate::storage::{ensure, shape};
 use candle_core::{DType, Device, Tensor};
@@ -202,17 +202,57 @@ impl Operand for View {
     }
 }
 
-/// A dense matrix on a device, its rows one after the other.
+/// Rows of a matrix on a device that are kept in one form.
 #[derive(Clone, Copy, Debug)]
-pub struct DenseMatrix<V> {
+pub struct MatrixPart<V> {
+    /// Dense values row by row, or the bytes of the format.
     pub values: V,
     pub rows: usize,
-    pub cols: usize,
+    /// `None`: the values are dense.
+    pub format: Option<DeviceFormat>,
 }
 
-pub type MatrixView = DenseMatrix<View>;
+/// The most parts of a matrix: Q, K and V may each have a format of their own.
+pub const MOST_PARTS: usize = 4;
+
+/// A matrix on a device, made of parts one below the other.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixView {
+    parts: [Option<MatrixPart<View>>; MOST_PARTS],
+    pub rows: usize,
+    pub cols: usize,
+    /// Memory to which rows may be dequantised for a product of many rows of activations.
+    pub scratch: Option<View>,
+}
+
+impl MatrixView {
+    pub fn dense(values: View, rows: usize, cols: usize) -> Self {
+        let part = MatrixPart { values, rows, format: None };
+        Self { parts: [Some(part), None, None, None], rows, cols, scratch: None }
+    }
+
+    pub fn parts(&self) -> impl Iterator<Item = MatrixPart<View>> + use<> {
+        self.parts.into_iter().flatten()
+    }
+
+    /// The only part.
+    pub(crate) fn whole(&self) -> Option<MatrixPart<View>> {
+        self.parts[0].filter(|part| part.rows == self.rows)
+    }
+
+    /// The values, if all of them are dense and in one part.
+    pub(crate) fn dense_values(&self) -> Option<View> {
+        self.whole().filter(|part| part.format.is_none()).map(|part| part.values)
+    }
+}
+
 /// A matrix that owns its memory.
-pub type MatrixBuffer = DenseMatrix<Buffer>;
+pub struct MatrixBuffer {
+    /// At most [`MOST_PARTS`] of them.
+    pub parts: Vec<MatrixPart<Buffer>>,
+    pub cols: usize,
+    pub scratch: Option<Arc<Buffer>>,
+}
 
 /// The ops of a device.
 pub type DeviceOps = Arc<dyn Gpu>;
@@ -235,11 +275,17 @@ impl OpMemory for DeviceOps {
     }
 
     fn matrix(matrix: &MatrixBuffer) -> MatrixView {
-        MatrixView { values: matrix.values.view(), rows: matrix.rows, cols: matrix.cols }
+        let mut parts = [None; MOST_PARTS];
+        for (to, &MatrixPart { ref values, rows, format }) in parts.iter_mut().zip(&matrix.parts) {
+            *to = Some(MatrixPart { values: values.view(), rows, format });
+        }
+        let rows = matrix.parts.iter().map(|part| part.rows).sum();
+        let scratch = matrix.scratch.as_ref().map(|scratch| scratch.view());
+        MatrixView { parts, rows, cols: matrix.cols, scratch }
     }
 
-    fn is_quantised(_: &MatrixBuffer) -> bool {
-        false
+    fn is_quantised(matrix: &MatrixBuffer) -> bool {
+        matrix.parts.iter().any(|part| part.format.is_some())
     }
 }
 

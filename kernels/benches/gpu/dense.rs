@@ -74,7 +74,7 @@ fn case(
         let (x, w, out) = (x.view(), weights[i % weights.len()].view(), written.view());
         match by {
             By::Op(mode) => {
-                let w = MatrixView { values: w, rows, cols };
+                let w = MatrixView::dense(w, rows, cols);
                 on.linear(&LinearArgs { x, w, bias: None, out, mode })
             }
             By::Library => on.gemm(&Gemm {

@@ -40,7 +40,7 @@ fn embedded(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
             history: history.view(),
         };
         on.gather(&GatherArgs {
-            table: MatrixView { values: table.view(), rows, cols: width },
+            table: MatrixView::dense(table.view(), rows, width),
             ids: ids.view(),
             device: Some(device),
             scale: 1.0,

@@ -88,7 +88,7 @@ fn multiplied(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let out = output(gpu, Kind::Bf16, n * chosen * rows)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
-        let w = MatrixView { values: w.view(), rows: experts * rows, cols };
+        let w = MatrixView::dense(w.view(), experts * rows, cols);
         let (x, routes, out) = (x.view(), routing.args().routes, written.view());
         on.expert_linear(&ExpertLinearArgs { x, w, routes, out })
     };

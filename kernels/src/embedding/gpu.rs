@@ -2,8 +2,8 @@
 
 use super::{DeviceTokens, Embedding, GatherArgs, SelectRowsArgs};
 use crate::gpu::{Arg, Kind, Launch, View};
-use crate::operand::{DeviceOps, MatrixView};
-use crate::storage::ensure;
+use crate::operand::{DeviceOps, MatrixPart, MatrixView};
+use crate::storage::shape;
 use crate::{Result, args};
 
 const THREADS: usize = 256;
@@ -26,7 +26,7 @@ impl Embedding for DeviceOps {
         const OP: &str = "row selection";
         args.check(OP)?;
         let &SelectRowsArgs { x, width, rows, out } = args;
-        let table = MatrixView { values: x, rows: x.len() / width, cols: width };
+        let table = MatrixView::dense(x, x.len() / width, width);
         launch(self, OP, table, [rows, out], 1.0, [NO_WORDS; 2])
     }
 }
@@ -37,26 +37,41 @@ const NO_WORDS: [Arg; 3] = [Arg::Null, Arg::Null, Arg::U32(0)];
 fn launch(
     gpu: &DeviceOps,
     op: &'static str,
-    MatrixView { values, rows, cols }: MatrixView,
+    table: MatrixView,
     [ids, out]: [View; 2],
     scale: f32,
     [feedback, history]: [[Arg; 3]; 2],
 ) -> Result<()> {
-    let (kernel, lanes) = match values.kind() {
-        Kind::Bf16 => ("gather_bf16", 8),
-        _ => ("gather_f32", 4),
+    let MatrixView { rows, cols, .. } = table;
+    let fits = |part: &MatrixPart<View>| match part.format {
+        None => part.values.kind() == out.kind() && part.values.len() == rows * cols,
+        Some(format) => out.kind() == Kind::Bf16 && part.values.len() == format.bytes(rows, cols),
     };
-    let fits = values.kind() == out.kind() && values.len() == rows * cols;
-    ensure(op, fits, || format!("a table {values:?} of {rows} by {cols} for {out:?}"))?;
+    let whole = table.whole().filter(fits).ok_or_else(|| {
+        shape(
+            op,
+            format!("a table {table:?} of {rows} by {cols}, in several parts or not for {out:?}"),
+        )
+    })?;
     if ids.is_empty() {
         return Ok(());
     }
+    let (kernel, lanes) = match (whole.format, out.kind()) {
+        (Some(_), _) => ("gather_packed_bf16", 1),
+        (None, Kind::Bf16) => ("gather_bf16", 8),
+        (None, _) => ("gather_f32", 4),
+    };
     let parts = cols.div_ceil(THREADS * lanes) as u32;
     let blocks = [ids.len() as u32, parts, 1];
     let launch = Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 };
     let [from, previous, previous_len] = feedback;
-    let fixed = args![values, rows, cols, ids, from, previous, previous_len, scale, out];
-    gpu.launch(&launch, &[&fixed[..], &history].concat())
+    let fixed = args![whole.values, rows, cols, ids, from, previous, previous_len, scale, out];
+    let mut all = [&fixed[..], &history].concat();
+    if let Some(format) = whole.format {
+        all.push(format.bits().into());
+        all.extend(format.numbers());
+    }
+    gpu.launch(&launch, &all)
 }
 
 #[cfg(test)]

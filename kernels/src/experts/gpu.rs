@@ -3,7 +3,7 @@
 use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
 use crate::gpu::{Kind, Launch, View};
-use crate::operand::{DeviceOps, MatrixView};
+use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
@@ -40,10 +40,13 @@ impl Experts for DeviceOps {
     fn expert_linear(&self, args: &ExpertLinearArgs<View>) -> Result<()> {
         const OP: &str = "expert linear";
         let ExpertSizes { choices, choices_per_row, rows, cols } = args.check(OP)?;
-        let &ExpertLinearArgs { x, w: MatrixView { values: w, .. }, routes, out } = args;
+        let &ExpertLinearArgs { x, w, routes, out } = args;
         let experts = routes.experts;
-        let fits = w.kind() == x.kind() && w.len() == experts * rows * cols;
-        ensure(OP, fits, || format!("{w:?} of {experts} experts of {rows} by {cols} for {x:?}"))?;
+        let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;
+        let dense = w.dense_values().filter(fits);
+        ensure(OP, dense.is_some(), || {
+            format!("{w:?} of {experts} experts of {rows} by {cols} for {x:?}")
+        })?;
         if choices == 0 {
             return Ok(());
         }
@@ -52,7 +55,7 @@ impl Experts for DeviceOps {
         let blocks = [rows.div_ceil(WARPS) as u32, experts.min(choices) as u32, 1];
         let launch = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
         let plan = args![ids, begins, order, choices, experts, choices_per_row];
-        self.launch(&launch, &[&args![x, w, out, rows, cols][..], &plan].concat())
+        self.launch(&launch, &[&args![x, dense, out, rows, cols][..], &plan].concat())
     }
 
     fn combine(&self, args: &CombineArgs<View>) -> Result<()> {

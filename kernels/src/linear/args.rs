@@ -21,8 +21,8 @@ pub enum Mode {
 pub struct LinearArgs<V: Operand> {
     /// `[n, cols]` activations (f32 or, on a device, bf16).
     pub x: V,
-    /// `[rows, cols]`: in any format on the CPU, of the kind of `x` on a device. No launch may
-    /// write it: a device reads it before earlier launches are over.
+    /// `[rows, cols]`: in any format on the CPU; on a device of the kind of `x` or, for bf16, in a
+    /// packed form. No launch may write it: a device reads it before earlier launches are over.
     pub w: V::Matrix,
     /// `[rows]` of the kind of `x`.
     pub bias: Option<V>,

@@ -95,6 +95,8 @@ macro_rules! formats {
                 const FORMAT: Format = $format;
             }
         )*
+        pub(super) const TYPES: &[GgmlDType] = &[$(GgmlDType::$name),*];
+
         /// The packed form of a GGUF block type; `None` for the dense ones and those not supported.
         pub(super) fn of(dtype: GgmlDType) -> Option<Format> {
             match dtype {

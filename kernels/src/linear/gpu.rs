@@ -1,9 +1,14 @@
-//! Dense products on a device: cuBLASLt, our GEMV for few rows, and our GEMM, whose result for a
-//! row does not depend on the other rows. `linear.cu` describes the kernels.
+//! Products on a device: cuBLASLt, our GEMV for few rows, and our GEMM, whose result for a row does
+//! not depend on the other rows. `linear.cu` describes the kernels, and `packed.cu` those for
+//! packed weights.
+
+mod packed;
+
+pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::operand::{DeviceOps, MatrixView};
+use crate::operand::DeviceOps;
 use crate::{Result, args};
 
 /// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
@@ -78,13 +83,28 @@ enum Algorithm {
 impl Linear for DeviceOps {
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        let &LinearArgs { x, w: MatrixView { values: w, rows, cols }, bias, out, mode } = args;
-        let product = Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols };
-        product.check()?;
+        let &LinearArgs { x, w, bias, out, mode } = args;
         if n == 0 {
             return Ok(());
         }
-        run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))
+        let (cols, out_stride) = (w.cols, w.rows);
+        let mut first = 0;
+        for part in w.parts() {
+            let (rows, from) = (part.rows, first);
+            first += rows;
+            let bias = bias.map(|bias| bias.slice(from..first));
+            let out = out.slice(from..out.len());
+            let product =
+                Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
+            match part.format {
+                Some(format) => packed::run(self, &product, &format, mode, w.scratch)?,
+                None => {
+                    product.check()?;
+                    run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -117,7 +137,7 @@ fn choose_tile(n: usize, rows: usize, properties: &Properties) -> &'static GemmK
 }
 
 fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
-    let &Gemm { x, w, bias, out, n, rows, cols, .. } = product;
+    let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
     let multiprocessors = gpu.properties().multiprocessors as usize;
     let (kernel, blocks, threads, shared_bytes) = match algorithm {
         Algorithm::Library => return gpu.gemm(product),
@@ -137,7 +157,8 @@ fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
     };
     let launch =
         Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };
-    gpu.launch(&launch, &args![x, w, bias, out, u32::from(out.kind() == Kind::F32), n, rows, cols])
+    let f32_out = u32::from(out.kind() == Kind::F32);
+    gpu.launch(&launch, &args![x, w, bias, out, f32_out, n, rows, cols, out_stride])
 }
 
 #[cfg(test)]

@@ -50,303 +50,65 @@
 //   (needs a workspace and a second pass).
 // dot (f32, and bf16 with other sizes): a warp for each row of w and 8 rows of x, plain
 // multiply-adds. Simple, not fast. Not measured yet.
-#include "common.cuh"
+#include "linear/streams.cuh"
 
 namespace {
 
-constexpr uint32_t SEGMENTS = 8, TILE_K = 64;
+// A matrix of bf16, row by row.
+struct DenseWeights {
+    static constexpr uint32_t ROW_BYTES = TILE_K * sizeof(bf16), PREFETCH_COLUMNS = 256;
 
-// Columns of a range; the last ranges may have fewer.
-DEVICE uint32_t segment_columns(uint32_t cols) {
-    constexpr uint32_t WHOLE = SEGMENTS * TILE_K;
-    return (cols + WHOLE - 1) / WHOLE * TILE_K;
-}
+    const bf16* w;
+    uint32_t rows, cols;
 
-// Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
-// rows and columns beyond the matrix become zeros. The chunks of row r are permuted by r / PERIOD,
-// since `ldmatrix` reads rows PERIOD apart.
-template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-DEVICE void copy_tile(
-    bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols, uint32_t k) {
-    static_assert(COUNT * 8 % THREADS == 0);
-    uint32_t thread = threadIdx.x % THREADS, chunk = thread % 8, column = k + chunk * 8;
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
-        uint32_t row = thread / 8 + i * (THREADS / 8);
-        bool valid = first + row < rows && column < cols;
-        size_t at = valid ? static_cast<size_t>(first + row) * cols + column : 0;
-        copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from + at, valid);
-    }
-}
-
-// Adds the products of a slot's columns: 16 W_TILES rows of w by 8 X_TILES of x. With g = lane / 4
-// and t = lane % 4, value v of acc[i][j] belongs to row 2 W_TILES g + 2 i + v / 2 of w and row 8 j
-// + 2 t + v % 2 of x. `after_reads` is called behind the last reading of the slot, so that its
-// instructions are scheduled among the products.
-template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
-DEVICE void multiply(
-    float (&acc)[W_TILES][X_TILES][4], const bf16* w, const bf16* x, AfterReads after_reads) {
-    uint32_t row = lane() % 8, tile = lane() / 8;
-    const bf16* w_row = w + (row * 2 * W_TILES + tile % 2) * TILE_K;
-    const bf16* x_row = x + row * TILE_K;
-#pragma unroll
-    for (uint32_t window = 0; window < TILE_K / 32; window++) {
-        uint32_t a[2][W_TILES][4], b[X_TILES][4];
-#pragma unroll
-        for (uint32_t j = 0; j < X_TILES; j++)
-            ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++)
-#pragma unroll
-            for (uint32_t i = 0; i < W_TILES; i++)
-                ldmatrix(a[half][i],
-                    w_row + i * 2 * TILE_K + ((window * 4 + half * 2 + tile / 2) ^ row) * 8);
-        if (window == TILE_K / 32 - 1) after_reads();
-#pragma unroll
-        for (uint32_t half = 0; half < 2; half++)
-#pragma unroll
-            for (uint32_t i = 0; i < W_TILES; i++)
-#pragma unroll
-                for (uint32_t j = 0; j < X_TILES; j++)
-                    mma(acc[i][j], a[half][i], {b[j][half * 2], b[j][half * 2 + 1]});
-    }
-}
-
-DEVICE float bias_of(const bf16* bias, uint32_t row) {
-    return bias == nullptr ? 0.0f : to_float(bias[row]);
-}
-
-// ---- gemv
-
-// The work of a warp: ROWS of w at a time, its range of the columns, and up to TOKENS rows of x.
-template <uint32_t TOKENS, uint32_t STAGES>
-struct Gemv {
-    static constexpr uint32_t ROWS = 32, SLOT = (ROWS + TOKENS) * TILE_K;
-    static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // sums of a lane
-    static constexpr uint32_t PREFETCH_COLUMNS = 256;
-
-    const bf16 *x, *w;
-    uint32_t n, rows, cols, begin, end;  // begin and end of the warp's columns
-
-    DEVICE bf16* slot(uint32_t count) const {
-        return dynamic_shared<bf16>() + (warp() * STAGES + count % STAGES) * SLOT;
+    template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+    DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
+        copy_tile<COUNT, PERIOD, THREADS>(reinterpret_cast<bf16*>(slot), w, first, rows, cols, k);
     }
 
-    // A position in the warp's sequence of slots, which runs over all tiles of the block. Nothing
-    // is copied for positions beyond the last one.
-    struct Position {
-        uint32_t count, row, k;
-    };
-    DEVICE bool is_inside(const Position& at) const { return at.row < rows && begin < end; }
-    DEVICE void copy_w(const Position& at) const {
-        if (is_inside(at)) copy_tile<ROWS, 4, WARP>(slot(at.count), w, at.row, rows, cols, at.k);
-    }
-    DEVICE void copy_x(const Position& at) const {
-        if (is_inside(at))
-            copy_tile<TOKENS, 1, WARP>(slot(at.count) + ROWS * TILE_K, x, 0, n, cols, at.k);
-        copy_commit();
-    }
-    DEVICE void advance(Position& at) const {
-        at.count++, at.k += TILE_K;
-        if (at.k >= end) at.k = begin, at.row += gridDim.x * ROWS;
-    }
-    // Starts the copies for the first slots, those of w before those of x are allowed to. The part
-    // of w for which the slots have no room comes as far as the second-level cache.
-    DEVICE Position start() const {
-        launch_dependents();
-        Position next{0, blockIdx.x * ROWS, begin}, ahead = next;
-        for (; ahead.count < STAGES - 1; advance(ahead)) copy_w(ahead);
-        uint32_t row = next.row + lane(), k = begin + (STAGES - 1) * TILE_K;
-        if (row < rows && k < end)
+    DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
+        uint32_t row = first + lane();
+        if (row < rows)
             prefetch(w + static_cast<size_t>(row) * cols + k,
                 min(end - k, PREFETCH_COLUMNS) * sizeof(bf16));
-        wait_for_earlier_launches();
-        for (; next.count < STAGES - 1; advance(next)) copy_x(next);
-        return next;
     }
 
-    // Adds the ranges' sums and writes the outputs: a warp takes every eighth of the lanes' values.
-    DEVICE void finish(
-        uint32_t first, const float* sums, const bf16* bias, void* out, uint32_t f32_out) const {
-        for (uint32_t value = warp(); value < VALUES; value += SEGMENTS) {
-            float sum = 0.0f;
-            for (uint32_t s = 0; s < SEGMENTS; s++)
-                sum += sums[(s * VALUES + value) * WARP + lane()];
-            uint32_t i = value / (TOKENS / 2), j = value / 4 % (TOKENS / 8), v = value % 4;
-            uint32_t row = first + lane() / 4 * 4 + i * 2 + v / 2,
-                     token = j * 8 + lane() % 4 * 2 + v % 2;
-            if (row >= rows || token >= n) continue;
-            sum += bias_of(bias, row);
-            size_t at = static_cast<size_t>(token) * rows + row;
-            if (f32_out != 0)
-                static_cast<float*>(out)[at] = sum;
-            else
-                static_cast<bf16*>(out)[at] = from_float<bf16>(sum);
-        }
-    }
-
-    DEVICE void run(const bf16* bias, void* out, uint32_t f32_out) {
-        float* sums = reinterpret_cast<float*>(dynamic_shared<bf16>() + SEGMENTS * STAGES * SLOT);
-        Position next = start();
-        uint32_t count = 0;
-        for (uint32_t first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
-            float acc[ROWS / 16][TOKENS / 8][4] = {};
-            for (uint32_t k = begin; k < end; k += TILE_K, count++) {
-                copy_wait<STAGES - 2>();
-                // All lanes' copies of this slot have landed, and the slot before it has been read.
-                __syncwarp();
-                copy_w(next), copy_x(next), advance(next);
-                multiply(acc, slot(count), slot(count) + ROWS * TILE_K, [] {});
-            }
-            // The sums of the tile before have been read.
-            __syncthreads();
+    template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
+    DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
+        const bf16* x, AfterReads after_reads) const {
+        uint32_t row = lane() % 8, tile = lane() / 8;
+        const bf16* w_row =
+            reinterpret_cast<const bf16*>(slot) + (row * 2 * W_TILES + tile % 2) * TILE_K;
+        const bf16* x_row = x + row * TILE_K;
 #pragma unroll
-            for (uint32_t v = 0; v < VALUES; v++)
-                sums[(warp() * VALUES + v) * WARP + lane()] =
-                    acc[v / (TOKENS / 2)][v / 4 % (TOKENS / 8)][v % 4];
-            __syncthreads();
-            finish(first, sums, bias, out, f32_out);
-        }
-    }
-};
-
-template <uint32_t TOKENS, uint32_t STAGES = 3>
-DEVICE void gemv(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t f32_out,
-    uint32_t n, uint32_t rows, uint32_t cols) {
-    uint32_t begin = min(warp() * segment_columns(cols), cols),
-             end = min(begin + segment_columns(cols), cols);
-    Gemv<TOKENS, STAGES>{x, w, n, rows, cols, begin, end}.run(bias, out, f32_out);
-}
-
-// ---- gemm
-
-// Stores N neighbouring outputs, of which the first `count` are inside the matrix.
-template <class T, uint32_t N>
-DEVICE void store_outputs(T* out, const float (&values)[N], uint32_t count, bool aligned) {
-    constexpr uint32_t STEP = N < PER_VEC<T> ? N : PER_VEC<T>;
-    Vec<T, STEP> rounded[N / STEP];
-#pragma unroll
-    for (uint32_t i = 0; i < N; i++) rounded[i / STEP].at[i % STEP] = from_float<T>(values[i]);
-    if (aligned && count >= N) {
-#pragma unroll
-        for (uint32_t i = 0; i < N / STEP; i++) store(out + i * STEP, rounded[i]);
-    } else {
-#pragma unroll
-        for (uint32_t i = 0; i < N; i++)
-            if (i < count) out[i] = rounded[i / STEP].at[i % STEP];
-    }
-}
-
-// A block's tile of ROWS rows of w by COLUMNS rows of x, cut into W_WARPS × X_WARPS warps.
-template <uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS, uint32_t STAGES>
-struct GemmTile {
-    static constexpr uint32_t THREADS = W_WARPS * X_WARPS * WARP, SLOT = (ROWS + COLUMNS) * TILE_K;
-    static constexpr uint32_t W_TILES = ROWS / W_WARPS / 16,
-                              X_TILES = COLUMNS / X_WARPS / 8;  // MMA tiles of a warp
-    static constexpr uint32_t LANE_ROWS = 2 * W_TILES;          // rows of w that a lane has
-
-    const bf16 *x, *w;
-    uint32_t n, rows, cols, first_row, first_column;
-    bf16* slots;
-    float acc[W_TILES][X_TILES][4], total[W_TILES][X_TILES][4];
-
-    DEVICE uint32_t warp_row() const { return warp() / X_WARPS * W_TILES * 16; }
-    DEVICE uint32_t warp_column() const { return warp() % X_WARPS * X_TILES * 8; }
-
-    // Assigns the block its tile, so that blocks go over w for 8 tiles of x at a time.
-    DEVICE void assign_tile() {
-        constexpr uint32_t GROUP = 8;
-        uint32_t w_tiles = (rows + ROWS - 1) / ROWS, x_tiles = (n + COLUMNS - 1) / COLUMNS;
-        uint32_t group = blockIdx.x / (GROUP * w_tiles) * GROUP,
-                 inside = blockIdx.x % (GROUP * w_tiles), width = min(GROUP, x_tiles - group);
-        first_column = (group + inside % width) * COLUMNS;
-        first_row = inside / width * ROWS;
-    }
-
-    // There is no branch for steps beyond the last one: their copies read nothing.
-    DEVICE void copy_w(uint32_t step) const {
-        copy_tile<ROWS, LANE_ROWS, THREADS>(
-            slots + step % STAGES * SLOT, w, first_row, rows, cols, step * TILE_K);
-    }
-    DEVICE void copy_x(uint32_t step) const {
-        copy_tile<COLUMNS, 1, THREADS>(slots + (step % STAGES * SLOT + ROWS * TILE_K), x,
-            first_column, n, cols, step * TILE_K);
-        copy_commit();
-    }
-
-    DEVICE void end_segment() {
-#pragma unroll
-        for (uint32_t i = 0; i < W_TILES; i++)
+        for (uint32_t window = 0; window < TILE_K / 32; window++) {
+            uint32_t a[2][W_TILES][4], b[X_TILES][4];
 #pragma unroll
             for (uint32_t j = 0; j < X_TILES; j++)
+                ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
 #pragma unroll
-                for (uint32_t v = 0; v < 4; v++)
-                    total[i][j][v] += acc[i][j][v], acc[i][j][v] = 0.0f;
-    }
-
-    DEVICE void run() {
-        launch_dependents();
-        assign_tile();
-        uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment_columns(cols) / TILE_K;
-        for (uint32_t step = 0; step < STAGES - 1; step++) copy_w(step);
-        wait_for_earlier_launches();
-        for (uint32_t step = 0; step < STAGES - 1; step++) copy_x(step);
-        for (uint32_t step = 0; step < steps;) {
-            copy_wait<STAGES - 2>();
-            // All threads' copies of this slot have landed, and the slot before it has been read.
-            __syncthreads();
-            const bf16* slot = slots + step % STAGES * SLOT;
-            multiply(acc, slot + warp_row() * TILE_K, slot + (ROWS + warp_column()) * TILE_K, [&] {
-                copy_w(step + STAGES - 1);
-                copy_x(step + STAGES - 1);
-            });
-            if (++step == end) end_segment(), end += segment_columns(cols) / TILE_K;
-        }
-        // Adds the rest of the last range, or zeros.
-        end_segment();
-        // A block may not end with copies under way, not even of zeros.
-        copy_wait<0>();
-    }
-
-    template <class T>
-    DEVICE void write(const bf16* bias, T* out) {
-        uint32_t row = first_row + warp_row() + lane() / 4 * LANE_ROWS,
-                 count = row < rows ? rows - row : 0;
-        float added[LANE_ROWS];
+            for (uint32_t half = 0; half < 2; half++)
 #pragma unroll
-        for (uint32_t i = 0; i < LANE_ROWS; i++)
-            added[i] = i < count ? bias_of(bias, row + i) : 0.0f;
+                for (uint32_t i = 0; i < W_TILES; i++)
+                    ldmatrix(a[half][i],
+                        w_row + i * 2 * TILE_K + ((window * 4 + half * 2 + tile / 2) ^ row) * 8);
+            if (window == TILE_K / 32 - 1) after_reads();
 #pragma unroll
-        for (uint32_t j = 0; j < X_TILES * 2; j++) {
-            uint32_t token = first_column + warp_column() + j / 2 * 8 + lane() % 4 * 2 + j % 2;
-            float values[LANE_ROWS];
+            for (uint32_t half = 0; half < 2; half++)
 #pragma unroll
-            for (uint32_t i = 0; i < LANE_ROWS; i++)
-                values[i] = total[i / 2][j / 2][i % 2 * 2 + j % 2] + added[i];
-            if (token < n)
-                store_outputs(out + static_cast<size_t>(token) * rows + row, values, count,
-                    rows % LANE_ROWS == 0);
+                for (uint32_t i = 0; i < W_TILES; i++)
+#pragma unroll
+                    for (uint32_t j = 0; j < X_TILES; j++)
+                        mma(acc[i][j], a[half][i], {b[j][half * 2], b[j][half * 2 + 1]});
         }
     }
 };
-
-template <uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS, uint32_t STAGES>
-DEVICE void gemm(const bf16* x, const bf16* w, const bf16* bias, void* out, uint32_t f32_out,
-    uint32_t n, uint32_t rows, uint32_t cols) {
-    GemmTile<ROWS, COLUMNS, W_WARPS, X_WARPS, STAGES> tile{
-        x, w, n, rows, cols, 0, 0, dynamic_shared<bf16>(), {}, {}};
-    tile.run();
-    if (f32_out != 0)
-        tile.write(bias, static_cast<float*>(out));
-    else
-        tile.write(bias, static_cast<bf16*>(out));
-}
 
 // ---- dot
 
 template <class T>
 DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_out, uint32_t n,
-    uint32_t rows, uint32_t cols) {
+    uint32_t rows, uint32_t cols, uint32_t stride) {
     launch_dependents_and_wait();
     constexpr uint32_t TOKENS = 8, WARPS = 4;
     uint32_t row = blockIdx.x * WARPS + warp(), first = blockIdx.y * TOKENS,
@@ -365,7 +127,7 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_o
     for (uint32_t i = 0; i < TOKENS; i++) {
         float sum = warp_sum(sums[i]) + (bias == nullptr ? 0.0f : to_float(bias[row]));
         if (lane() != 0 || i >= count) continue;
-        size_t at = static_cast<size_t>(first + i) * rows + row;
+        size_t at = static_cast<size_t>(first + i) * stride + row;
         if (f32_out != 0)
             static_cast<float*>(out)[at] = sum;
         else
@@ -375,49 +137,52 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_o
 
 }  // namespace
 
-// `f32_out`: whether `out` is f32.
+// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
 KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemv<8>(x, w, bias, out, f32_out, n, rows, cols);
+    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemv<8, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemv_8_bf16)
 KERNEL __launch_bounds__(256) gemv_8_two_slots_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemv<8, 2>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemv<8, 2>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemv_8_two_slots_bf16)
 KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemv<16>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemv<16, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemv_16_bf16)
 KERNEL __launch_bounds__(256) gemv_32_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemv<32>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemv<32, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemv_32_bf16)
 KERNEL __launch_bounds__(128) gemm_32x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemm<32, 64, 2, 2, 8>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemm<32, 64, 2, 2, 8>(
+        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemm_32x64_bf16)
 KERNEL __launch_bounds__(128) gemm_64x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemm<64, 64, 2, 2, 6>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemm<64, 64, 2, 2, 6>(
+        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemm_64x64_bf16)
 KERNEL __launch_bounds__(256) gemm_128x128_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    gemm<128, 128, 2, 4, 4>(x, w, bias, out, f32_out, n, rows, cols);
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemm<128, 128, 2, 4, 4>(
+        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(gemm_128x128_bf16)
 KERNEL __launch_bounds__(128) dot_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    dot(x, w, bias, out, f32_out, n, rows, cols);
+    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    dot(x, w, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(dot_bf16)
 KERNEL __launch_bounds__(128) dot_f32(const float* x, const float* w, const float* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols) {
-    dot(x, w, bias, out, f32_out, n, rows, cols);
+    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    dot(x, w, bias, out, f32_out, n, rows, cols, stride);
 }
 EXPORT(dot_f32)

@@ -2,7 +2,8 @@
 //!
 //! Dense weights are multiplied with f32 activations by fused multiply-adds (`tile`).
 //! Block-quantised weights stay quantised in memory, and their codes are multiplied with
-//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`).
+//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`). On a device
+//! the codes are multiplied with activations in bf16, in sums of f32 (`gpu`).
 #![expect(
     clippy::inline_always,
     reason = "vector code must end up inside the function that enables its instructions"
@@ -10,6 +11,7 @@
 
 mod args;
 mod cpu;
+mod device_format;
 mod format;
 pub mod gpu;
 mod integer;
@@ -24,6 +26,7 @@ mod tile;
 mod values;
 
 pub use args::{LinearArgs, Mode};
+pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
 pub use reference::linear as linear_reference;
 

@@ -8,14 +8,14 @@ use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
 /// Codes and scales of up to 256 columns of one row.
-struct SuperBlock {
+pub(super) struct SuperBlock {
     /// The bits of the f16 scale.
-    d: u16,
+    pub d: u16,
     /// The bits of the f16 that is added, multiplied by `mins` if there are any.
-    m: u16,
-    scales: [u8; 16],
-    mins: [u8; 16],
-    codes: [u8; 256],
+    pub m: u16,
+    pub scales: [u8; 16],
+    pub mins: [u8; 16],
+    pub codes: [u8; 256],
 }
 
 /// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one.
@@ -42,7 +42,7 @@ pub(super) fn quantised(
 ) -> RegionBytes {
     let per_row = cols / f.super_cols;
     let mut data = RegionBytes::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
-    let mut unpacked = SuperBlock { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
+    let mut unpacked = SuperBlock::EMPTY;
     for (i, block) in raw.chunks_exact(dtype.type_size()).enumerate() {
         let (row, column) = (i / per_row, i % per_row);
         unpack(dtype, block, &mut unpacked);
@@ -53,6 +53,9 @@ pub(super) fn quantised(
 }
 
 impl SuperBlock {
+    pub(super) const EMPTY: Self =
+        Self { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
+
     fn place(&self, f: &Format, lane: usize, out: &mut [u8]) {
         out[2 * lane..][..2].copy_from_slice(&self.d.to_le_bytes());
         if f.min {
@@ -100,7 +103,7 @@ fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u
     }
 }
 
-fn unpack(dtype: GgmlDType, block: &[u8], out: &mut SuperBlock) {
+pub(super) fn unpack(dtype: GgmlDType, block: &[u8], out: &mut SuperBlock) {
     match dtype {
         GgmlDType::Q4_0 => legacy(block, 2, None, out),
         GgmlDType::Q4_1 => legacy(block, 4, None, out),

@@ -185,5 +185,5 @@ fn expert_matrices<O: Ops>(
     let all = (0..experts).flat_map(|expert| parts.iter().map(move |part| name(expert, part)));
     let names: Vec<String> = all.collect();
     let stack: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), rows)).collect();
-    l.tensors.stack(&stack, cols)
+    l.tensors.expert_stack(&stack, cols)
 }

@@ -1,6 +1,7 @@
 //! Tells from a release's headers whether this build can load it, and what it is: the decoder is
 //! built as for serving, from names and shapes, without reading a weight.
 
+use crate::cuda::store::device_bytes;
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::store::{Raw, WeightStore};
@@ -26,6 +27,8 @@ pub struct ModelCard {
     pub types: BTreeMap<String, u64>,
     /// Bytes of the weights in the memory of a CPU.
     pub cpu_bytes: u64,
+    /// Bytes of the weights on a GPU, beside activations in bf16.
+    pub gpu_bytes: u64,
 }
 
 impl ModelCard {
@@ -50,9 +53,26 @@ impl ModelCard {
 struct CountedWeights {
     types: BTreeMap<String, u64>,
     cpu_bytes: u64,
+    gpu_bytes: u64,
 }
 
 impl CountedWeights {
+    /// Counts matrices that take so many bytes on a GPU.
+    fn count_matrices(&mut self, parts: &[Raw], gpu_bytes: usize) -> Result<Weight> {
+        for part in parts {
+            self.count(part.dtype, part.rows * part.cols);
+        }
+        self.gpu_bytes += gpu_bytes as u64;
+        Ok(Weight::from_ggml(GgmlDType::F32, &[0; size_of::<f32>()], 1, 1)?)
+    }
+
+    /// Counts a vector of `kind`.
+    fn count_vector(&mut self, len: usize, kind: Kind) -> Result<Tensor> {
+        self.count(GgmlDType::F32, len);
+        self.gpu_bytes += (len * kind.bytes()) as u64;
+        Ok(Tensor::from_vec(vec![0f32], 1, &Device::Cpu)?)
+    }
+
     fn count(&mut self, dtype: GgmlDType, count: usize) {
         // candle calls the type Q4K that GGUF calls Q4_K.
         let name = format!("{dtype:?}");
@@ -71,19 +91,20 @@ impl CountedWeights {
 
 impl WeightStore<Compute> for CountedWeights {
     fn matrix(&mut self, parts: &[Raw]) -> Result<Weight> {
-        for part in parts {
-            self.count(part.dtype, part.rows * part.cols);
-        }
-        Ok(Weight::from_ggml(GgmlDType::F32, &[0; size_of::<f32>()], 1, 1)?)
+        self.count_matrices(parts, device_bytes(parts, Kind::Bf16))
+    }
+
+    fn experts(&mut self, parts: &[Raw]) -> Result<Weight> {
+        let values: usize = parts.iter().map(|part| part.rows * part.cols).sum();
+        self.count_matrices(parts, values * Kind::Bf16.bytes())
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Tensor> {
-        self.count(GgmlDType::F32, values.len());
-        Ok(Tensor::from_vec(vec![0f32], 1, &Device::Cpu)?)
+        self.count_vector(values.len(), Kind::F32)
     }
 
     fn bias(&mut self, values: Vec<f32>) -> Result<Tensor> {
-        self.norm(values)
+        self.count_vector(values.len(), Kind::Bf16)
     }
 }
 
@@ -99,13 +120,13 @@ pub fn inspect(source: &ModelSource) -> Result<ModelCard> {
     };
     let mut weights = CountedWeights::default();
     let decoder = Decoder::load(Compute::new(1), source, &mut weights, Reading::Headers, &sizes)?;
-    let CountedWeights { types, cpu_bytes } = weights;
+    let CountedWeights { types, cpu_bytes, gpu_bytes } = weights;
     let mut config = decoder.config;
     if types.keys().any(|name| !DENSE.contains(&name.as_str())) {
         config.kv_kind = Kind::F16;
     }
     let architecture = architecture(source)?;
-    Ok(ModelCard { architecture, config, types, cpu_bytes })
+    Ok(ModelCard { architecture, config, types, cpu_bytes, gpu_bytes })
 }
 
 /// The architecture's name in the files of a release that can be loaded.

@@ -5,12 +5,12 @@
 //! Steps in which every sequence has one token and gets its next one are recorded once for some
 //! numbers of rows and replayed with padding. All other steps launch the same kernels one by one,
 //! prefill's attention beside decode's if some sequences have one token and others more. Quantised
-//! files are widened to bf16 when they are loaded.
+//! weights stay quantised (`store`).
 
 mod cache;
 mod graphs;
 mod inputs;
-mod store;
+pub(crate) mod store;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -26,7 +26,7 @@ use cresset_kernels::attention::gpu::{PagedSequences, WHOLE, tokens_per_split};
 use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
-use cresset_kernels::linear::gpu::MAX_GEMV_ROWS;
+use cresset_kernels::linear::gpu::{MAX_GEMV_ROWS, uses_scratch};
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
@@ -111,10 +111,12 @@ impl CudaModel {
     pub fn load(source: &ModelSource, gpu: &DeviceOps, options: &ModelOptions) -> Result<Self> {
         let (free_before, total) = gpu.memory()?;
         let kind = options.kind();
-        let mut store = DeviceStore::new(gpu, kind, Compute::new(options.threads))?;
+        let mode = if options.deterministic { Mode::Invariant } else { Mode::Fast };
+        let dequantises = uses_scratch(mode, options.max_tokens());
+        let mut store = DeviceStore::new(gpu, kind, Compute::new(options.threads), dequantises)?;
         let sizes = DecoderOptions {
             kind,
-            mode: if options.deterministic { Mode::Invariant } else { Mode::Fast },
+            mode,
             max_tokens: options.max_tokens(),
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),

@@ -1,14 +1,18 @@
-//! Weights on a device, dense: every format of the files is widened or rounded to the activations'
-//! kind when it is loaded.
+//! Weights on a device. Beside activations in bf16, block-quantised matrices stay quantised, in the
+//! packed form of their format, where it has one. All others, those of experts among them, are
+//! widened or rounded to the activations' kind when they are loaded.
 
 use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, View};
-use cresset_kernels::operand::{DeviceOps, MatrixBuffer};
+use cresset_kernels::linear::gpu::SCRATCH_BYTES;
+use cresset_kernels::linear::{BAND_ROWS, DeviceFormat};
+use cresset_kernels::operand::{DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart};
 use half::bf16;
-use std::sync::OnceLock;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes of each of the two pinned buffers. No row of a matrix is longer.
 const STAGING_BYTES: usize = 64 << 20;
@@ -23,6 +27,10 @@ pub(super) struct DeviceStore {
     compute: Compute,
     halves: [UploadBuffer; 2],
     next: usize,
+    /// Whether steps may be so large that weights are dequantised for them.
+    dequantises: bool,
+    /// The memory for that, which all packed matrices share. It is there once one needs it.
+    scratch: Option<Arc<Buffer>>,
     /// Bytes of everything stored.
     pub bytes: usize,
 }
@@ -34,11 +42,19 @@ struct UploadBuffer {
 }
 
 impl DeviceStore {
-    /// Makes values of `kind`, f32 or bf16, of matrices and biases.
-    pub(super) fn new(gpu: &DeviceOps, kind: Kind, compute: Compute) -> Result<Self> {
+    /// Keeps weights for activations of `kind`, f32 or bf16. `dequantises`: whether steps may be so
+    /// large that packed weights are dequantised for them.
+    pub(super) fn new(
+        gpu: &DeviceOps,
+        kind: Kind,
+        compute: Compute,
+        dequantises: bool,
+    ) -> Result<Self> {
         let half =
             || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
-        Ok(Self { gpu: gpu.clone(), kind, compute, halves: [half()?, half()?], next: 0, bytes: 0 })
+        let halves = [half()?, half()?];
+        let gpu = gpu.clone();
+        Ok(Self { gpu, kind, compute, halves, next: 0, dequantises, scratch: None, bytes: 0 })
     }
 
     fn buffer(&mut self, kind: Kind, len: usize) -> Result<Buffer> {
@@ -72,10 +88,76 @@ impl DeviceStore {
     }
 }
 
-impl WeightStore<DeviceOps> for DeviceStore {
-    fn matrix(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
+/// Matrices that lie one below the other in one form.
+#[derive(Debug, PartialEq, Eq)]
+struct Run {
+    /// Which of the matrices.
+    parts: Range<usize>,
+    rows: usize,
+    /// `None`: they are dense.
+    format: Option<DeviceFormat>,
+}
+
+impl Run {
+    fn bytes(&self, cols: usize, kind: Kind) -> usize {
+        match self.format {
+            Some(format) => format.bytes(self.rows, cols),
+            None => self.rows * cols * kind.bytes(),
+        }
+    }
+}
+
+/// The forms in which a stack of matrices is kept beside activations of `kind`.
+fn runs(parts: &[Raw], kind: Kind) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (i, part) in parts.iter().enumerate() {
+        let format = DeviceFormat::of(part.dtype).filter(|_| kind == Kind::Bf16);
+        match runs.last_mut() {
+            // Bands do not reach from one matrix into the next.
+            Some(last)
+                if last.format == format
+                    && (format.is_none() || last.rows.is_multiple_of(BAND_ROWS)) =>
+            {
+                last.rows += part.rows;
+                last.parts.end = i + 1;
+            }
+            _ => runs.push(Run { parts: i..i + 1, rows: part.rows, format }),
+        }
+    }
+    if runs.len() > MOST_PARTS { vec![dense(parts)] } else { runs }
+}
+
+fn dense(parts: &[Raw]) -> Run {
+    Run { parts: 0..parts.len(), rows: parts.iter().map(|part| part.rows).sum(), format: None }
+}
+
+/// The bytes that a stack of matrices takes beside activations of `kind`.
+pub(crate) fn device_bytes(parts: &[Raw], kind: Kind) -> usize {
+    let cols = parts.first().map_or(0, |part| part.cols);
+    runs(parts, kind).iter().map(|run| run.bytes(cols, kind)).sum()
+}
+
+impl DeviceStore {
+    fn stack(&mut self, parts: &[Raw], runs: &[Run]) -> Result<MatrixBuffer> {
+        let cols = parts.first().map_or(0, |part| part.cols);
+        let kept = runs.iter().map(|run| {
+            let values = match &run.format {
+                Some(format) => self.packed(&parts[run.parts.clone()], run.rows, format)?,
+                None => self.widened(&parts[run.parts.clone()], run.rows)?,
+            };
+            Ok(MatrixPart { values, rows: run.rows, format: run.format })
+        });
+        let kept: Vec<_> = kept.collect::<Result<_>>()?;
+        if self.dequantises && self.scratch.is_none() && runs.iter().any(|run| run.format.is_some())
+        {
+            let len = SCRATCH_BYTES / Kind::Bf16.bytes();
+            self.scratch = Some(Arc::new(Buffer::new(&self.gpu, Kind::Bf16, len)?));
+        }
+        Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone() })
+    }
+
+    fn widened(&mut self, parts: &[Raw], rows: usize) -> Result<Buffer> {
         let (kind, cols) = (self.kind, parts.first().map_or(0, |part| part.cols));
-        let rows = parts.iter().map(|part| part.rows).sum();
         let whole = self.buffer(kind, rows * cols)?;
         let mut from = 0;
         for part in parts {
@@ -89,7 +171,36 @@ impl WeightStore<DeviceOps> for DeviceStore {
                 from = to;
             }
         }
-        Ok(MatrixBuffer { values: whole, rows, cols })
+        Ok(whole)
+    }
+
+    fn packed(&mut self, parts: &[Raw], rows: usize, format: &DeviceFormat) -> Result<Buffer> {
+        let cols = parts.first().map_or(0, |part| part.cols);
+        let whole = self.buffer(Kind::U8, format.bytes(rows, cols))?;
+        let most = (STAGING_BYTES / format.band_bytes(cols).max(1)).max(1) * BAND_ROWS;
+        let mut from = 0;
+        for part in parts {
+            for first in (0..part.rows).step_by(most) {
+                let piece = part.slice(first, most.min(part.rows - first));
+                let to = from + format.bytes(piece.rows, cols);
+                self.upload(whole.view().slice(from..to), |compute, out| {
+                    pack(compute, &piece, format, out)
+                })?;
+                from = to;
+            }
+        }
+        Ok(whole)
+    }
+}
+
+impl WeightStore<DeviceOps> for DeviceStore {
+    fn matrix(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
+        self.stack(parts, &runs(parts, self.kind))
+    }
+
+    /// The kernels for experts multiply by dense weights only.
+    fn experts(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
+        self.stack(parts, &[dense(parts)])
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {
@@ -122,6 +233,21 @@ fn convert(compute: &Compute, matrix: &Raw, kind: Kind, out: &mut [u8]) -> Resul
         }
     });
     failed.into_inner().map_or(Ok(()), Err)
+}
+
+/// Packs a matrix; each task packs some of its bands.
+fn pack(compute: &Compute, matrix: &Raw, format: &DeviceFormat, out: &mut [u8]) -> Result<()> {
+    let band_bytes = format.band_bytes(matrix.cols);
+    let most = (TASK_BYTES / band_bytes).max(1);
+    let failed = OnceLock::new();
+    compute.run_chunks(out, most * band_bytes, |start, out| {
+        let first = start / band_bytes * BAND_ROWS;
+        let rows = (out.len() / band_bytes * BAND_ROWS).min(matrix.rows - first);
+        if let Err(error) = format.pack(matrix.slice(first, rows).bytes, matrix.cols, out) {
+            failed.get_or_init(|| error);
+        }
+    });
+    failed.into_inner().map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {

@@ -2,17 +2,15 @@
 //! step.
 
 use super::*;
-use crate::goldens::{blocks, goldens, logits};
-use crate::loader::store::{Raw, WeightStore};
+use crate::goldens::{goldens, logits};
 use crate::testing::{TinyLlama, vocab_size};
 use crate::tests::goldens::Case;
 use crate::tests::{Span, assert_close, batch, rows, tokens};
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::gpu::{Buffer, Emulator, device_or_emulator};
 use cresset_kernels::sampling::{Sampled, Special};
-use half::bf16;
 
 mod mixed;
+mod quantised;
 
 const BLOCK: usize = 16;
 
@@ -124,33 +122,6 @@ fn every_family_equals_transformers() {
     let logits = logits();
     for case in &goldens().cases {
         check_family(case, &rows(&logits[&case.name]));
-    }
-}
-
-#[test]
-fn every_format_of_the_files_is_widened() {
-    let blocks = blocks();
-    let options = options(Kind::Bf16);
-    for (name, dtype) in [
-        ("Q4_0", GgmlDType::Q4_0),
-        ("Q5_1", GgmlDType::Q5_1),
-        ("Q8_0", GgmlDType::Q8_0),
-        ("Q4_K", GgmlDType::Q4K),
-        ("Q6_K", GgmlDType::Q6K),
-        ("F16", GgmlDType::F16),
-        ("BF16", GgmlDType::BF16),
-    ] {
-        let bytes = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
-        let want = rows(&blocks[&format!("{name}.values")]);
-        let raw = Raw { dtype, bytes: &bytes, rows: want.len(), cols: want[0].len() };
-        let twice = [want.concat(), want.concat()].concat();
-        let store =
-            |kind| DeviceStore::new(options.gpu.as_ref().unwrap(), kind, Compute::new(1)).unwrap();
-        let exact: Buffer = store(Kind::F32).matrix(&[raw, raw]).unwrap().values;
-        assert_eq!(exact.to_vec::<f32>().unwrap(), twice, "{name}");
-        let rounded: Buffer = store(Kind::Bf16).matrix(&[raw, raw]).unwrap().values;
-        let twice: Vec<bf16> = twice.into_iter().map(bf16::from_f32).collect();
-        assert_eq!(rounded.to_vec::<bf16>().unwrap(), twice, "{name}");
     }
 }
 

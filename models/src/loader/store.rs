@@ -21,6 +21,10 @@ pub struct Raw<'a> {
 pub trait WeightStore<M: OpMemory> {
     /// Stacks matrices of one width, one below the other.
     fn matrix(&mut self, parts: &[Raw]) -> Result<M::Matrix>;
+    /// Stacks the matrices of experts.
+    fn experts(&mut self, parts: &[Raw]) -> Result<M::Matrix> {
+        self.matrix(parts)
+    }
     /// Keeps the weights of a norm, in f32.
     fn norm(&mut self, values: Vec<f32>) -> Result<M::Buffer>;
     /// Keeps a bias, in the activations' kind.

@@ -101,12 +101,22 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Takes matrices of the same width, one below the other; a tensor may hold several of them.
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
+        let found = self.raws(parts, cols)?;
+        let stacked = self.store.matrix(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
+        self.keep(parts[0].0, stacked)
+    }
+
+    /// Takes the matrices of experts, each of which is in a tensor of its own.
+    pub fn expert_stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
+        let found = self.raws(parts, cols)?;
+        let stacked = self.store.experts(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
+        self.keep(parts[0].0, stacked)
+    }
+
+    fn raws(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<Vec<TensorBytes>> {
         let found: Vec<_> =
             parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
-        let found: Vec<TensorBytes> = found.into_iter().collect::<Option<_>>()?;
-        let raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
-        let stacked = self.store.matrix(&raws);
-        self.keep(parts[0].0, stacked)
+        found.into_iter().collect()
     }
 
     /// Takes the matrices `[rows, cols]` of experts from tensors that hold one of each expert, one
@@ -125,7 +135,7 @@ impl<M: OpMemory> Tensors<'_, M> {
             Reading::Whole => (0..experts).flat_map(of_expert).collect(),
             Reading::Headers => found.iter().map(TensorBytes::raw).collect(),
         };
-        let stacked = self.store.matrix(&raws);
+        let stacked = self.store.experts(&raws);
         self.keep(names[0], stacked)
     }
 

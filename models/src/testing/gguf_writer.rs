@@ -1,7 +1,9 @@
 //! Writes GGUF version 3.
 
 use crate::loader::gguf::{GgufFile, TensorInfo, Value};
-use candle_core::quantized::GgmlDType;
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+use cresset_kernels::gpu::DeviceElement;
 use std::path::Path;
 
 const ALIGNMENT: usize = 32;
@@ -52,7 +54,30 @@ impl GgufWriter {
         ));
     }
 
+    /// Turns matrices that are f32 into blocks of the types that `types` names for them.
+    pub fn quantise(&mut self, types: impl Fn(&str) -> Option<GgmlDType>) -> crate::Result<()> {
+        for (name, shape, dtype, data) in &mut self.tensors {
+            if let (&[rows, cols], Some(to)) = (&shape[..], types(name)) {
+                let values = Tensor::from_vec(f32::decode(data), (rows, cols), &Device::Cpu)?;
+                *data = QTensor::quantize(&values, to)?.data()?.into_owned();
+                *dtype = to;
+            }
+        }
+        Ok(())
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
+        let (mut out, _) = self.header();
+        for (.., data) in &self.tensors {
+            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+            out.extend(data);
+        }
+        out
+    }
+
+    /// The bytes before the tensors' own, and the length of the whole file. The blocks need not be
+    /// there.
+    pub fn header(&self) -> (Vec<u8>, usize) {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
         put_size(&mut out, self.tensors.len());
@@ -63,7 +88,7 @@ impl GgufWriter {
             put_value(&mut out, value);
         }
         let mut offset = 0;
-        for (name, shape, dtype, data) in &self.tensors {
+        for (name, shape, dtype, _) in &self.tensors {
             put_string(&mut out, name);
             out.extend((shape.len() as u32).to_le_bytes());
             for dimension in shape.iter().rev() {
@@ -71,13 +96,11 @@ impl GgufWriter {
             }
             out.extend(type_id(*dtype).to_le_bytes());
             put_size(&mut out, offset);
-            offset += data.len().next_multiple_of(ALIGNMENT);
+            let blocks = shape.iter().product::<usize>() / dtype.block_size();
+            offset += (blocks * dtype.type_size()).next_multiple_of(ALIGNMENT);
         }
-        for (.., data) in &self.tensors {
-            out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
-            out.extend(data);
-        }
-        out
+        let len = out.len().next_multiple_of(ALIGNMENT) + offset;
+        (out, len)
     }
 }
 

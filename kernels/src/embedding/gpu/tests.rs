@@ -3,11 +3,53 @@
 use super::*;
 use crate::embedding::reference;
 use crate::gpu::{Buffer, Emulator};
+use crate::linear::DeviceFormat;
+use crate::operand::{MatrixBuffer, OpMemory};
+use crate::testing::values as values_of;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
+use candle_core::Device;
+use candle_core::quantized::{GgmlDType, QTensor};
 
 const HOST: u32 = u32::MAX;
+
+/// A table in the packed form of each sort: the last row, and columns that fill no tile.
+#[test]
+fn rows_of_a_packed_table_are_dequantised() {
+    let gpu = gpu();
+    for (dtype, width) in [
+        (GgmlDType::Q4_0, 96),
+        (GgmlDType::Q5_1, 32),
+        (GgmlDType::Q8_0, 544),
+        (GgmlDType::Q4K, 512),
+        (GgmlDType::Q5K, 256),
+        (GgmlDType::Q6K, 768),
+    ] {
+        let table = QTensor::quantize(&random(&[45, width], 5), dtype).unwrap();
+        let format = DeviceFormat::of(dtype).unwrap();
+        let mut bytes = vec![0; format.bytes(45, width)];
+        format.pack(&table.data().unwrap(), width, &mut bytes).unwrap();
+        let values = Buffer::from_slice(&gpu, &bytes).unwrap();
+        let parts = vec![MatrixPart { values, rows: 45, format: Some(format) }];
+        let matrix = MatrixBuffer { parts, cols: width, scratch: None };
+        let ids = [44u32, 0, 31, 32, 7];
+        let host = Buffer::from_slice(&gpu, &ids).unwrap();
+        let want = values_of(&table.dequantize(&Device::Cpu).unwrap());
+        for scale in [1.0, 3.5] {
+            let want = rounded(Kind::Bf16, &reference::gather(&want, width, &ids, scale));
+            let gather = |kind| {
+                let out = poisoned_buffer(&gpu, kind, 5 * width);
+                let table = DeviceOps::matrix(&matrix);
+                let (ids, device) = (host.view(), None);
+                let args = GatherArgs { table, ids, device, scale, out: out.view() };
+                gpu.gather(&args).map(|()| downloaded(&out))
+            };
+            assert_eq!(gather(Kind::Bf16).unwrap(), want, "{dtype:?} × {scale}");
+            assert!(gather(Kind::F32).is_err(), "{dtype:?} to f32");
+        }
+    }
+}
 
 #[test]
 fn rows_are_those_of_the_table() {
@@ -45,7 +87,7 @@ fn rows_are_those_of_the_table() {
                     history: history.view(),
                 };
                 let args = GatherArgs {
-                    table: MatrixView { values: device_table.view(), rows: 13, cols: width },
+                    table: MatrixView::dense(device_table.view(), 13, width),
                     ids: host.view(),
                     device: Some(device),
                     scale,
@@ -93,7 +135,7 @@ fn arguments_that_do_not_fit_are_refused() {
         let [ids, feedback, previous, slots, history] =
             [&ids, &feedback, &previous, &slots, &history].map(Buffer::view);
         let (table, out) = (table.view(), out.view());
-        let table = MatrixView { values: table, rows: 12 / width, cols: width };
+        let table = MatrixView::dense(table, 12 / width, width);
         let device = Some(DeviceTokens { feedback, previous, slots, history });
         let args = GatherArgs { table, ids, device, scale: 1.0, out };
         let error = gpu.gather(&args).and_then(|()| gpu.synchronise()).unwrap_err().to_string();

@@ -5,6 +5,7 @@ use super::super::tests::{SIZES, scores};
 use super::super::{CombineArgs, ExpertLinearArgs, RouteArgs, SharedExpert};
 use super::*;
 use crate::gpu::{Buffer, Gpu};
+use crate::operand::MatrixView;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
@@ -40,7 +41,7 @@ impl Routed {
         let (x, w) = (upload(&self.gpu, kind, x), upload(&self.gpu, kind, w));
         let choices = self.weights.view().len();
         let out = poisoned_buffer(&self.gpu, kind, choices * rows);
-        let w = MatrixView { values: w.view(), rows: self.experts * rows, cols };
+        let w = MatrixView::dense(w.view(), self.experts * rows, cols);
         let args = ExpertLinearArgs { x: x.view(), w, routes: self.routes(), out: out.view() };
         self.gpu.expert_linear(&args).unwrap();
         downloaded(&out)

@@ -3,6 +3,7 @@
 use super::*;
 use crate::gpu::{Buffer, Emulator};
 use crate::linear::linear_reference;
+use crate::operand::MatrixView;
 use crate::testing::{
     KINDS, assert_close, dense_weight, downloaded, gpu, poisoned_buffer, random, rounded, upload,
     values,
@@ -143,7 +144,7 @@ fn the_op_equals_the_reference_in_both_modes() {
                 let out = poisoned_buffer(&case.gpu, kind, n * 48);
                 let Gemm { x, w, bias, out: view, rows, cols, .. } =
                     case.product(n, true, out.view());
-                let w = MatrixView { values: w, rows, cols };
+                let w = MatrixView::dense(w, rows, cols);
                 case.gpu.linear(&LinearArgs { x, w, bias, out: view, mode }).unwrap();
                 assert_close(
                     &downloaded(&out),
@@ -232,7 +233,7 @@ fn wrong_operands_are_refused() {
         (view(f32, 8), view(f32, 16), None, 4, view(Kind::Bf16, 8)),
         (view(f32, 8), view(f32, 0), None, 0, view(f32, 0)),
     ] {
-        let w = MatrixView { values: w, rows, cols: 4 };
+        let w = MatrixView::dense(w, rows, 4);
         assert!(gpu.linear(&LinearArgs { x, w, bias, out, mode: Mode::Fast }).is_err());
     }
 }

@@ -1,0 +1,200 @@
+//! Products with packed weights on a device. `packed.cu` describes the kernels.
+
+use super::Mode;
+use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
+use crate::linear::{BAND_ROWS, DeviceFormat};
+use crate::operand::DeviceOps;
+use crate::storage::ensure;
+use crate::{Result, args};
+
+/// From so many rows of `x` on, weights are dequantised for the library, which multiplies the
+/// faster the more rows there are. It is a prediction.
+const LIBRARY_ROWS: usize = 256;
+/// Bytes of the memory for that. It stays in the second-level cache of large devices.
+pub const SCRATCH_BYTES: usize = 32 << 20;
+
+/// Whether products with at most `n` rows of `x` may use scratch memory.
+pub const fn uses_scratch(mode: Mode, n: usize) -> bool {
+    matches!(mode, Mode::Fast) && n >= LIBRARY_ROWS
+}
+
+/// The kernels for codes of some bits.
+#[derive(Debug)]
+struct Kernels {
+    bits: usize,
+    /// GEMV for up to 8, 16 and 32 rows of `x`.
+    gemv: [&'static str; 3],
+    gemm: &'static str,
+    dequantise: &'static str,
+    /// Bytes of a tile in shared memory, with its scales and header.
+    slot_bytes: usize,
+    /// Tiles for which a warp of the first GEMV has room; the others have room for two.
+    slots: usize,
+}
+
+macro_rules! kernels {
+    ($bits:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
+        Kernels {
+            bits: $bits,
+            gemv: [
+                concat!("gemv_8_", $name, "_bf16"),
+                concat!("gemv_16_", $name, "_bf16"),
+                concat!("gemv_32_", $name, "_bf16"),
+            ],
+            gemm: concat!("gemm_64x64_", $name, "_bf16"),
+            dequantise: concat!("dequantise_", $name, "_bf16"),
+            slot_bytes: $slot_bytes,
+            slots: $slots,
+        }
+    };
+}
+
+static KERNELS: [Kernels; 4] = [
+    kernels!(4, "q4", 1024 + 256, 4),
+    kernels!(5, "q5", 1280 + 256, 4),
+    kernels!(6, "q6", 1536 + 256, 4),
+    kernels!(8, "q8", 2048 + 128, 3),
+];
+
+const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
+/// Bytes of a row of `x` in a slot.
+const X_BYTES: usize = 128;
+
+impl Kernels {
+    fn of(format: &DeviceFormat) -> &'static Self {
+        let found = KERNELS.iter().find(|kernels| kernels.bits == format.bits());
+        found.expect("invariant: every packed format has its kernels")
+    }
+
+    /// Each of eight warps has its slots and its sums.
+    fn gemv_bytes(&self, gemv: usize) -> usize {
+        let tokens = GEMV_TOKENS[gemv];
+        let slots = if gemv == 0 { self.slots } else { 2 };
+        8 * (slots * (self.slot_bytes + tokens * X_BYTES) + BAND_ROWS * tokens * 4)
+    }
+
+    /// The first GEMV that takes `n` rows and fits the device.
+    fn gemv(&self, n: usize, properties: &Properties) -> Option<usize> {
+        (0..GEMV_TOKENS.len()).find(|gemv| {
+            n <= GEMV_TOKENS[*gemv] && self.gemv_bytes(*gemv) <= properties.shared_bytes as usize
+        })
+    }
+
+    /// Four slots of two tiles and 64 rows of `x`.
+    fn gemm_bytes(&self) -> usize {
+        4 * (2 * self.slot_bytes + 64 * X_BYTES)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum PackedAlgorithm {
+    Gemv(usize),
+    Gemm,
+    /// The library, with weights in bf16 in the scratch memory.
+    Library(View),
+}
+
+/// `w` of the product has the bytes of the format.
+pub(super) fn run(
+    gpu: &DeviceOps,
+    product: &Gemm,
+    format: &DeviceFormat,
+    mode: Mode,
+    scratch: Option<View>,
+) -> Result<()> {
+    check(product, format)?;
+    let kernels = Kernels::of(format);
+    let algorithm = choose(kernels, product.n, mode, scratch, gpu.properties());
+    run_by(&**gpu, product, format, &algorithm)
+}
+
+fn check(product: &Gemm, format: &DeviceFormat) -> Result<()> {
+    let &Gemm { x, w, rows, cols, .. } = product;
+    let fits = x.kind() == Kind::Bf16
+        && w.kind() == Kind::U8
+        && w.len() == format.bytes(rows, cols)
+        && x.address().is_multiple_of(16)
+        && w.address().is_multiple_of(16);
+    ensure("linear", fits, || {
+        format!("{x:?} and {w:?} for {rows} by {cols} of {format:?}: it takes bf16, aligned to 16")
+    })
+}
+
+fn choose(
+    kernels: &Kernels,
+    n: usize,
+    mode: Mode,
+    scratch: Option<View>,
+    properties: &Properties,
+) -> PackedAlgorithm {
+    match (kernels.gemv(n, properties), scratch) {
+        (Some(gemv), _) => PackedAlgorithm::Gemv(gemv),
+        (None, Some(scratch)) if uses_scratch(mode, n) => PackedAlgorithm::Library(scratch),
+        (None, _) => PackedAlgorithm::Gemm,
+    }
+}
+
+fn run_by(
+    gpu: &dyn Gpu,
+    product: &Gemm,
+    format: &DeviceFormat,
+    algorithm: &PackedAlgorithm,
+) -> Result<()> {
+    let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
+    let kernels = Kernels::of(format);
+    let (kernel, blocks, threads, shared_bytes) = match *algorithm {
+        PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),
+        PackedAlgorithm::Gemv(gemv) => {
+            let most = gpu.properties().multiprocessors as usize;
+            let blocks = rows.div_ceil(BAND_ROWS).min(most);
+            (kernels.gemv[gemv], blocks, 256, kernels.gemv_bytes(gemv))
+        }
+        PackedAlgorithm::Gemm => {
+            (kernels.gemm, rows.div_ceil(64) * n.div_ceil(64), 128, kernels.gemm_bytes())
+        }
+    };
+    let blocks = [blocks as u32, 1, 1];
+    let launch = Launch { kernel, blocks, threads, shared_bytes: shared_bytes as u32 };
+    let f32_out = u32::from(out.kind() == Kind::F32);
+    let sizes = args![x, w, bias, out, f32_out, n, rows, cols, out_stride];
+    gpu.launch(&launch, &[&sizes[..], &format.numbers()].concat())
+}
+
+/// Dequantises as many rows at a time as the scratch memory holds, and multiplies by them.
+fn by_library(gpu: &dyn Gpu, product: &Gemm, format: &DeviceFormat, scratch: View) -> Result<()> {
+    let &Gemm { w, bias, out, rows, cols, .. } = product;
+    let most = scratch.len() / cols / BAND_ROWS * BAND_ROWS;
+    let fits = scratch.kind() == Kind::Bf16 && most > 0;
+    ensure("linear", fits, || format!("{scratch:?} has no room for {BAND_ROWS} rows of {cols}"))?;
+    for first in (0..rows).step_by(most) {
+        let count = most.min(rows - first);
+        let begin = first / BAND_ROWS * format.band_bytes(cols);
+        let packed = w.slice(begin..begin + format.bytes(count, cols));
+        let wide = scratch.slice(0..count * cols);
+        dequantise(gpu, packed, wide, [count, cols], format)?;
+        gpu.gemm(&Gemm {
+            w: wide,
+            bias: bias.map(|bias| bias.slice(first..first + count)),
+            out: out.slice(first..out.len()),
+            rows: count,
+            ..*product
+        })?;
+    }
+    Ok(())
+}
+
+fn dequantise(
+    gpu: &dyn Gpu,
+    w: View,
+    out: View,
+    [rows, cols]: [usize; 2],
+    format: &DeviceFormat,
+) -> Result<()> {
+    let blocks = [rows.div_ceil(BAND_ROWS) as u32, cols.div_ceil(4 * 64) as u32, 1];
+    let kernel = Kernels::of(format).dequantise;
+    let launch = Launch { kernel, blocks, threads: 128, shared_bytes: 0 };
+    gpu.launch(&launch, &[&args![w, out, rows, cols][..], &format.numbers()].concat())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,310 @@
+//! Every packed format against the dequantised weights in f32, in awkward sizes; bits that do not
+//! depend on the batch; and planted faults, which these comparisons must find.
+
+use super::*;
+use crate::gpu::Buffer;
+use crate::linear::{Linear, LinearArgs, linear_reference};
+use crate::operand::{MatrixBuffer, MatrixPart, OpMemory};
+use crate::testing::{
+    dense_weight, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+const DTYPES: [GgmlDType; 8] = [
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
+
+/// A matrix in a format, and its values.
+struct Packed {
+    format: DeviceFormat,
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+    rows: usize,
+    cols: usize,
+}
+
+impl Packed {
+    /// Weights that have an offset, as the formats with minimums are for.
+    fn new(dtype: GgmlDType, rows: usize, cols: usize) -> Self {
+        let dense = values(&random(&[rows, cols], (rows * cols) as u64));
+        let dense = dense.iter().enumerate().map(|(i, x)| x * 0.1 + (i / 32 % 5) as f32 * 0.02);
+        let dense = Tensor::from_vec(dense.collect(), (rows, cols), &Device::Cpu).unwrap();
+        let quantised = QTensor::quantize(&dense, dtype).unwrap();
+        let format = DeviceFormat::of(dtype).unwrap();
+        let mut bytes = vec![0xaa; format.bytes(rows, cols)];
+        format.pack(&quantised.data().unwrap(), cols, &mut bytes).unwrap();
+        let values = values(&quantised.dequantize(&Device::Cpu).unwrap());
+        Self { format, bytes, values, rows, cols }
+    }
+
+    /// The exact product of the dequantised weights with activations that bf16 holds, and the
+    /// largest error that weights rounded to bf16 make of it.
+    fn expected(&self, x: &[f32], bias: &[f32]) -> (Vec<f32>, f32) {
+        let product = |weights: &[f32]| {
+            let weights = Tensor::from_slice(weights, (self.rows, self.cols), &Device::Cpu);
+            linear_reference(&dense_weight(&weights.unwrap()), Some(bias), x)
+        };
+        let (want, by_bf16) = (product(&self.values), product(&rounded(Kind::Bf16, &self.values)));
+        let errors = want.iter().zip(&by_bf16).map(|(want, got)| (want - got).abs());
+        let error = errors.fold(0.0, f32::max);
+        (want, error)
+    }
+}
+
+/// Operands of a product on a device.
+struct Case {
+    gpu: DeviceOps,
+    packed: Packed,
+    x: Vec<f32>,
+    bias: Vec<f32>,
+    buffers: [Buffer; 3],
+    scratch: Buffer,
+}
+
+impl Case {
+    fn new(dtype: GgmlDType, n: usize, rows: usize, cols: usize) -> Self {
+        Self::of(Packed::new(dtype, rows, cols), n)
+    }
+
+    fn of(packed: Packed, n: usize) -> Self {
+        let gpu = gpu();
+        let [x, bias] = [n * packed.cols, packed.rows]
+            .map(|len| rounded(Kind::Bf16, &values(&random(&[len], len as u64))));
+        let [x_buffer, bias_buffer] = [&x, &bias].map(|values| upload(&gpu, Kind::Bf16, values));
+        let w = Buffer::from_slice(&gpu, &packed.bytes).unwrap();
+        // There is room for one band and for part of the next one.
+        let scratch = poisoned_buffer(&gpu, Kind::Bf16, 40 * packed.cols);
+        Self { gpu, packed, x, bias, buffers: [x_buffer, w, bias_buffer], scratch }
+    }
+
+    /// The first `n` rows, in f32, as part of a wider output.
+    fn run(&self, n: usize, algorithm: &PackedAlgorithm) -> Vec<f32> {
+        let &Packed { ref format, rows, cols, .. } = &self.packed;
+        let stride = rows + 3;
+        let out = poisoned_buffer(&self.gpu, Kind::F32, n * stride);
+        let [x, w, bias] = self.buffers.each_ref().map(Buffer::view);
+        let product = Gemm {
+            x: x.slice(0..n * cols),
+            x_stride: cols,
+            w,
+            bias: Some(bias),
+            out: out.view().slice(2..n * stride),
+            out_stride: stride,
+            n,
+            rows,
+            cols,
+        };
+        check(&product, format).unwrap();
+        run_by(&*self.gpu, &product, format, algorithm).unwrap();
+        let all = downloaded(&out);
+        let outside = |row: &[f32]| row[..2].iter().chain(&row[2 + rows..]).all(|x| x.is_nan());
+        assert!(all.chunks(stride).all(outside), "a product writes its own columns only");
+        all.chunks(stride).flat_map(|row| row[2..2 + rows].to_vec()).collect()
+    }
+
+    /// The largest error, in units of the largest that rounding weights to bf16 makes.
+    fn error(&self, n: usize, algorithm: &PackedAlgorithm) -> f32 {
+        let (want, allowed) = self.packed.expected(&self.x[..n * self.packed.cols], &self.bias);
+        let got = self.run(n, algorithm);
+        let errors = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
+        let larger = |most: f32, error| if most.is_nan() || error <= most { most } else { error };
+        errors.fold(0.0, larger) / allowed
+    }
+
+    fn algorithms(&self, n: usize) -> impl Iterator<Item = PackedAlgorithm> {
+        let (kernels, most) =
+            (Kernels::of(&self.packed.format), self.gpu.properties().shared_bytes);
+        let fits = move |gemv: &usize| {
+            n <= GEMV_TOKENS[*gemv] && kernels.gemv_bytes(*gemv) <= most as usize
+        };
+        (0..GEMV_TOKENS.len())
+            .filter(fits)
+            .map(PackedAlgorithm::Gemv)
+            .chain([PackedAlgorithm::Gemm])
+    }
+
+    fn library(&self) -> PackedAlgorithm {
+        PackedAlgorithm::Library(self.scratch.view())
+    }
+}
+
+/// Sizes in which rows do not fill a band, columns no tile or header, or ranges of columns are
+/// empty; those of 256 columns for all formats.
+const SIZES: [(usize, usize, usize); 6] =
+    [(1, 1, 256), (3, 33, 768), (8, 64, 32), (9, 30, 96), (17, 40, 608), (35, 70, 512)];
+
+fn sizes(dtype: GgmlDType) -> impl Iterator<Item = (usize, usize, usize)> {
+    SIZES.into_iter().filter(move |size| size.2.is_multiple_of(dtype.block_size()))
+}
+
+#[test]
+fn products_are_at_least_as_exact_as_those_of_bf16() {
+    for dtype in DTYPES {
+        for (n, rows, cols) in sizes(dtype) {
+            let case = Case::new(dtype, n, rows, cols);
+            for algorithm in case.algorithms(n) {
+                let error = case.error(n, &algorithm);
+                assert!(error < 0.2, "{dtype:?} {algorithm:?} {n} {rows}x{cols}: {error}");
+            }
+            // Here weights are rounded to bf16, and sums are in f32.
+            let error = case.error(n, &case.library());
+            assert!(error < 1.01, "{dtype:?} by the library {n} {rows}x{cols}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_any_batch_and_by_any_kernel() {
+    for dtype in DTYPES {
+        let case = Case::new(dtype, 67, 40, 768);
+        let crowd = case.run(67, &PackedAlgorithm::Gemm);
+        for n in [1, 8, 9, 32] {
+            for algorithm in case.algorithms(n) {
+                let got = case.run(n, &algorithm);
+                assert_eq!(got[..], crowd[..n * 40], "{dtype:?} {n} {algorithm:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_gemv_go_on_from_band_to_band() {
+    let case = Case::new(GgmlDType::Q4_0, 2, 5 * 4 * 32 + 7, 64);
+    let error = case.error(2, &PackedAlgorithm::Gemv(0));
+    assert!(error < 0.2, "{error}");
+}
+
+/// One group's scale, one header, one code: each changes a product by more than rounding does.
+#[test]
+fn planted_faults_are_found() {
+    for (dtype, [code, scale, header]) in [
+        (GgmlDType::Q4K, [0, 1024, 4 * 1152 + 1]),
+        (GgmlDType::Q6K, [40, 1536, 4 * 1664 + 1]),
+        (GgmlDType::Q5_1, [1100, 1281, 1409]),
+        (GgmlDType::Q8_0, [70, 2049, 2113]),
+    ] {
+        let faults: [(&str, usize, fn(u8) -> u8); 3] = [
+            ("swapped nibbles", code, |byte| byte.rotate_left(4)),
+            ("scale", scale, |byte| byte ^ 0x08),
+            ("header, minimum or other scale", header, |byte| byte ^ 0x04),
+        ];
+        for (what, byte, change) in faults {
+            let mut packed = Packed::new(dtype, 20, 256);
+            let before = packed.bytes[byte];
+            packed.bytes[byte] = change(before);
+            assert_ne!(packed.bytes[byte], before, "{dtype:?}: {what}");
+            let case = Case::of(packed, 3);
+            for algorithm in case.algorithms(3).chain([case.library()]) {
+                let error = case.error(3, &algorithm);
+                assert!(error > 1.2, "{dtype:?}: {what} makes {error} by {algorithm:?}");
+            }
+        }
+    }
+}
+
+/// Parts of a format each, and a dense one, in one matrix; and the choice between the kernels.
+#[test]
+fn parts_of_several_formats_are_one_matrix() {
+    let gpu = gpu();
+    let (cols, n) = (256, 10);
+    let parts = [Packed::new(GgmlDType::Q4K, 32, cols), Packed::new(GgmlDType::Q6K, 17, cols)];
+    let dense = rounded(Kind::Bf16, &values(&random(&[8 * cols], 5)));
+    let mut buffers: Vec<MatrixPart<Buffer>> = Vec::new();
+    for part in &parts {
+        let values = Buffer::from_slice(&gpu, &part.bytes).unwrap();
+        buffers.push(MatrixPart { values, rows: part.rows, format: Some(part.format) });
+    }
+    let values_of = upload(&gpu, Kind::Bf16, &dense);
+    buffers.push(MatrixPart { values: values_of, rows: 8, format: None });
+    let matrix = MatrixBuffer { parts: buffers, cols, scratch: None };
+    assert!(DeviceOps::is_quantised(&matrix));
+    let x = rounded(Kind::Bf16, &values(&random(&[n * cols], 9)));
+    let all = [&parts[0].values[..], &parts[1].values, &dense].concat();
+    let weights = Tensor::from_slice(&all, (57, cols), &Device::Cpu).unwrap();
+    let want = linear_reference(&dense_weight(&weights), None, &x);
+    let on_device = upload(&gpu, Kind::Bf16, &x);
+    for mode in [Mode::Fast, Mode::Invariant] {
+        let out = poisoned_buffer(&gpu, Kind::F32, n * 57);
+        let w = DeviceOps::matrix(&matrix);
+        let args = LinearArgs { x: on_device.view(), w, bias: None, out: out.view(), mode };
+        gpu.linear(&args).unwrap();
+        crate::testing::assert_close(&downloaded(&out), &want, 1e-5, &format!("{mode:?}"));
+    }
+    let f32s = upload(&gpu, Kind::F32, &x);
+    let out = poisoned_buffer(&gpu, Kind::F32, n * 57);
+    let w = DeviceOps::matrix(&matrix);
+    let args = LinearArgs { x: f32s.view(), w, bias: None, out: out.view(), mode: Mode::Fast };
+    assert!(gpu.linear(&args).is_err(), "activations in f32");
+}
+
+#[test]
+fn the_algorithm_is_chosen_by_rows_mode_and_card() {
+    let scratch = View::new(4096, 1 << 20, Kind::Bf16);
+    let h200 =
+        Properties { shared_bytes: 227 * 1024, multiprocessors: 132, ..gpu().properties().clone() };
+    let small = Properties { shared_bytes: 99 * 1024, ..h200.clone() };
+    for kernels in &KERNELS {
+        let check = |n, mode, card: &Properties, expect| {
+            assert_eq!(choose(kernels, n, mode, Some(scratch), card), expect, "{n} {mode:?}");
+        };
+        for mode in [Mode::Fast, Mode::Invariant] {
+            for (n, gemv) in [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (32, 2)] {
+                check(n, mode, &h200, PackedAlgorithm::Gemv(gemv));
+            }
+            check(16, mode, &small, PackedAlgorithm::Gemv(1));
+            check(17, mode, &small, PackedAlgorithm::Gemm);
+            check(255, mode, &h200, PackedAlgorithm::Gemm);
+        }
+        check(256, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
+        check(256, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
+        assert_eq!(choose(kernels, 999, Mode::Fast, None, &h200), PackedAlgorithm::Gemm);
+        assert!(kernels.gemm_bytes() <= small.shared_bytes as usize);
+    }
+}
+
+/// The shapes of Llama 3.1 8B and of Qwen 2.5 7B: at most 3 % more than the file takes.
+#[test]
+fn a_matrix_takes_on_a_device_what_it_takes_on_disk() {
+    let shapes = [
+        (4096, 4096),
+        (1024, 4096),
+        (14_336, 4096),
+        (4096, 14_336),
+        (128_256, 4096),
+        (3584, 3584),
+        (512, 3584),
+        (18_944, 3584),
+        (3584, 18_944),
+        (152_064, 3584),
+    ];
+    for dtype in DTYPES {
+        let format = DeviceFormat::of(dtype).unwrap();
+        for (rows, cols) in shapes {
+            let on_disk = rows * cols / dtype.block_size() * dtype.type_size();
+            let ratio = format.bytes(rows, cols) as f64 / on_disk as f64;
+            assert!((1.0..1.03).contains(&ratio), "{dtype:?} {rows}x{cols}: {ratio}");
+        }
+    }
+    for dtype in [GgmlDType::F16, GgmlDType::Q2K, GgmlDType::Q3K, GgmlDType::Q8K] {
+        assert_eq!(DeviceFormat::of(dtype), None);
+    }
+}
+
+#[test]
+fn bytes_that_are_not_whole_rows_are_refused() {
+    let format = DeviceFormat::of(GgmlDType::Q4K).unwrap();
+    let mut out = vec![0; format.bytes(32, 256)];
+    format.pack(&[0; 144], 256, &mut out).unwrap();
+    assert!(format.pack(&[0; 144], 255, &mut out).is_err());
+    assert!(format.pack(&[0; 143], 256, &mut out).is_err());
+    assert!(format.pack(&[0; 33 * 144], 256, &mut out).is_err());
+    assert!(format.pack(&[], 0, &mut []).is_err());
+}

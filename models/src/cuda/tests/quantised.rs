@@ -1,0 +1,195 @@
+//! Weights that stay quantised on a device: their values, their memory, and whole models.
+
+use super::*;
+use crate::cuda::cache::Budget;
+use crate::goldens::blocks;
+use crate::loader::gguf::Value;
+use crate::loader::store::{Raw, WeightStore};
+use crate::testing::GgufWriter;
+use candle_core::quantized::GgmlDType;
+use cresset_kernels::embedding::{Embedding, GatherArgs};
+use cresset_kernels::operand::{MatrixBuffer, OpMemory};
+use half::bf16;
+use std::path::Path;
+
+/// All rows of a matrix, as an embedding reads them.
+fn all_rows(gpu: &DeviceOps, matrix: MatrixBuffer) -> Vec<bf16> {
+    let MatrixBuffer { parts, cols, .. } = matrix;
+    let rows_of = |part| {
+        let part = MatrixBuffer { parts: vec![part], cols, scratch: None };
+        let table = DeviceOps::matrix(&part);
+        let ids: Vec<u32> = (0..table.rows as u32).collect();
+        let (ids, out) = (
+            Buffer::from_slice(gpu, &ids).unwrap(),
+            Buffer::new(gpu, Kind::Bf16, table.rows * cols).unwrap(),
+        );
+        let args = GatherArgs { table, ids: ids.view(), device: None, scale: 1.0, out: out.view() };
+        gpu.gather(&args).unwrap();
+        out.to_vec::<bf16>().unwrap()
+    };
+    parts.into_iter().flat_map(rows_of).collect()
+}
+
+#[test]
+fn every_format_of_the_files_is_kept_or_widened() {
+    let blocks = blocks();
+    let options = options(Kind::Bf16);
+    let gpu = options.gpu.as_ref().unwrap();
+    for (name, dtype, packed) in [
+        ("Q4_0", GgmlDType::Q4_0, true),
+        ("Q5_1", GgmlDType::Q5_1, true),
+        ("Q8_0", GgmlDType::Q8_0, true),
+        ("Q4_K", GgmlDType::Q4K, true),
+        ("Q6_K", GgmlDType::Q6K, true),
+        ("F16", GgmlDType::F16, false),
+        ("BF16", GgmlDType::BF16, false),
+    ] {
+        let bytes = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
+        let want = rows(&blocks[&format!("{name}.values")]);
+        let raw = Raw { dtype, bytes: &bytes, rows: want.len(), cols: want[0].len() };
+        let twice = [want.concat(), want.concat()].concat();
+        let store = |kind| DeviceStore::new(gpu, kind, Compute::new(1), false).unwrap();
+        let mut exact = store(Kind::F32).matrix(&[raw, raw]).unwrap().parts;
+        assert_eq!(exact.remove(0).values.to_vec::<f32>().unwrap(), twice, "{name}");
+        let mut rounded = store(Kind::Bf16);
+        let matrix = rounded.matrix(&[raw, raw]).unwrap();
+        assert_eq!(DeviceOps::is_quantised(&matrix), packed, "{name}");
+        let twice: Vec<bf16> = twice.into_iter().map(bf16::from_f32).collect();
+        assert_eq!(all_rows(gpu, matrix), twice, "{name}");
+        let experts = rounded.experts(&[raw, raw]).unwrap();
+        assert!(!DeviceOps::is_quantised(&experts), "{name}");
+        assert_eq!(all_rows(gpu, experts), twice, "{name} of experts");
+    }
+}
+
+/// The types of a file that is called Q4_K_M.
+fn q4_k_m(name: &str) -> Option<GgmlDType> {
+    let finer = ["attn_v", "ffn_down", "output.weight"].iter().any(|part| name.contains(part));
+    Some(if finer { GgmlDType::Q6K } else { GgmlDType::Q4K })
+}
+
+fn write(writer: &GgufWriter, folder: &Path) -> ModelSource {
+    let path = folder.join("tiny.gguf");
+    std::fs::write(&path, writer.to_bytes()).unwrap();
+    ModelSource::gguf(path)
+}
+
+/// A small model that has columns for every format, and its file as Q4_K_M.
+fn small_model() -> (TinyLlama, GgufWriter) {
+    let sizes = TinyLlama { hidden: 256, intermediate: 512, tied: false, ..TinyLlama::default() };
+    let mut file = sizes.gguf();
+    file.quantise(q4_k_m).unwrap();
+    (sizes, file)
+}
+
+/// A model in bf16 computes what the file's weights give in f32, and the same bits in any company.
+#[test]
+fn a_quantised_model_is_as_exact_as_a_widened_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, file) = small_model();
+    let source = write(&file, folder.path());
+    let tokens = tokens(11, 3);
+    let load = |kind| {
+        let sizes = ModelOptions { max_rows: 11, gpu_graph_rows: 0, ..options(kind) };
+        load_from(&source, &ModelOptions { deterministic: kind == Kind::Bf16, ..sizes }).unwrap()
+    };
+    let exact = alone(&mut load(Kind::F32), 0, &tokens, 11);
+    let mut model = load(Kind::Bf16);
+    let matrices = file.tensors.iter().filter(|(_, shape, ..)| shape.len() == 2);
+    let on_disk: usize = matrices.map(|(.., data)| data.len()).sum();
+    let vectors = 4 * 256 * 5;
+    // The vocabulary does not fill its last band of 32 rows.
+    let allowed = on_disk * 103 / 100 + 2 * 32 * 256;
+    let taken = model.weight_bytes() - vectors;
+    assert!((on_disk..allowed).contains(&taken), "{taken} of {on_disk} on disk");
+
+    let prompt = alone(&mut model, 0, &tokens, 11);
+    let error = error(&prompt, &exact);
+    assert!(error < 0.03, "{error}");
+    let (begin, rest) = tokens.split_at(7);
+    let mut in_parts = alone(&mut model, 0, begin, 3);
+    in_parts.extend(alone(&mut model, 7, rest, 1));
+    assert_eq!(in_parts, prompt, "bits by chunks and token by token");
+}
+
+#[test]
+fn a_quantised_model_fits_where_a_widened_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (sizes, file) = small_model();
+    let load_on = |source: &ModelSource, bytes| {
+        let gpu = Some(Emulator::of(Emulator::card("rtx-3060", bytes).unwrap()));
+        let own =
+            ModelOptions { gpu_memory_share: 1.0, gpu_kv_bytes: 1 << 20, ..options(Kind::Bf16) };
+        load_from(source, &ModelOptions { gpu, ..own })
+    };
+    let source = write(&file, folder.path());
+    let card = load_on(&source, 64 << 20).unwrap().memory_bytes() + (64 << 10);
+    assert!(load_on(&source, card).is_ok());
+    let widened = write(&sizes.gguf(), folder.path());
+    assert!(load_on(&widened, 64 << 20).is_ok());
+    let error = load_on(&widened, card).err().unwrap().to_string();
+    assert!(error.contains("memory") || error.contains("no room"), "{error}");
+}
+
+/// Llama 3.1 8B as Q4_K_M: its header alone is written, and tells what it will take.
+#[test]
+fn a_model_of_8b_with_its_cache_fits_a_card_with_12_gb() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hidden, inner, kv, vocab, layers) = (4096, 14_336, 1024, 128_256, 32);
+    let mut file = TinyLlama::default().gguf();
+    let size = |value: usize| Value::U32(value as u32);
+    for (key, value) in [
+        ("block_count", layers),
+        ("context_length", 131_072),
+        ("embedding_length", hidden),
+        ("feed_forward_length", inner),
+        ("attention.head_count", 32),
+        ("attention.head_count_kv", 8),
+        ("rope.dimension_count", 128),
+        ("vocab_size", vocab),
+    ] {
+        file.set(&format!("llama.{key}"), size(value));
+    }
+    file.tensors.clear();
+    let mut add = |name: String, shape: &[usize]| {
+        let dtype = if shape.len() == 1 { Some(GgmlDType::F32) } else { q4_k_m(&name) };
+        file.tensors.push((name, shape.to_vec(), dtype.unwrap(), Vec::new()));
+    };
+    add("token_embd.weight".into(), &[vocab, hidden]);
+    add("output.weight".into(), &[vocab, hidden]);
+    add("output_norm.weight".into(), &[hidden]);
+    for layer in 0..layers {
+        for (name, shape) in [
+            ("attn_norm", &[hidden][..]),
+            ("ffn_norm", &[hidden]),
+            ("attn_q", &[hidden, hidden]),
+            ("attn_k", &[kv, hidden]),
+            ("attn_v", &[kv, hidden]),
+            ("attn_output", &[hidden, hidden]),
+            ("ffn_gate", &[inner, hidden]),
+            ("ffn_up", &[inner, hidden]),
+            ("ffn_down", &[hidden, inner]),
+        ] {
+            add(format!("blk.{layer}.{name}.weight"), shape);
+        }
+    }
+    let path = folder.path().join("header.gguf");
+    let (header, len) = file.header();
+    std::fs::write(&path, header).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(len as u64).unwrap();
+    let card = crate::inspect(&ModelSource::gguf(path)).unwrap();
+    let taken = card.gpu_bytes as usize;
+    assert!((len * 99 / 100..len * 103 / 100).contains(&taken), "{taken} of {len}");
+
+    let total = Emulator::card("rtx-3060", 12 << 30).unwrap().memory_bytes;
+    let blocks = |own: usize| {
+        let free = total.saturating_sub(own);
+        let budget = Budget { total, free, own, share: 0.9, reserve: 512 << 20, most: None };
+        budget.blocks(2 * 2 * layers * 1024 * BLOCK, BLOCK)
+    };
+    let workspace = 512 << 20;
+    let tokens = blocks(taken + workspace).unwrap() * BLOCK;
+    assert!(tokens > 32_768, "room for {tokens} tokens");
+    let widened = 2 * card.parameters() as usize + workspace;
+    assert!(blocks(widened).is_err(), "in bf16 it needs more than the card has");
+}
