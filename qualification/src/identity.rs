@@ -81,6 +81,9 @@ pub struct ServingSettings {
     pub dtype: String,
     pub kv_dtype: String,
     pub dequantise: bool,
+    /// The forms in which a device keeps weights; empty on the CPU, which keeps those of the files.
+    #[serde(default)]
+    pub weights: String,
     /// Vector instructions of the CPU's kernels; empty on a device.
     #[serde(default)]
     pub instruction_set: String,

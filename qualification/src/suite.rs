@@ -469,6 +469,7 @@ mod tests {
             ("hardware", |i| i.host.hardware.threads = 3),
             ("hardware", |i| i.host.hardware.features.push("avx2".into())),
             ("serving setting", |i| i.host.settings.dequantise = true),
+            ("serving setting", |i| i.host.settings.weights.push('q')),
             ("serving setting", |i| i.host.settings.kv_mib += 1),
             ("serving setting", |i| i.host.settings.gpu_graph_rows += 1),
         ];

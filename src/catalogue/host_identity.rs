@@ -109,6 +109,7 @@ mod tests {
             dtype: "bf16".into(),
             kv_dtype: "bf16".into(),
             dequantise: false,
+            weights: String::new(),
             instruction_set: "avx2".into(),
             block_size: 16,
             max_batched_tokens: 512,

@@ -93,8 +93,9 @@ impl Assembly {
     }
 
     /// Bytes that a release is expected to take once it is loaded. On the CPU its weights take
-    /// about as much as its files; a GPU holds every parameter in the type of the activations,
-    /// and a KV cache without a limit takes the rest. Reads headers (blocking).
+    /// about as much as its files; so do quantised ones on a GPU, which holds every parameter in
+    /// f32 where weights are dequantised, and a KV cache without a limit takes the rest. Reads
+    /// headers (blocking).
     pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
         let (engine, files) = (&self.config.engine, qualified.manifest().bytes());
         if self.device.properties().is_none() {
@@ -103,10 +104,14 @@ impl Assembly {
         if engine.gpu_kv_mib == 0 {
             return self.model_budget();
         }
-        let each = if engine.dequantise { Kind::F32 } else { Kind::Bf16 }.bytes() as u64;
         // Files whose headers cannot be read are refused by the load.
-        let card = cresset_models::inspect(qualified.source());
-        let weights = card.map_or(files, |card| card.parameters() * each);
+        let weights = cresset_models::inspect(qualified.source()).map_or(files, |card| {
+            if engine.dequantise {
+                card.parameters() * Kind::F32.bytes() as u64
+            } else {
+                card.gpu_bytes
+            }
+        });
         weights + ((engine.gpu_kv_mib as u64) << 20)
     }
 
@@ -333,7 +338,10 @@ mod tests {
     fn a_model_on_a_gpu_is_counted_by_what_it_takes_there() {
         let (_data, mut assembly, manifest, _) = qualified(64);
         let model = assembly.qualified(&manifest, &assembly.host()).unwrap();
-        let parameters = card(model.source()).unwrap().parameters();
+        let card = card(model.source()).unwrap();
+        let (parameters, weights) = (card.parameters(), card.gpu_bytes);
+        // The vectors of five norms stay in f32.
+        assert_eq!(weights, 2 * parameters + 2 * 5 * 64);
         let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
         assembly.device = ComputeDevice::Gpu { number: 0, properties };
         let mut check = |change: fn(&mut EngineSettings), budget_mib: u64, bytes: u64| {
@@ -343,7 +351,7 @@ mod tests {
         };
         // Nine tenths less the reserve; without a size of its own the cache takes the rest.
         check(|_| (), 10_288, 10_288 << 20);
-        check(|engine| engine.gpu_kv_mib = 300, 10_288, 2 * parameters + (300 << 20));
+        check(|engine| engine.gpu_kv_mib = 300, 10_288, weights + (300 << 20));
         check(|engine| engine.dequantise = true, 10_288, 4 * parameters + (300 << 20));
         check(|engine| engine.gpu_reserve_mib = 1_000, 9_800, 4 * parameters + (300 << 20));
         check(|engine| engine.memory_mib = 20_000, 9_800, 4 * parameters + (300 << 20));

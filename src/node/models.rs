@@ -9,6 +9,7 @@ use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::config::GradeSetting;
 use crate::failpoint::failpoint;
 use cresset_kernels::instruction_set;
+use cresset_kernels::linear::packed_types;
 use cresset_qualification::{
     CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
     SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only, speed,
@@ -38,6 +39,7 @@ impl Assembly {
             dtype: dtype.into(),
             kv_dtype: kv_dtype.into(),
             dequantise: engine.dequantise,
+            weights: self.weight_forms(),
             instruction_set: if on_device { String::new() } else { instruction_set().into() },
             block_size: engine.block_size,
             max_batched_tokens: engine.max_batched_tokens,
@@ -60,6 +62,18 @@ impl Assembly {
     /// Whether answers can be kept to formats, which the sampler of a device does not do.
     pub(super) fn keeps_formats(&self) -> bool {
         self.device.properties().is_none()
+    }
+
+    /// The forms in which a device keeps weights: a record tells under which a model was proven.
+    fn weight_forms(&self) -> String {
+        match (self.device.properties(), self.config.engine.dequantise) {
+            (None, _) => String::new(),
+            (Some(_), true) => "f32".into(),
+            (Some(_), false) => {
+                let packed: Vec<_> = packed_types().map(|dtype| format!("{dtype:?}")).collect();
+                format!("{} as stored, experts and others in bf16", packed.join(" "))
+            }
+        }
     }
 
     /// Types of the activations, and of keys and values in the cache.

@@ -167,7 +167,11 @@ fn hardware(hardware: &Hardware) -> String {
 
 fn settings(record: &Record) -> String {
     let s = &record.identity.host.settings;
-    let weights = if s.dequantise { "dequantised" } else { "as stored" };
+    let weights = match (s.dequantise, &*s.weights) {
+        (true, _) => "dequantised",
+        (false, "") => "as stored",
+        (false, forms) => forms,
+    };
     format!(
         "weights {weights}, activations {}, KV {}, blocks of {}, {} tokens and {} rows a step",
         s.dtype, s.kv_dtype, s.block_size, s.max_batched_tokens, s.max_rows

@@ -41,6 +41,7 @@ pub fn settings() -> ServingSettings {
         dtype: "f32".into(),
         kv_dtype: "f32".into(),
         dequantise: false,
+        weights: String::new(),
         instruction_set: "avx2".into(),
         block_size: 16,
         max_batched_tokens: 512,
