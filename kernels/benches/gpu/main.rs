@@ -13,6 +13,7 @@ mod dense;
 mod ends;
 mod experts;
 mod measure;
+mod packed;
 mod paged;
 mod small;
 
@@ -109,7 +110,8 @@ fn main() -> Result<()> {
         .chain(paged::cases(&gpu, &model))
         .chain(experts::cases(&gpu, &model));
     let mut failed = 0;
-    for case in cases.chain(dense::cases(&gpu, &model)) {
+    let cases = cases.chain(dense::cases(&gpu, &model)).chain(packed::cases(&gpu, &model));
+    for case in cases {
         if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {
             eprintln!("{error}");
             failed += 1;
