@@ -213,7 +213,7 @@ pub struct MatrixPart<V> {
 }
 
 /// The most parts of a matrix: Q, K and V may each have a format of their own.
-pub const MOST_PARTS: usize = 4;
+pub const MOST_PARTS: usize = 3;
 
 /// A matrix on a device, made of parts one below the other.
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +228,7 @@ pub struct MatrixView {
 impl MatrixView {
     pub fn dense(values: View, rows: usize, cols: usize) -> Self {
         let part = MatrixPart { values, rows, format: None };
-        Self { parts: [Some(part), None, None, None], rows, cols, scratch: None }
+        Self { parts: [Some(part), None, None], rows, cols, scratch: None }
     }
 
     pub fn parts(&self) -> impl Iterator<Item = MatrixPart<View>> + use<> {

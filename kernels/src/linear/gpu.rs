@@ -96,12 +96,11 @@ impl Linear for DeviceOps {
             let out = out.slice(from..out.len());
             let product =
                 Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
-            match part.format {
-                Some(format) => packed::run(self, &product, &format, mode, w.scratch)?,
-                None => {
-                    product.check()?;
-                    run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))?;
-                }
+            if let Some(format) = part.format {
+                packed::run(self, &product, &format, mode, w.scratch)?;
+            } else {
+                product.check()?;
+                run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))?;
             }
         }
         Ok(())
