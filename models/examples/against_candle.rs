@@ -59,7 +59,7 @@ impl Side for Ours {
             block_tables: vec![(0..len.div_ceil(BLOCK_SIZE) as u32).collect()],
             logits_indices: vec![n - 1],
         };
-        Ok(self.model.forward(&batch)?)
+        Ok(self.model.forward(&batch.spread(self.model.cache_kinds(), BLOCK_SIZE))?)
     }
 }
 

@@ -5,7 +5,7 @@
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use cresset_models::cpu::CpuModel;
-use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
+use cresset_models::{ForwardBatch, Model, ModelOptions, ModelSource};
 use std::error::Error;
 use std::io::Write;
 use std::path::PathBuf;
@@ -125,7 +125,7 @@ impl Side {
                 .collect(),
             logits_indices: (1..=streams).map(|s| (s * n - 1) as u32).collect(),
         };
-        self.model.forward(&batch)?;
+        self.model.forward(&batch.spread(self.model.cache_kinds(), BLOCK_SIZE))?;
         Ok(())
     }
 
@@ -144,7 +144,11 @@ impl Side {
             block_tables: vec![(0..n.div_ceil(BLOCK_SIZE as u32)).collect()],
             logits_indices: (0..n).collect(),
         };
-        let logits = self.model.forward(&batch)?.flatten_all()?.to_vec1::<f32>()?;
+        let logits = self
+            .model
+            .forward(&batch.spread(self.model.cache_kinds(), BLOCK_SIZE))?
+            .flatten_all()?
+            .to_vec1::<f32>()?;
         let bytes: Vec<u8> = logits.iter().flat_map(|value| value.to_le_bytes()).collect();
         std::fs::File::create(file)?.write_all(&bytes)?;
         Ok(self.seconds()? - start)

@@ -2,7 +2,7 @@
 //! works too).
 
 use cresset_models::cpu::CpuModel;
-use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
+use cresset_models::{ForwardBatch, Model, ModelOptions, ModelSource};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ fn generate(
     let (mut tokens, mut computed) = (prompt.to_vec(), 0);
     while tokens.len() < prompt.len() + count {
         let new = &tokens[computed..tokens.len().min(computed + MAX_BATCHED_TOKENS)];
-        let logits = model.forward(&step(new, computed))?;
+        let logits = model.forward(&step(new, computed).spread(model.cache_kinds(), BLOCK_SIZE))?;
         computed += new.len();
         if computed == tokens.len() {
             tokens.push(logits.argmax(1)?.to_vec1::<u32>()?[0]);

@@ -66,6 +66,21 @@ GRANITE = dict(
     logits_scaling=3.0,
 )
 PHI = dict(original_max_position_embeddings=16, partial_rotary_factor=0.75) | NO_IDS
+# A tiny tower for images. Their tokens are outside of the vocabulary.
+TOWER = dict(
+    vision_config=dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    ),
+    mm_tokens_per_image=4,
+    image_token_index=50,
+    boi_token_index=51,
+    eoi_token_index=52,
+)
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
@@ -136,6 +151,17 @@ CASES = [
     ("llama-short", "llama", "F32", False, long_rope(TOKENS)),
     ("mistral", "mistral", "F32", True, dict(sliding_window=None)),
     ("mistral-window", "mistral", "F16", False, dict(sliding_window=8, head_dim=32)),
+    (
+        "ministral",
+        "ministral",
+        "F32",
+        False,
+        dict(
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
     ("qwen2", "qwen2", "BF16", True, dict(tie_word_embeddings=True) | rope("default", 1_000_000.0)),
     (
         "qwen2-window",
@@ -253,6 +279,22 @@ CASES = [
             rope_parameters=GEMMA3_ROPE,
         ),
     ),
+    (
+        "gemma3-tower",
+        "gemma3",
+        "F32",
+        False,
+        dict(
+            text_config=SHAPE
+            | dict(
+                head_dim=16,
+                query_pre_attn_scalar=16,
+                sliding_window=8,
+                layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            ),
+            **TOWER,
+        ),
+    ),
 ]
 
 
@@ -287,7 +329,11 @@ def weights(name, shape, dtype, family):
 def older(config):
     """The same settings as versions of transformers before 5 wrote them."""
     config = dict(config)
-    parameters, config["torch_dtype"] = config.pop("rope_parameters"), config.pop("dtype")
+    if "dtype" in config:
+        config["torch_dtype"] = config.pop("dtype")
+    if "text_config" in config:
+        return config | {"text_config": older(config["text_config"])}
+    parameters = config.pop("rope_parameters")
     if "full_attention" in parameters:
         config["rope_local_base_freq"], parameters = (
             parameters["sliding_attention"]["rope_theta"],
@@ -363,7 +409,8 @@ def converted(folder):
 
 
 def case(name, kind, dtype, in_gguf, settings, folder):
-    config = AutoConfig.for_model(kind, **(SHAPE | settings))
+    shape = {} if "text_config" in settings else SHAPE
+    config = AutoConfig.for_model(kind, **(shape | settings))
     config.dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
     empty = AutoModelForCausalLM.from_config(config)
     empty.save_pretrained(folder)

@@ -1,5 +1,7 @@
 //! The input of one step, flattened over its sequences.
 
+use crate::cache_kinds::{CacheKinds, first_kept};
+
 /// Sequence i owns rows `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` of the per-token arrays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardBatch {
@@ -14,15 +16,34 @@ pub struct ForwardBatch {
     pub cu_seqlens_q: Vec<u32>,
     /// `[sequences]` tokens in the cache after this step.
     pub seq_lens: Vec<u32>,
-    /// `[sequences]` blocks of each, in order; `block_tables[i].len() * block_size >= seq_lens[i]`.
+    /// `[groups of layers, sequences]` blocks of each, in order; `block_tables[i].len() *
+    /// block_size >= seq_lens[i]`. Those that none of the step's tokens sees are not read.
     pub block_tables: Vec<Vec<u32>>,
-    /// `[n]` `block * block_size + offset` where each token's K and V go.
+    /// `[groups of layers, n]` `block * block_size + offset` where each token's K and V go.
     pub slot_mapping: Vec<u32>,
     /// Rows whose logits are computed, ascending.
     pub logits_indices: Vec<u32>,
 }
 
 impl ForwardBatch {
+    /// Completes a batch for one group of layers whose model has several: a block of the batch
+    /// stands for as many blocks as there are groups.
+    #[must_use]
+    pub fn spread(mut self, kinds: &CacheKinds, block_size: usize) -> Self {
+        let groups = kinds.windows.len() as u32;
+        let block_size = block_size as u32;
+        let slots = std::mem::take(&mut self.slot_mapping);
+        let tables = std::mem::take(&mut self.block_tables);
+        for group in 0..groups {
+            let block = |block: u32| block * groups + group;
+            let slot = |slot: &u32| block(slot / block_size) * block_size + slot % block_size;
+            self.slot_mapping.extend(slots.iter().map(slot));
+            let table = |table: &Vec<u32>| table.iter().map(|id| block(*id)).collect();
+            self.block_tables.extend(tables.iter().map(table));
+        }
+        self
+    }
+
     /// Checks that the arrays agree with each other, the model and the cache: a token's slot in
     /// particular must be the one that its sequence's own blocks give for its position.
     pub(crate) fn check(
@@ -31,8 +52,9 @@ impl ForwardBatch {
         max_positions: usize,
         block_size: usize,
         num_blocks: usize,
+        kinds: &CacheKinds,
     ) -> Result<(), String> {
-        self.check_shapes()?;
+        self.check_shapes(kinds.windows.len())?;
         if let Some(id) = self.input_ids.iter().find(|id| **id as usize >= vocab_size) {
             return Err(format!("token {id} is outside the vocabulary of {vocab_size}"));
         }
@@ -41,25 +63,27 @@ impl ForwardBatch {
                 "a sequence of {len} tokens is beyond the context of {max_positions}"
             ));
         }
-        let blocks = self.block_tables.iter().flatten();
-        if let Some(block) = blocks.into_iter().find(|b| **b as usize >= num_blocks) {
-            return Err(format!("block {block} is outside the cache of {num_blocks}"));
-        }
         let mut tokens = self.feedback.iter().zip(&self.input_ids);
         if let Some((_, id)) = tokens.find(|(feedback, id)| feedback.is_some() && **id != 0) {
             return Err(format!("a row is token {id} and a result of the previous step at once"));
         }
-        (0..self.seq_lens.len()).try_for_each(|i| self.check_sequence(i, block_size))
+        for (group, window) in kinds.windows.iter().enumerate() {
+            for i in 0..self.seq_lens.len() {
+                self.check_blocks(group, i, *window, [block_size, num_blocks])?;
+                self.check_sequence(group, i, block_size)?;
+            }
+        }
+        Ok(())
     }
 
-    fn check_shapes(&self) -> Result<(), String> {
+    fn check_shapes(&self, groups: usize) -> Result<(), String> {
         let (n, sequences) = (self.input_ids.len(), self.seq_lens.len());
         let spans = &self.cu_seqlens_q;
         let agree = n > 0
             && self.positions.len() == n
-            && self.slot_mapping.len() == n
+            && self.slot_mapping.len() == groups * n
             && (self.feedback.is_empty() || self.feedback.len() == n)
-            && self.block_tables.len() == sequences
+            && self.block_tables.len() == groups * sequences
             && spans.len() == sequences + 1
             && spans.first() == Some(&0)
             && spans.last().is_some_and(|end| *end as usize == n)
@@ -76,9 +100,31 @@ impl ForwardBatch {
         Ok(())
     }
 
-    fn check_sequence(&self, i: usize, block_size: usize) -> Result<(), String> {
+    /// A sequence's blocks in a group of layers.
+    fn blocks(&self, group: usize, i: usize) -> &[u32] {
+        &self.block_tables[group * self.seq_lens.len() + i]
+    }
+
+    fn check_blocks(
+        &self,
+        group: usize,
+        i: usize,
+        window: Option<usize>,
+        [block_size, num_blocks]: [usize; 2],
+    ) -> Result<(), String> {
+        let new = (self.cu_seqlens_q[i + 1] - self.cu_seqlens_q[i]) as usize;
+        let before = (self.seq_lens[i] as usize).saturating_sub(new);
+        let read = self.blocks(group, i).iter().skip(first_kept(window, before, block_size));
+        match read.into_iter().find(|block| **block as usize >= num_blocks) {
+            Some(block) => Err(format!("block {block} is outside the cache of {num_blocks}")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_sequence(&self, group: usize, i: usize, block_size: usize) -> Result<(), String> {
         let rows = self.cu_seqlens_q[i] as usize..self.cu_seqlens_q[i + 1] as usize;
-        let (len, blocks) = (self.seq_lens[i] as usize, &self.block_tables[i]);
+        let (len, blocks) = (self.seq_lens[i] as usize, self.blocks(group, i));
+        let slots = &self.slot_mapping[group * self.input_ids.len()..];
         if rows.len() > len || blocks.len() * block_size < len {
             return Err(format!(
                 "sequence {i} of {len} tokens has {} new ones and {} blocks of {block_size}",
@@ -88,10 +134,10 @@ impl ForwardBatch {
         }
         for (position, row) in (len - rows.len()..len).zip(rows) {
             let slot = blocks[position / block_size] as usize * block_size + position % block_size;
-            if self.positions[row] as usize != position || self.slot_mapping[row] as usize != slot {
+            if self.positions[row] as usize != position || slots[row] as usize != slot {
                 return Err(format!(
                     "row {row} is at position {} in slot {}; sequence {i} needs position {position} in slot {slot}",
-                    self.positions[row], self.slot_mapping[row]
+                    self.positions[row], slots[row]
                 ));
             }
         }

@@ -220,6 +220,7 @@ fn forward(
         let first = index * chunk;
         let positions = (first as u32)..(first + part.len()) as u32;
         let batch = batch_of(part, first, tokens.len().div_ceil(block_size));
+        let batch = batch.spread(model.cache_kinds(), block_size);
         let row = |position: u32| RowSampling {
             params: params.clone(),
             tokens: Arc::new(tokens[..=position as usize].to_vec()),

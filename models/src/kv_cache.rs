@@ -1,5 +1,6 @@
 //! Paged key and value storage of all layers.
 
+use crate::cache_kinds::{CacheLayout, LayerPlace};
 use crate::{ModelConfig, Result};
 use cresset_kernels::OpMemory;
 
@@ -8,21 +9,37 @@ use cresset_kernels::OpMemory;
 pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
-    /// Per layer: `num_blocks * block_size * kv_heads * head_dim` values.
+    pub(crate) layout: CacheLayout,
+    /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
+}
+
+/// Where K and V of one layer are.
+pub struct LayerCache<'a, M: OpMemory> {
+    /// The number of the layer's group.
+    pub group: usize,
+    pub k: M::View<'a>,
+    pub v: M::View<'a>,
 }
 
 impl<M: OpMemory> KvCache<M> {
     pub(crate) fn new(
         ops: &M,
         config: &ModelConfig,
+        layout: CacheLayout,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
         let len = num_blocks * block_size * config.kv_heads * config.head_dim;
         let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
-        let layers = || (0..config.layers).map(layer).collect::<Result<_>>();
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()? })
+        let layers = || (0..layout.layers_per_block).map(layer).collect::<Result<_>>();
+        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, layout })
+    }
+
+    /// The part of a layer of the model.
+    pub fn of_layer(&self, layer: usize) -> LayerCache<'_, M> {
+        let LayerPlace { group, index } = self.layout.places[layer];
+        LayerCache { group, k: M::view(&self.k[index]), v: M::view(&self.v[index]) }
     }
 }

@@ -14,6 +14,7 @@
 pub mod arch;
 pub mod batch;
 pub mod blocks;
+pub mod cache_kinds;
 pub mod config;
 pub mod cpu;
 pub mod cuda;
@@ -36,6 +37,7 @@ pub use kv_cache::KvCache;
 pub use loader::{FileLayout, ModelSource};
 pub use options::ModelOptions;
 
+use cache_kinds::CacheKinds;
 use cresset_kernels::sampling::{RowSampling, SampleResult};
 
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +83,9 @@ pub trait Model: Send {
 
     /// Blocks of the KV cache that batches may name.
     fn num_blocks(&self) -> usize;
+
+    /// How layers share these blocks.
+    fn cache_kinds(&self) -> &CacheKinds;
 
     /// Most steps that may be launched and not yet collected.
     fn depth(&self) -> usize;

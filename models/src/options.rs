@@ -1,6 +1,6 @@
 //! The options by which a model is loaded and run: one struct for the CPU and for GPUs.
 
-use crate::{ModelConfig, Result};
+use crate::Result;
 use cresset_kernels::DeviceOps;
 
 #[derive(Clone)]
@@ -60,8 +60,7 @@ impl Default for ModelOptions {
 
 impl ModelOptions {
     /// Blocks of the KV cache that `kv_bytes` hold.
-    pub(crate) fn num_blocks(&self, config: &ModelConfig) -> Result<usize> {
-        let block_bytes = config.kv_block_bytes(self.block_size);
+    pub(crate) fn num_blocks(&self, block_bytes: usize) -> Result<usize> {
         match self.kv_bytes / block_bytes {
             0 => Err(crate::Error::OutOfMemory(format!(
                 "the KV cache may take {} bytes, but one block of {} tokens takes {block_bytes}; \

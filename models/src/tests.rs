@@ -29,7 +29,9 @@ pub fn options() -> ModelOptions {
 
 /// A model on the CPU with an empty cache of `BLOCKS`.
 fn load(source: &ModelSource, options: &ModelOptions) -> Result<CpuModel, Error> {
-    Ok(CpuModel::load(source, options)?.with_blocks(BLOCKS))
+    let model = CpuModel::load(source, options)?;
+    let groups = model.cache_kinds().windows.len();
+    Ok(model.with_blocks(BLOCKS * groups))
 }
 
 fn from_gguf(tiny: &TinyLlama) -> CpuModel {
@@ -90,7 +92,8 @@ pub fn alone(model: &mut CpuModel, prompt: &[u32], chunk: usize) -> Vec<Vec<f32>
     let mut out = Vec::new();
     for (i, part) in prompt.chunks(chunk).enumerate() {
         let span = Span { tokens: part, cached: i * chunk, blocks: &blocks };
-        out.extend(rows(&model.forward(&batch(&[span], BLOCK_SIZE, false)).unwrap()));
+        let batch = batch(&[span], BLOCK_SIZE, false).spread(model.cache_kinds(), BLOCK_SIZE);
+        out.extend(rows(&model.forward(&batch).unwrap()));
     }
     out
 }

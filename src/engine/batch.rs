@@ -12,22 +12,23 @@ pub fn forward_batch(
     step: &ScheduledStep,
 ) -> (ForwardBatch, Vec<RowSampling>) {
     let block_size = scheduler.options().block_size;
+    let groups = scheduler.blocks().groups();
     let (tokens, sequences) = (step.num_tokens(), step.rows.len());
     let mut batch = ForwardBatch {
         input_ids: Vec::with_capacity(tokens),
         feedback: Vec::new(),
         positions: Vec::with_capacity(tokens),
-        slot_mapping: Vec::with_capacity(tokens),
+        slot_mapping: Vec::with_capacity(tokens * groups),
         cu_seqlens_q: Vec::with_capacity(sequences + 1),
         seq_lens: Vec::with_capacity(sequences),
-        block_tables: Vec::with_capacity(sequences),
+        block_tables: Vec::with_capacity(sequences * groups),
         logits_indices: Vec::with_capacity(sequences),
     };
     batch.cu_seqlens_q.push(0);
     let mut rows = Vec::with_capacity(sequences);
     for row in &step.rows {
         let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
-        push_tokens(&mut batch, sequence, row, block_size);
+        push_tokens(&mut batch, sequence, row);
         if row.samples {
             batch.logits_indices.push(batch.input_ids.len() as u32 - 1);
             rows.push(sequence.row_sampling(row.feedback));
@@ -36,22 +37,32 @@ pub fn forward_batch(
     if !batch.feedback.is_empty() {
         batch.feedback.resize(tokens, None);
     }
+    for group in 0..groups {
+        for row in &step.rows {
+            let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
+            push_blocks(&mut batch, &sequence.table.groups()[group], row, block_size);
+        }
+    }
     (batch, rows)
 }
 
-fn push_tokens(batch: &mut ForwardBatch, sequence: &Sequence, row: &StepRow, block_size: usize) {
+fn push_tokens(batch: &mut ForwardBatch, sequence: &Sequence, row: &StepRow) {
     if row.feedback.is_some() {
         batch.feedback.resize(batch.input_ids.len(), None);
         batch.feedback.push(row.feedback);
     }
-    let blocks = sequence.table.blocks();
     for position in row.from..row.end() {
-        let slot = blocks[position / block_size] as usize * block_size + position % block_size;
         batch.input_ids.push(if row.feedback.is_some() { 0 } else { sequence.tokens[position] });
         batch.positions.push(position as u32);
-        batch.slot_mapping.push(slot as u32);
     }
     batch.cu_seqlens_q.push(batch.input_ids.len() as u32);
     batch.seq_lens.push(row.end() as u32);
+}
+
+fn push_blocks(batch: &mut ForwardBatch, blocks: &[u32], row: &StepRow, block_size: usize) {
+    for position in row.from..row.end() {
+        let slot = blocks[position / block_size] as usize * block_size + position % block_size;
+        batch.slot_mapping.push(slot as u32);
+    }
     batch.block_tables.push(blocks.to_vec());
 }

@@ -1,16 +1,19 @@
-//! Hands out KV blocks: it counts references, finds prefixes again, and evicts. Pure.
+//! Hands out blocks of the cache: it counts references, finds prefixes again, and evicts. Pure.
 //!
-//! A block is in exactly one place: *free* (no content), *evictable* (content of an earlier
-//! sequence that no table holds) or *used* (in at least one block table). Full blocks are found
-//! again by a chain of hashes: each covers the block's tokens and the hash before it, and the chain
-//! starts from a per-boot secret and the owner, so neither another account nor another application
-//! of the same account can reach a block or learn that it exists. A block's tokens are compared on
-//! every hit, so a hash collision is a miss. Handing one owner's block to another would leak a
-//! prompt, so the assertions here stay on in release builds.
+//! A sequence has one list of blocks for each group of layers. Layers that attend to everything
+//! keep all of them; layers with a window give those behind it back. Full blocks are found again by
+//! a chain of hashes: each covers the block's tokens and the hash before it, and the chain starts
+//! from a per-boot secret and the owner, so neither another account nor another application of the
+//! same account can reach a block or learn that it exists. A block's tokens are compared on every
+//! hit, so a hash collision is a miss. Handing one owner's block to another would leak a prompt, so
+//! the assertions here stay on in release builds.
+
+mod pool;
 
 use crate::ids::{AccountId, ApplicationId};
+use cresset_models::cache_kinds::{CacheKinds, NO_BLOCK, first_kept};
+use pool::{BlockContent, BlockPool};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
 
 /// The first 128 bits of SHA-256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,11 +26,13 @@ pub struct BlockOwner {
     pub application: Option<ApplicationId>,
 }
 
-/// The blocks of one sequence, in order. Blocks are only ever appended, or released all at once.
+/// The blocks of one sequence, in order. Blocks are appended at the end, given back from behind a
+/// window, or released all at once.
 #[derive(Debug)]
 pub struct BlockTable {
     owner: BlockOwner,
-    blocks: Vec<u32>,
+    /// For each group of layers the blocks, all equally many; `NO_BLOCK` behind its window.
+    groups: Vec<Vec<u32>>,
     /// Hashes of the sequence's leading full blocks, as far as they were needed. They depend on its
     /// tokens alone, so they stay valid over a preemption.
     chain: Vec<BlockHash>,
@@ -37,18 +42,38 @@ pub struct BlockTable {
 
 impl BlockTable {
     pub fn new(owner: BlockOwner) -> Self {
-        Self { owner, blocks: Vec::new(), chain: Vec::new(), registered: 0 }
+        Self { owner, groups: Vec::new(), chain: Vec::new(), registered: 0 }
     }
 
-    pub fn blocks(&self) -> &[u32] {
-        &self.blocks
+    /// The blocks in each group of layers.
+    pub fn groups(&self) -> &[Vec<u32>] {
+        &self.groups
+    }
+
+    /// Number of blocks in each group, those behind its window included.
+    pub fn len(&self) -> usize {
+        self.groups.first().map_or(0, Vec::len)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn held(&self) -> impl Iterator<Item = (u32, BlockOwner)> {
+        held(&self.groups).map(|id| (id, self.owner))
     }
 }
 
+/// The blocks of some groups that were not given back.
+fn held(groups: &[Vec<u32>]) -> impl Iterator<Item = u32> {
+    groups.iter().flatten().copied().filter(|id| *id != NO_BLOCK)
+}
+
 /// Cached blocks that hold the beginning of a sequence. None of them is claimed yet.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Prefix {
-    pub blocks: Vec<u32>,
+    /// As in a [`BlockTable`]; no groups if nothing was found.
+    pub groups: Vec<Vec<u32>>,
     /// How many of them are in no table: adopting these lowers `available`.
     pub evictable: usize,
 }
@@ -58,141 +83,160 @@ pub struct Prefix {
 #[error("KV block accounting is broken: {0}; restart the node")]
 pub struct IntegrityError(pub String);
 
-#[derive(Debug, Default)]
-struct KvBlock {
-    /// Tables that hold the block.
-    ref_count: u32,
-    /// Whose tokens the block holds or will hold; `None` when free.
-    owner: Option<BlockOwner>,
-    content: Option<BlockContent>,
-    /// Number of the release that freed it from the last table: the key in `evictable`.
-    released: u64,
-}
-
-#[derive(Debug)]
-struct BlockContent {
-    hash: BlockHash,
-    parent: BlockHash,
-    tokens: Box<[u32]>,
-}
-
 #[derive(Debug)]
 pub struct BlockManager {
     block_size: usize,
-    blocks: Vec<KvBlock>,
-    free: Vec<u32>,
-    /// Least recently released first.
-    evictable: BTreeMap<u64, u32>,
-    cached: HashMap<BlockHash, u32>,
-    releases: u64,
+    kinds: CacheKinds,
+    /// For each group the most blocks that one sequence holds at a time.
+    most_held: Vec<usize>,
+    pool: BlockPool,
     secret: [u8; 32],
 }
 
 impl BlockManager {
-    /// All blocks are free at first. `secret` is drawn once per boot: it makes hashes unpredictable
-    /// from outside.
-    pub fn new(num_blocks: usize, block_size: usize, secret: [u8; 32]) -> Self {
+    /// All blocks are free at first. `in_flight` is the largest number of one sequence's tokens
+    /// that are scheduled and not committed. `secret` is drawn once per boot: it makes hashes
+    /// unpredictable from outside.
+    pub fn new(
+        num_blocks: usize,
+        block_size: usize,
+        kinds: CacheKinds,
+        in_flight: usize,
+        secret: [u8; 32],
+    ) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
-        Self {
-            block_size,
-            blocks: (0..num_blocks).map(|_| KvBlock::default()).collect(),
-            free: (0..num_blocks as u32).rev().collect(),
-            evictable: BTreeMap::new(),
-            cached: HashMap::new(),
-            releases: 0,
-            secret,
-        }
+        let most_held = kinds.most_held(block_size, in_flight);
+        Self { block_size, kinds, most_held, pool: BlockPool::new(num_blocks), secret }
     }
 
     pub fn total(&self) -> usize {
-        self.blocks.len()
+        self.pool.blocks.len()
     }
 
     /// Number of blocks that can be handed out without taking one from a running sequence.
     pub fn available(&self) -> usize {
-        self.free.len() + self.evictable.len()
+        self.pool.available()
     }
 
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }
 
+    pub fn groups(&self) -> usize {
+        self.kinds.windows.len()
+    }
+
+    /// Number of blocks that `tokens` take in each group of layers.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
     }
 
-    /// The longest cached prefix of `tokens` in whole blocks. The last token is never part of it:
-    /// it must be run to give logits.
+    /// Number of blocks that a sequence with these blocks still has to get until `tokens` are
+    /// computed. Groups with a window get some of them from behind the window.
+    pub fn missing(&self, groups: &[Vec<u32>], tokens: usize) -> usize {
+        let missing = |(group, most): (usize, &usize)| {
+            let blocks = groups.get(group).map_or(&[][..], Vec::as_slice);
+            let held = blocks.iter().rev().take_while(|id| **id != NO_BLOCK).count();
+            self.blocks_for(tokens).saturating_sub(blocks.len()).min(most.saturating_sub(held))
+        };
+        self.most_held.iter().enumerate().map(missing).sum()
+    }
+
+    /// The longest cached prefix of `tokens` that all groups of layers have, in whole blocks. The
+    /// last token is never part of it: it must be run to give logits.
     pub fn lookup(&self, table: &mut BlockTable, tokens: &[u32]) -> Prefix {
         let full_blocks = tokens.len().saturating_sub(1) / self.block_size;
-        let mut prefix = Prefix { blocks: Vec::new(), evictable: 0 };
+        let mut found: Vec<Vec<u32>> = vec![Vec::new(); self.groups()];
+        // For each group how many blocks before the current one follow each other without a gap.
+        let mut runs = vec![0; self.groups()];
+        let mut longest = 0;
         for index in 0..full_blocks {
-            let Some(block) = self.hit(table, index, tokens) else {
+            for (group, (blocks, run)) in found.iter_mut().zip(&mut runs).enumerate() {
+                let content = self.content(table, group, index, tokens);
+                let hit = self.pool.find(&content, table.owner);
+                *run = hit.map_or(0, |_| *run + 1);
+                blocks.push(hit.unwrap_or(NO_BLOCK));
+            }
+            let kept = |window: &Option<usize>| index + 1 - self.first_kept(*window, index + 1);
+            if self.kinds.windows.iter().zip(&runs).all(|(window, run)| *run >= kept(window)) {
+                longest = index + 1;
+            }
+            // What a layer without a window lacks, no later block can replace.
+            if self.kinds.windows.iter().zip(&runs).any(|(w, run)| w.is_none() && *run == 0) {
                 break;
-            };
-            prefix.evictable += usize::from(self.block(block).ref_count == 0);
-            prefix.blocks.push(block);
+            }
         }
-        prefix
+        self.cut(found, longest)
+    }
+
+    /// The first `len` blocks of each group, without those behind its window.
+    fn cut(&self, mut groups: Vec<Vec<u32>>, len: usize) -> Prefix {
+        if len == 0 {
+            return Prefix::default();
+        }
+        for (blocks, window) in groups.iter_mut().zip(&self.kinds.windows) {
+            blocks.truncate(len);
+            blocks[..self.first_kept(*window, len)].fill(NO_BLOCK);
+        }
+        let evictable = held(&groups).filter(|id| !self.pool.is_held(*id)).count();
+        Prefix { groups, evictable }
     }
 
     /// Makes `prefix` the beginning of an empty table. Returns how many tokens it holds.
     pub fn adopt(&mut self, table: &mut BlockTable, prefix: Prefix) -> usize {
-        assert!(table.blocks.is_empty(), "block tables are append-only");
-        for &id in &prefix.blocks {
-            let block = &mut self.blocks[id as usize];
-            assert_eq!(block.owner, Some(table.owner), "block of another owner");
-            if block.ref_count == 0 {
-                self.evictable.remove(&block.released);
-            }
-            block.ref_count += 1;
+        assert!(table.is_empty(), "block tables are append-only");
+        for id in held(&prefix.groups) {
+            self.pool.hold(id, table.owner);
         }
-        table.registered = prefix.blocks.len();
-        table.blocks = prefix.blocks;
-        table.blocks.len() * self.block_size
+        table.groups = prefix.groups;
+        table.registered = table.len();
+        table.len() * self.block_size
     }
 
     /// Makes room for the tokens `from..to` of a sequence. False, and nothing changes, when too few
     /// blocks are available. Afterwards their blocks belong to this table alone and may be written.
     pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
-        let missing = self.blocks_for(to).saturating_sub(table.blocks.len());
-        if missing > self.available() {
+        let missing = self.blocks_for(to).saturating_sub(table.len());
+        if missing * self.groups() > self.available() {
             return false;
         }
-        for _ in 0..missing {
-            let block = self.take(table.owner);
-            table.blocks.push(block);
-        }
-        for &block in &table.blocks[from / self.block_size..self.blocks_for(to)] {
-            self.assert_writable(block, table.owner);
+        table.groups.resize_with(self.groups(), Vec::new);
+        for blocks in &mut table.groups {
+            blocks.extend((0..missing).map(|_| self.pool.take(table.owner)));
+            for &block in &blocks[from / self.block_size..to.div_ceil(self.block_size)] {
+                self.pool.assert_writable(block, table.owner);
+            }
         }
         true
     }
 
-    /// Offers the full blocks among the computed `tokens` to later sequences of its owner.
-    pub fn register(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+    /// Offers the full blocks among the computed `tokens` to later sequences of its owner, and
+    /// gives back those that no later token of this one sees.
+    pub fn commit(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         for index in table.registered..tokens.len() / self.block_size {
-            let hash = self.hash_of(table, index, tokens);
-            let id = table.blocks[index];
-            // Two sequences may compute the same block in one step: the one that came first stays
-            // in the cache.
-            if let std::collections::hash_map::Entry::Vacant(entry) = self.cached.entry(hash) {
-                entry.insert(id);
-                self.blocks[id as usize].content = Some(BlockContent {
-                    hash,
-                    parent: self.parent(table, index),
-                    tokens: self.tokens_of(index, tokens).into(),
-                });
+            for group in 0..table.groups.len() {
+                let content = self.content(table, group, index, tokens);
+                self.pool.offer(table.groups[group][index], content);
             }
             table.registered = index + 1;
         }
+        for (blocks, window) in table.groups.iter_mut().zip(&self.kinds.windows) {
+            let behind = first_kept(*window, tokens.len(), self.block_size);
+            let held = blocks[..behind].iter().rposition(|id| *id == NO_BLOCK).map_or(0, |i| i + 1);
+            for block in &mut blocks[held..behind] {
+                self.pool.release(std::mem::replace(block, NO_BLOCK), table.owner);
+            }
+        }
     }
 
-    /// Empties a table. Its cached blocks become evictable, the sequence's last one first, because
+    /// Empties a table. Its cached blocks become evictable, the sequence's last ones first, because
     /// a prefix is of no use without its beginning.
     pub fn release(&mut self, table: &mut BlockTable) {
-        for id in std::mem::take(&mut table.blocks).into_iter().rev() {
-            self.release_block(id, table.owner);
+        let groups = std::mem::take(&mut table.groups);
+        for index in (0..groups.first().map_or(0, Vec::len)).rev() {
+            for id in groups.iter().map(|blocks| blocks[index]).filter(|id| *id != NO_BLOCK) {
+                self.pool.release(id, table.owner);
+            }
         }
         table.registered = 0;
     }
@@ -200,10 +244,8 @@ impl BlockManager {
     /// Empties a table whose content cannot be trusted: blocks that no other table holds leave the
     /// cache as well.
     pub fn discard(&mut self, table: &mut BlockTable) {
-        for &id in &table.blocks {
-            if self.block(id).ref_count == 1 {
-                self.forget(id);
-            }
+        for id in held(&table.groups) {
+            self.pool.forget_if_private(id);
         }
         self.release(table);
     }
@@ -214,135 +256,25 @@ impl BlockManager {
         &self,
         tables: impl Iterator<Item = &'a BlockTable>,
     ) -> Result<(), IntegrityError> {
-        self.check_references(tables)?;
-        self.check_places()?;
-        self.check_cache()
+        self.pool.check(tables.flat_map(BlockTable::held))
     }
 
-    fn check_references<'a>(
+    /// The number of leading blocks that no token behind the first `blocks` sees.
+    fn first_kept(&self, window: Option<usize>, blocks: usize) -> usize {
+        first_kept(window, blocks * self.block_size, self.block_size)
+    }
+
+    /// The content of the `index`-th block of `tokens` in a group of layers.
+    fn content(
         &self,
-        tables: impl Iterator<Item = &'a BlockTable>,
-    ) -> Result<(), IntegrityError> {
-        let mut references = vec![0; self.total()];
-        for table in tables {
-            for &id in &table.blocks {
-                references[id as usize] += 1;
-                let owner = self.block(id).owner;
-                ensure(owner == Some(table.owner), || {
-                    format!("block {id} of {owner:?} is in a table of {:?}", table.owner)
-                })?;
-            }
-        }
-        for (id, (block, found)) in self.blocks.iter().zip(references).enumerate() {
-            ensure(block.ref_count == found, || {
-                let counted = block.ref_count;
-                format!("block {id} counts {counted} references and has {found}")
-            })?;
-        }
-        Ok(())
-    }
-
-    fn check_places(&self) -> Result<(), IntegrityError> {
-        let mut places: Vec<u32> =
-            self.blocks.iter().map(|block| u32::from(block.ref_count > 0)).collect();
-        for &id in &self.free {
-            places[id as usize] += 1;
-            let block = self.block(id);
-            ensure(block.content.is_none() && block.owner.is_none(), || {
-                format!("free block {id} has content")
-            })?;
-        }
-        for (&released, &id) in &self.evictable {
-            places[id as usize] += 1;
-            let block = self.block(id);
-            ensure(block.content.is_some() && block.released == released, || {
-                format!("evictable block {id} is out of place")
-            })?;
-        }
-        match places.iter().position(|&count| count != 1) {
-            Some(id) => Err(IntegrityError(format!("block {id} is in {} places", places[id]))),
-            None => Ok(()),
-        }
-    }
-
-    fn check_cache(&self) -> Result<(), IntegrityError> {
-        let with_content = self.blocks.iter().filter(|block| block.content.is_some());
-        ensure(with_content.count() == self.cached.len(), || {
-            "the cache lists another number of blocks than have content".into()
-        })?;
-        for (hash, &id) in &self.cached {
-            let content = self.block(id).content.as_ref();
-            ensure(content.is_some_and(|content| content.hash == *hash), || {
-                format!("block {id} does not hold what the cache says")
-            })?;
-        }
-        Ok(())
-    }
-
-    fn block(&self, id: u32) -> &KvBlock {
-        &self.blocks[id as usize]
-    }
-
-    /// Takes a block without content: a free one, or else the least recently released evictable
-    /// one.
-    fn take(&mut self, owner: BlockOwner) -> u32 {
-        let id = self.free.pop().unwrap_or_else(|| {
-            let (_, id) =
-                self.evictable.pop_first().expect("invariant: the caller checked `available`");
-            self.forget(id);
-            id
-        });
-        let block = &mut self.blocks[id as usize];
-        assert!(block.ref_count == 0 && block.content.is_none(), "block {id} handed out twice");
-        block.ref_count = 1;
-        block.owner = Some(owner);
-        id
-    }
-
-    fn assert_writable(&self, id: u32, owner: BlockOwner) {
-        let block = self.block(id);
-        assert!(
-            block.ref_count == 1 && block.content.is_none() && block.owner == Some(owner),
-            "block {id} would be written while shared"
-        );
-    }
-
-    fn release_block(&mut self, id: u32, owner: BlockOwner) {
-        let block = &mut self.blocks[id as usize];
-        assert!(
-            block.ref_count > 0 && block.owner == Some(owner),
-            "block {id} released by a table that does not hold it"
-        );
-        block.ref_count -= 1;
-        if block.ref_count > 0 {
-            return;
-        }
-        if block.content.is_some() {
-            self.releases += 1;
-            block.released = self.releases;
-            self.evictable.insert(self.releases, id);
-        } else {
-            block.owner = None;
-            self.free.push(id);
-        }
-    }
-
-    fn forget(&mut self, id: u32) {
-        if let Some(content) = self.blocks[id as usize].content.take() {
-            self.cached.remove(&content.hash);
-        }
-    }
-
-    /// The cached block that holds the `index`-th block of `tokens`, compared field by field.
-    fn hit(&self, table: &mut BlockTable, index: usize, tokens: &[u32]) -> Option<u32> {
+        table: &mut BlockTable,
+        group: usize,
+        index: usize,
+        tokens: &[u32],
+    ) -> BlockContent {
         let hash = self.hash_of(table, index, tokens);
-        let id = *self.cached.get(&hash)?;
-        let block = self.block(id);
-        let content = block.content.as_ref()?;
-        let same = block.owner == Some(table.owner)
-            && content.parent == self.parent(table, index)
-            && *content.tokens == *self.tokens_of(index, tokens);
-        same.then_some(id)
+        let parent = self.parent(table, index);
+        BlockContent { key: (group, hash), parent, tokens: self.tokens_of(index, tokens).into() }
     }
 
     fn tokens_of<'a>(&self, index: usize, tokens: &'a [u32]) -> &'a [u32] {

@@ -128,6 +128,7 @@ fn request(answer: &KnownAnswer) -> GenerateRequest {
 mod tests {
     use super::*;
     use crate::engine::testing::{ScriptedFailure, ScriptedRunner};
+    use cresset_models::cache_kinds::CacheKinds;
 
     fn options() -> EngineOptions {
         EngineOptions {
@@ -136,6 +137,7 @@ mod tests {
             max_waiting: 8,
             block_size: 16,
             num_blocks: 64,
+            cache: CacheKinds::default(),
             max_context: 64,
         }
     }

@@ -3,6 +3,7 @@
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, step_error};
 use cresset_kernels::sampling::RowSampling;
+use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::{ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource};
 
 /// The result of loading a model.
@@ -14,6 +15,8 @@ pub struct LoadedInfo {
     pub memory_bytes: usize,
     /// Blocks of the KV cache, for `EngineOptions`.
     pub num_blocks: usize,
+    /// How layers share these blocks.
+    pub cache: CacheKinds,
 }
 
 pub struct ModelRunner {
@@ -32,6 +35,7 @@ impl ModelRunner {
             weight_bytes: model.weight_bytes(),
             memory_bytes: model.memory_bytes(),
             num_blocks: model.num_blocks(),
+            cache: model.cache_kinds().clone(),
         };
         Ok((Self { model }, info))
     }

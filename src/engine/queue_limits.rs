@@ -64,7 +64,7 @@ impl EngineLoad {
 pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Refused> {
     let prompt = request.prompt.len();
     let longest = (prompt + request.max_tokens as usize).min(options.max_context);
-    let blocks = longest.div_ceil(options.block_size);
+    let blocks = options.blocks_for(longest);
     let reason = if prompt == 0 {
         "the prompt is empty".into()
     } else if request.max_tokens == 0 {

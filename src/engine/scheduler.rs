@@ -23,6 +23,7 @@ use super::block_manager::{BlockManager, Prefix};
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, SequenceState, StopCause};
 use crate::ids::AccountId;
+use cresset_models::cache_kinds::CacheKinds;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -38,8 +39,29 @@ pub struct EngineOptions {
     pub max_waiting: usize,
     pub block_size: usize,
     pub num_blocks: usize,
+    /// How the model's layers share the blocks.
+    pub cache: CacheKinds,
     /// Longest prompt + output of a sequence, tokens.
     pub max_context: usize,
+}
+
+impl EngineOptions {
+    /// Most tokens of one sequence that are scheduled and not committed: those of two steps.
+    pub fn most_in_flight(&self) -> usize {
+        2 * self.max_batched_tokens
+    }
+
+    /// Most blocks that a sequence of `tokens` holds at a time.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        self.cache.blocks_for(tokens, self.block_size, self.most_in_flight())
+    }
+
+    /// The longest sequence, of at most `tokens`, that the blocks hold.
+    pub fn longest_within(&self, tokens: usize) -> usize {
+        let blocks = 1..=tokens.div_ceil(self.block_size);
+        let fits = |blocks: &usize| self.blocks_for(blocks * self.block_size) <= self.num_blocks;
+        blocks.take_while(fits).last().map_or(0, |blocks| tokens.min(blocks * self.block_size))
+    }
 }
 
 /// The rows that one step computes, and the sequences that it starts and preempts.
@@ -115,7 +137,13 @@ impl Scheduler {
         options.max_rows = options.max_rows.min(options.max_batched_tokens);
         assert!(options.max_rows > 0, "a step has at least one row and one token");
         Self {
-            blocks: BlockManager::new(options.num_blocks, options.block_size, secret),
+            blocks: BlockManager::new(
+                options.num_blocks,
+                options.block_size,
+                options.cache.clone(),
+                options.most_in_flight(),
+                secret,
+            ),
             sequences: BTreeMap::new(),
             running: BTreeSet::new(),
             queue: FairQueue::new(options.max_batched_tokens),
@@ -205,7 +233,7 @@ impl Scheduler {
             self.totals.prompt_tokens += sequence.count_prompt(row.end()) as u64;
             // After a preemption the blocks belong to other sequences.
             if sequence.state == SequenceState::Running {
-                self.blocks.register(&mut sequence.table, &sequence.tokens[..row.end()]);
+                self.blocks.commit(&mut sequence.table, &sequence.tokens[..row.end()]);
             }
         }
         rows
@@ -371,18 +399,17 @@ impl Scheduler {
     /// Whether all known tokens of a waiting sequence fit beside the needs of the running ones.
     /// Blocks of its prefix that others use already cost nothing.
     fn can_allocate(&self, id: SequenceId, prefix: &Prefix) -> bool {
-        let shared = prefix.blocks.len() - prefix.evictable;
-        self.blocks.blocks_for(self.sequences[&id].tokens.len()) - shared
-            <= self.unreserved_blocks()
+        let missing = self.blocks.missing(&prefix.groups, self.sequences[&id].tokens.len());
+        missing + prefix.evictable <= self.unreserved_blocks()
     }
 
     /// Blocks left for sequences that are not running yet. The running ones reserve the blocks of
-    /// their known tokens, and one more block each.
+    /// their known tokens, and one more block each in every group of layers.
     fn unreserved_blocks(&self) -> usize {
         let outstanding = |id: &SequenceId| {
             let sequence = &self.sequences[id];
-            let needed = self.blocks.blocks_for(sequence.tokens.len());
-            1 + needed.saturating_sub(sequence.table.blocks().len())
+            let missing = self.blocks.missing(sequence.table.groups(), sequence.tokens.len());
+            self.blocks.groups() + missing
         };
         let reserved = self.running.iter().map(outstanding).sum();
         self.blocks.available().saturating_sub(reserved)
@@ -395,7 +422,8 @@ impl Scheduler {
         if sequence.state == SequenceState::Waiting {
             return 0;
         }
-        let reachable = sequence.table.blocks().len() + self.blocks.available();
+        let more = self.blocks.available() / self.blocks.groups();
+        let reachable = sequence.table.len() + more;
         let room = reachable * self.options.block_size - sequence.num_computed_tokens;
         let count = sequence.uncomputed().min(budget).min(room);
         assert!(self.allocate(id, count), "the chunk was cut to fit");

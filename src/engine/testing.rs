@@ -8,6 +8,7 @@ use super::runner::{RowResult, Runner, nothing_launched};
 use super::scheduler::EngineOptions;
 use cresset_kernels::sampling::params::{RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
+use cresset_models::cache_kinds::CacheKinds;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ pub fn small_options() -> EngineOptions {
         max_waiting: 4,
         block_size: 16,
         num_blocks: 64,
+        cache: CacheKinds::default(),
         max_context: 64,
     }
 }

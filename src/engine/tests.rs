@@ -10,6 +10,7 @@ mod neighbours;
 use super::*;
 use crate::ids::AccountId;
 use cresset_kernels::sampling::params::SamplingParams;
+use cresset_models::cache_kinds::CacheKinds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -22,6 +23,7 @@ fn options() -> EngineOptions {
         max_waiting: 4,
         block_size: 4,
         num_blocks: 64,
+        cache: CacheKinds::default(),
         max_context: 128,
     }
 }

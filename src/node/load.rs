@@ -166,23 +166,22 @@ impl Assembly {
         Ok(LoadedEngine { engine, bytes })
     }
 
-    /// The limits of an engine that uses at most so many blocks of its cache. No context is longer
-    /// than what they hold.
+    /// The limits of an engine that uses at most so many blocks of its cache for each group of
+    /// layers. No context is longer than what they hold.
     fn engine_options(&self, info: &LoadedInfo, blocks: usize) -> EngineOptions {
         let engine = &self.config.engine;
-        let num_blocks = info.num_blocks.min(blocks);
-        EngineOptions {
+        let most = self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions);
+        let mut options = EngineOptions {
             max_batched_tokens: engine.max_batched_tokens,
             max_rows: engine.max_rows,
             max_waiting: engine.max_waiting,
             block_size: engine.block_size,
-            num_blocks,
-            max_context: self
-                .max_context()
-                .unwrap_or(usize::MAX)
-                .min(info.config.max_positions)
-                .min(num_blocks * engine.block_size),
-        }
+            num_blocks: info.num_blocks.min(blocks.saturating_mul(info.cache.windows.len())),
+            cache: info.cache.clone(),
+            max_context: most,
+        };
+        options.max_context = options.longest_within(most);
+        options
     }
 
     fn model_options(&self, gpu: Option<Arc<dyn Gpu>>) -> ModelOptions {
@@ -219,7 +218,7 @@ impl Assembly {
 struct Checked<'a> {
     /// How given texts are scored.
     scoring: &'a Scoring,
-    /// Most blocks of the cache that are used.
+    /// Most blocks of the cache that are used for each group of layers.
     blocks: usize,
 }
 

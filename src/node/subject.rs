@@ -180,7 +180,8 @@ impl Subject for EngineSubject {
 
     fn room(&self) -> Option<EngineRoom> {
         let options = self.engine.options();
-        let (block_tokens, blocks) = (options.block_size, options.num_blocks);
+        let groups = options.cache.windows.len();
+        let (block_tokens, blocks) = (options.block_size, options.num_blocks / groups);
         Some(EngineRoom { block_tokens, blocks, rows: options.max_rows })
     }
 

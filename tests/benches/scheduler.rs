@@ -8,6 +8,7 @@ use cresset::engine::batch::forward_batch;
 use cresset::engine::scheduler::{EngineOptions, Scheduler};
 use cresset::engine::{GenerateRequest, SamplingParams, SequenceId};
 use cresset::ids::AccountId;
+use cresset_models::cache_kinds::CacheKinds;
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ fn decoding() -> Scheduler {
         max_waiting: 0,
         block_size: BLOCK,
         num_blocks: 32_768,
+        cache: CacheKinds::default(),
         max_context: 4_096,
     };
     let mut scheduler = Scheduler::new(options, [7; 32]);

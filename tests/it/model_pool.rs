@@ -10,6 +10,7 @@ use cresset::server::operator::{
 };
 use cresset::text::TextModel;
 use cresset::tls::TlsListeners;
+use cresset_models::cache_kinds::CacheKinds;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -74,6 +75,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             max_waiting: 16,
             block_size: 16,
             num_blocks: 512,
+            cache: CacheKinds::default(),
             max_context: 1024,
         };
         Ok(LoadedEngine {

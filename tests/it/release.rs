@@ -71,6 +71,7 @@ fn engine(file: &Path, dequantise: bool) -> EngineHandle {
         max_waiting: 64,
         block_size: 16,
         num_blocks: info.num_blocks,
+        cache: info.cache.clone(),
         max_context: 2048,
     };
     EngineHandle::start(Box::new(runner), options)

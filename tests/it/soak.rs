@@ -47,6 +47,7 @@ fn offer(world: &World, seed: u64) -> String {
             max_waiting: 64,
             block_size: 16,
             num_blocks: info.num_blocks,
+            cache: info.cache.clone(),
             max_context: 256,
         };
         Ok(LoadedEngine { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })

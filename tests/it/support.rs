@@ -17,6 +17,7 @@ use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::request::Services;
 use cresset::store::{Limits, Store, StoreConfig, StoreError};
 use cresset::text::TextModel;
+use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::{GgufWriter, TinyLlama};
 use http_body_util::{BodyExt, Full};
@@ -441,6 +442,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         max_waiting: setup.max_waiting,
         block_size: 16,
         num_blocks: setup.num_blocks,
+        cache: CacheKinds::default(),
         max_context: 2048,
     };
     let (id, max_context) = (qualified.id(), options.max_context);

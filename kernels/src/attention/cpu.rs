@@ -35,7 +35,7 @@ pub struct HostSequences<'a> {
     /// `[sequences]`: tokens of each in the cache after this step; its last query has position
     /// `seq_len - 1`.
     pub seq_lens: &'a [u32],
-    /// Each sequence's blocks, in order.
+    /// Each sequence's blocks, in order. Those that none of its queries sees are not read.
     pub block_tables: &'a [Vec<u32>],
 }
 
@@ -107,11 +107,17 @@ fn check_sequences(args: &Args, n: usize) -> Result<()> {
         ensure(OP, table.len() * block_size >= len as usize, || {
             format!("sequence {i}: {} blocks of {block_size} for {len} tokens", table.len())
         })?;
-        if let Some(block) = table.iter().find(|b| **b as usize >= blocks) {
+        let unseen = first_key(args.shape.window, (len - (end - start)) as usize) / block_size;
+        if let Some(block) = table.iter().skip(unseen).find(|b| **b as usize >= blocks) {
             return Err(shape(OP, format!("sequence {i}: block {block} of a cache of {blocks}")));
         }
     }
     Ok(())
+}
+
+/// The position of the first key that a query at `position` sees.
+fn first_key(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
 /// Keys of a split: so many that merging the split costs little in comparison.
@@ -132,8 +138,7 @@ pub(super) struct CpuArgs<'a, E> {
 impl<E> CpuArgs<'_, E> {
     /// The keys that a query at `position` sees.
     pub(super) fn visible(&self, position: usize) -> Range<usize> {
-        let first = self.shape.window.map_or(0, |w| (position + 1).saturating_sub(w));
-        first..position + 1
+        first_key(self.shape.window, position)..position + 1
     }
 
     /// The keys that at least one query of a tile sees.
@@ -337,13 +342,13 @@ fn sum_keys<L: Lanes, E: Element>(
         let positions = start..last.min(start + TILE);
         let (copied, copy);
         let (p, keys) = if p.shape.block_size.is_multiple_of(LANES) {
-            (p, KeyTile::new(p, tile.blocks, kv_head, positions))
+            (p, KeyTile::new(p, tile.blocks, kv_head, positions, seen.start))
         } else {
-            copied = gather(p, tile.blocks, kv_head, positions.clone());
+            copied = gather(p, tile.blocks, kv_head, positions.clone(), seen.start);
             let shape = AttentionShape { block_size: TILE, ..p.shape };
             copy = CpuArgs { q: p.q, k: &copied[0], v: &copied[1], shape };
             // The copy has one block of one head, so every position is in block 0 of head 0.
-            (&copy, KeyTile::new(&copy, &vec![0; last.div_ceil(TILE)], 0, positions))
+            (&copy, KeyTile::new(&copy, &vec![0; last.div_ceil(TILE)], 0, positions, 0))
         };
         attend_keys::<L, E>(p, tile, &keys, q, rows);
     }

@@ -124,10 +124,20 @@ impl Case {
     }
 
     fn run(&self, block_size: usize) -> Vec<f32> {
-        let (tables, blocks) = self.tables(block_size);
+        let (mut tables, blocks) = self.tables(block_size);
+        self.give_back_unseen(&mut tables, block_size);
         let cu: Vec<u32> = self.offsets().chain([self.q.dims()[0]]).map(|o| o as u32).collect();
         let lens: Vec<u32> = self.spans.iter().map(|s| s.1 as u32).collect();
         self.call(&self.q, &tables, (blocks, block_size), &cu, &lens).unwrap()
+    }
+
+    /// Removes the blocks behind the window of each sequence's first query from its table.
+    fn give_back_unseen(&self, tables: &mut [Vec<u32>], block_size: usize) {
+        for (table, (queries, tokens)) in tables.iter_mut().zip(&self.spans) {
+            let first = tokens - queries + 1;
+            let unseen = self.window.map_or(0, |window| first.saturating_sub(window));
+            table[..unseen / block_size].fill(u32::MAX);
+        }
     }
 
     pub fn shape(&self, q_stride: usize, block_size: usize) -> AttentionShape {

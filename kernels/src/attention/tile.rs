@@ -25,16 +25,19 @@ pub(super) struct KeyTile {
 }
 
 impl KeyTile {
-    /// The cache's blocks must hold whole groups.
+    /// The cache's blocks must hold whole groups. Groups before the one of `seen`, the first key
+    /// that any query sees, may have no block; that group takes their place.
     pub(super) fn new<E>(
         p: &CpuArgs<E>,
         blocks: &[u32],
         kv_head: usize,
         positions: Range<usize>,
+        seen: usize,
     ) -> Self {
         let groups = positions.len().div_ceil(LANES);
         let mut keys = Self { start: positions.start, groups, k: [0; VECTORS], v: [0; VECTORS] };
         for (group, position) in positions.step_by(LANES).enumerate() {
+            let position = position.max(seen / LANES * LANES);
             let (start, offset) = p.block(blocks, kv_head, position);
             keys.k[group] = start + offset;
             keys.v[group] = start + offset * p.shape.head_dim;
@@ -44,16 +47,17 @@ impl KeyTile {
 }
 
 /// Copies a tile's keys and values into one block of `TILE` keys, for caches whose blocks do not
-/// hold whole groups.
+/// hold whole groups. Keys before `seen` may have no block; that key takes their place.
 pub(super) fn gather<E: Element>(
     p: &CpuArgs<E>,
     blocks: &[u32],
     kv_head: usize,
     positions: Range<usize>,
+    seen: usize,
 ) -> [Vec<E>; 2] {
     let mut out = [(); 2].map(|()| vec![E::default(); p.shape.head_dim * TILE]);
     for (i, position) in positions.enumerate() {
-        let (start, offset) = p.block(blocks, kv_head, position);
+        let (start, offset) = p.block(blocks, kv_head, position.max(seen));
         for d in 0..p.shape.head_dim {
             out[0][d * TILE + i] = p.k[start + d * p.shape.block_size + offset];
             out[1][i * p.shape.head_dim + d] = p.v[start + offset * p.shape.head_dim + d];

@@ -7,8 +7,8 @@ use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
-/// This is the text model alone: in Hugging Face's configs, "gemma3" is the one with a vision
-/// tower.
+/// This is the text model: in Hugging Face's configs, "gemma3" is the one with a vision tower,
+/// whose `text_config` says "gemma3_text".
 pub(super) const GEMMA3: Architecture =
     Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
 
@@ -29,7 +29,19 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..OPTIONS } })
 }
 
+/// The configs of the first releases leave out what these values say.
+const USUAL: [(&str, usize); 5] = [
+    ("vocab_size", 262_208),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
+];
+
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    for (key, value) in USUAL {
+        keys.default(key, value);
+    }
     let [full, sliding] = ropes(keys)?;
     let (mut config, options) = gemma2::hf_decoder(keys)?;
     let (head_dim, max_positions) = (config.head_dim, config.max_positions);

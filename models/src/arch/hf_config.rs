@@ -23,6 +23,27 @@ const OFF: [&str; 6] = [
     "use_mrope",
 ];
 
+/// Keys that describe the towers of a model that reads more than text, and where their results
+/// enter the text.
+const TOWERS: [&str; 16] = [
+    "audio_config",
+    "audio_token_id",
+    "boi_token_id",
+    "boi_token_index",
+    "eoi_token_id",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "multimodal_projector_bias",
+    "projector_hidden_act",
+    "spatial_merge_size",
+    "video_token_id",
+    "vision_config",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
+];
+
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
 /// end is not understood.
 pub(super) struct HfConfigKeys {
@@ -33,7 +54,22 @@ pub(super) struct HfConfigKeys {
 impl HfConfigKeys {
     pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Self> {
         let values = serde_json::from_slice(json).map_err(|e| damaged(path, &e.to_string()))?;
-        Ok(Self { path: path.to_owned(), values })
+        Self { path: path.to_owned(), values }.of_text()
+    }
+
+    /// Keeps what concerns text. A model that reads more than text has the settings of its text
+    /// model in an object of their own; the whole has the others.
+    fn of_text(mut self) -> Result<Self> {
+        let Some(text) = self.take::<Map<String, Value>>("text_config")? else { return Ok(self) };
+        self.values.retain(|key, _| !TOWERS.contains(&key.as_str()));
+        for key in ["tie_word_embeddings", "quantization_config"] {
+            let [whole, part] = [&self.values, &text].map(|values| values.get(key));
+            if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
+                return Err(self.bad(&format!("`text_config` contradicts its {key}")));
+            }
+        }
+        self.values.extend(text);
+        Ok(self)
     }
 
     /// The method by which the weights are quantised, if they are.

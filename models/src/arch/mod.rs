@@ -36,9 +36,10 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 13] = [
+pub static REGISTRY: [Architecture; 14] = [
     llama::LLAMA,
     mistral::MISTRAL,
+    mistral::MINISTRAL,
     mixtral::MIXTRAL,
     qwen2::QWEN2,
     qwen2_moe::QWEN2_MOE,

@@ -5,8 +5,8 @@ use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Reads the usual config with the members of `more` in place of its own; `"absent"` removes one.
-fn read(more: &Value) -> Result<ModelConfig> {
+/// The usual config with the members of `more` in place of its own; `"absent"` removes one.
+fn usual(more: &Value) -> Value {
     let mut config = json!({
         "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 1e-6,
@@ -16,7 +16,15 @@ fn read(more: &Value) -> Result<ModelConfig> {
         config[key] = value.clone();
     }
     config.as_object_mut().unwrap().retain(|_, value| value != "absent");
+    config
+}
+
+fn parse(config: &Value) -> Result<ModelConfig> {
     from_hf(Path::new("config.json"), config.to_string().as_bytes()).map(|spec| spec.config)
+}
+
+fn read(more: &Value) -> Result<ModelConfig> {
+    parse(&usual(more))
 }
 
 #[test]
@@ -111,6 +119,50 @@ fn configs_as_transformers_writes_them_are_understood() {
         assert_eq!(read.rope.theta, if kind == "gemma3_text" { 1e6 } else { 1e4 }, "{kind}");
         assert_eq!(read.tied_embeddings, kind.starts_with("gemma"), "{kind}");
     }
+}
+
+/// A model that reads images keeps the settings of its text model in an object of their own.
+#[test]
+fn the_text_part_of_a_larger_model_is_read() {
+    let whole = |text: Value, more: Value| {
+        let mut config = json!({
+            "model_type": "larger", "text_config": usual(&text), "vision_config": { "hidden_size": 7 },
+            "image_token_index": 10, "dtype": "bfloat16",
+        });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        parse(&config)
+    };
+    let alone = read(&json!({})).unwrap();
+    assert_eq!(whole(json!({}), json!({})).unwrap(), alone);
+    let tied = json!({ "tie_word_embeddings": true });
+    let untold = json!({ "tie_word_embeddings": "absent" });
+    assert!(whole(untold, tied.clone()).unwrap().tied_embeddings);
+    for (more, part) in [(tied, "contradicts its tie_word"), (json!({ "depth": 3 }), "depth")] {
+        let error = whole(json!({}), more).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// The config of a published model with 34 layers.
+#[test]
+fn the_first_gemma_3_leaves_usual_values_out() {
+    let config = parse(&json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255_999,
+        "eoi_token_index": 256_000, "eos_token_id": [1, 106], "image_token_index": 262_144,
+        "initializer_range": 0.02, "mm_tokens_per_image": 256, "model_type": "gemma3",
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" },
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16", "vision_config": { "hidden_size": 1152 },
+    }))
+    .unwrap();
+    assert_eq!((config.heads, config.kv_heads, config.head_dim), (8, 4, 256));
+    assert_eq!((config.vocab_size, config.max_positions), (262_208, 131_072));
+    let sliding = config.sliding.unwrap();
+    let full: Vec<usize> = (0..34).filter(|layer| !sliding.layers[*layer]).collect();
+    assert_eq!((sliding.window, full), (1024, vec![5, 11, 17, 23, 29]));
 }
 
 #[test]

@@ -88,6 +88,7 @@ impl<O: Ops> SelfAttention<O> {
         let qkv = self.projected.first(x.rows());
         s.linear(&self.qkv, self.qkv_bias.as_ref(), x.normed(), qkv)?;
         let &ModelConfig { heads, kv_heads, head_dim, rms_norm_eps: eps, .. } = s.config;
+        let cache = s.kv.of_layer(s.layer);
         let norm = |[q, k]: &'a [O::Buffer; 2]| QkNorm { q: O::view(q), k: O::view(k), eps };
         Ok(s.ops.rope_kv_write(&RopeArgs {
             qkv,
@@ -95,7 +96,7 @@ impl<O: Ops> SelfAttention<O> {
             kv_heads,
             head_dim,
             positions: s.batch.positions,
-            slots: s.batch.slots,
+            slots: s.batch.groups[cache.group].slots,
             table: argument(OpFault::RotationPairs, self.rope.table(), |table| RopeTable {
                 style: match table.style {
                     RopeStyle::Neox => RopeStyle::Interleaved,
@@ -104,8 +105,8 @@ impl<O: Ops> SelfAttention<O> {
                 ..*table
             }),
             qk_norm: self.qk_norm.as_ref().map(norm),
-            k_cache: O::view(&s.kv.k[s.layer]),
-            v_cache: O::view(&s.kv.v[s.layer]),
+            k_cache: cache.k,
+            v_cache: cache.v,
             block_size: s.kv.block_size,
         })?)
     }
@@ -113,6 +114,7 @@ impl<O: Ops> SelfAttention<O> {
     /// `projected` and the cache → `attended`.
     fn attend<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
         let &ModelConfig { heads, kv_heads, head_dim, .. } = s.config;
+        let cache = s.kv.of_layer(s.layer);
         let shape = AttentionShape {
             q_stride: self.projected.width,
             heads,
@@ -127,10 +129,10 @@ impl<O: Ops> SelfAttention<O> {
         };
         Ok(s.ops.attend(&AttentionArgs {
             q: self.projected.first(x.rows()),
-            k_cache: O::view(&s.kv.k[s.layer]),
-            v_cache: O::view(&s.kv.v[s.layer]),
+            k_cache: cache.k,
+            v_cache: cache.v,
             shape,
-            sequences: s.batch.sequences,
+            sequences: s.batch.groups[cache.group].sequences,
             out: self.attended.first(x.rows()),
         })?)
     }

@@ -6,7 +6,8 @@ mod store;
 
 pub use inspect::{ModelCard, inspect};
 
-use crate::decoder::{Decoder, DecoderOptions, StepBatch};
+use crate::cache_kinds::{CacheKinds, CacheLayout};
+use crate::decoder::{Decoder, DecoderOptions, GroupBatch, StepBatch};
 use crate::loader::tensors::Reading;
 use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, ModelOptions, ModelSource, Result};
 use candle_core::{DType, Device, Tensor};
@@ -48,9 +49,10 @@ impl CpuModel {
             decoder.config.kv_kind = Kind::F16;
         }
         let config = &decoder.config;
-        let blocks = options.num_blocks(config)?;
+        let layout = CacheLayout::by_kind(config);
+        let blocks = options.num_blocks(layout.block_bytes(config, options.block_size))?;
         Ok(Self {
-            kv: KvCache::new(&decoder.ops, config, blocks, options.block_size)?,
+            kv: KvCache::new(&decoder.ops, config, layout, blocks, options.block_size)?,
             max_tokens,
             logits: zeros(1, config.vocab_size)?,
             sampler: RowSampler::default(),
@@ -65,18 +67,24 @@ impl CpuModel {
     pub fn forward(&mut self, batch: &ForwardBatch) -> Result<Tensor> {
         self.check(batch)?;
         let logits = self.logits(batch.logits_indices.len())?;
+        let slots = batch.slot_mapping.chunks(batch.input_ids.len());
+        let tables = batch.block_tables.chunks(batch.seq_lens.len());
+        let group = |(slots, block_tables)| GroupBatch {
+            slots,
+            sequences: HostSequences {
+                cu_seqlens_q: &batch.cu_seqlens_q,
+                seq_lens: &batch.seq_lens,
+                block_tables,
+            },
+        };
+        let groups: Vec<GroupBatch<Compute>> = slots.zip(tables).map(group).collect();
         let step = StepBatch {
             tokens: batch.input_ids.len(),
             logits_rows: batch.logits_indices.len(),
             ids: &batch.input_ids[..],
             positions: &batch.positions[..],
-            slots: &batch.slot_mapping[..],
             selected: &batch.logits_indices[..],
-            sequences: HostSequences {
-                cu_seqlens_q: &batch.cu_seqlens_q,
-                seq_lens: &batch.seq_lens,
-                block_tables: &batch.block_tables,
-            },
+            groups: &groups,
             device: None,
         };
         self.decoder.forward(&step, &self.kv, (&logits).into())?;
@@ -88,7 +96,7 @@ impl CpuModel {
         if tokens > most {
             return Err(Error::Batch(format!("{tokens} tokens in a step of at most {most}")));
         }
-        self.decoder.check(batch, self.kv.block_size, self.kv.num_blocks)
+        self.decoder.check(batch, &self.kv, self.kv.num_blocks)
     }
 
     /// Returns a view of `n` rows of logits.
@@ -115,12 +123,17 @@ impl Model for CpuModel {
     }
 
     fn memory_bytes(&self) -> usize {
-        let block_bytes = self.decoder.config.kv_block_bytes(self.kv.block_size);
+        let KvCache { layout, block_size, .. } = &self.kv;
+        let block_bytes = layout.block_bytes(&self.decoder.config, *block_size);
         self.weight_bytes + self.kv.num_blocks * block_bytes
     }
 
     fn num_blocks(&self) -> usize {
         self.kv.num_blocks
+    }
+
+    fn cache_kinds(&self) -> &CacheKinds {
+        &self.kv.layout.kinds
     }
 
     fn depth(&self) -> usize {
@@ -153,8 +166,9 @@ impl Model for CpuModel {
 impl CpuModel {
     /// Returns the same model with an empty cache of `blocks` blocks.
     pub(crate) fn with_blocks(mut self, blocks: usize) -> Self {
-        let (decoder, block_size) = (&self.decoder, self.kv.block_size);
-        self.kv = KvCache::new(&decoder.ops, &decoder.config, blocks, block_size).unwrap();
+        let (decoder, layout) = (&self.decoder, self.kv.layout);
+        let block_size = self.kv.block_size;
+        self.kv = KvCache::new(&decoder.ops, &decoder.config, layout, blocks, block_size).unwrap();
         self
     }
 }

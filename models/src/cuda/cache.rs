@@ -1,5 +1,6 @@
 //! Paged keys, values and tokens on a device, and how many blocks its memory holds.
 
+use crate::cache_kinds::CacheLayout;
 use crate::{Error, KvCache, ModelConfig, Result};
 use cresset_kernels::DeviceOps;
 use cresset_kernels::gpu::{Buffer, Kind};
@@ -20,7 +21,13 @@ impl DeviceCache {
     ) -> Result<Self> {
         Ok(Self {
             tokens: Buffer::new(gpu, Kind::U32, num_blocks * block_size)?,
-            kv: KvCache::new(gpu, config, num_blocks, block_size)?,
+            kv: KvCache::new(
+                gpu,
+                config,
+                CacheLayout::of_one_group(config),
+                num_blocks,
+                block_size,
+            )?,
         })
     }
 }

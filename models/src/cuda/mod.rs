@@ -15,7 +15,8 @@ pub(crate) mod store;
 mod tests;
 mod workspace;
 
-use crate::decoder::{Decoder, DecoderOptions, StepBatch};
+use crate::cache_kinds::CacheKinds;
+use crate::decoder::{Decoder, DecoderOptions, GroupBatch, StepBatch};
 use crate::loader::ModelSource;
 use crate::loader::tensors::Reading;
 use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, Result};
@@ -210,7 +211,7 @@ impl CudaModel {
     }
 
     fn check(&self, batch: &ForwardBatch, rows: usize) -> Result<()> {
-        let ModelOptions { max_rows, block_size, .. } = self.options;
+        let max_rows = self.options.max_rows;
         let fail = |what: String| Err(Error::Batch(what));
         if self.in_flight.len() == DEPTH {
             return fail(format!("{DEPTH} steps are in flight already"));
@@ -227,7 +228,7 @@ impl CudaModel {
         {
             return fail(format!("result {index} of a step that had {}", self.previous_rows));
         }
-        self.decoder.check(batch, block_size, self.num_blocks())
+        self.decoder.check(batch, &self.cache.kv, self.num_blocks())
     }
 
     /// The batch's own shape, or that of a recorded step which has room for it.
@@ -394,14 +395,14 @@ impl CudaModel {
     /// sampled.
     fn compute_logits(&self, shape: &StepShape) -> Result<()> {
         let Self { workspace: w, cache, inputs, .. } = self;
+        let sequences = inputs.sequences(shape, w.attention.view());
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,
             ids: inputs.ids(shape),
             positions: inputs.positions(shape),
-            slots: inputs.slots(shape),
             selected: inputs.selected(shape),
-            sequences: inputs.sequences(shape, w.attention.view()),
+            groups: &[GroupBatch { slots: inputs.slots(shape), sequences }],
             device: Some(DeviceTokens {
                 feedback: inputs.feedback(shape),
                 previous: w.tokens.view(),
@@ -429,6 +430,10 @@ impl Model for CudaModel {
     /// Does not count the block that padding rows write to.
     fn num_blocks(&self) -> usize {
         self.cache.kv.num_blocks - 1
+    }
+
+    fn cache_kinds(&self) -> &CacheKinds {
+        &self.cache.kv.layout.kinds
     }
 
     fn depth(&self) -> usize {

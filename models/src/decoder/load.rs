@@ -156,6 +156,7 @@ impl<O: Ops> Decoder<O> {
         // Older checkpoints store values that are computed here, and tied ones may store the
         // embedding twice.
         t.ignore("rotary_emb.inv_freq");
+        t.ignore_towers();
         if tied_embeddings {
             t.ignore("lm_head.weight");
         }

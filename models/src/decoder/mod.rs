@@ -11,7 +11,7 @@ mod step;
 
 pub(crate) use load::LONG_FACTORS;
 pub use load::{DecoderOptions, LayerLoader};
-pub use step::{Activations, LayerStep, StepBatch, Stream};
+pub use step::{Activations, GroupBatch, LayerStep, StepBatch, Stream};
 
 use crate::planted::in_f32;
 use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
@@ -91,15 +91,17 @@ impl<O: Ops> Decoder<O> {
         })
     }
 
-    /// Refuses a batch that contradicts itself, the model, or a cache of so many blocks.
+    /// Refuses a batch that contradicts itself, the model, or the first `num_blocks` of its cache.
     pub(crate) fn check(
         &self,
         batch: &ForwardBatch,
-        block_size: usize,
+        kv: &KvCache<O>,
         num_blocks: usize,
     ) -> Result<()> {
-        let vocab_size = self.config.vocab_size;
-        batch.check(vocab_size, self.positions, block_size, num_blocks).map_err(Error::Batch)
+        let (vocab_size, kinds) = (self.config.vocab_size, &kv.layout.kinds);
+        batch
+            .check(vocab_size, self.positions, kv.block_size, num_blocks, kinds)
+            .map_err(Error::Batch)
     }
 
     fn step<'a>(

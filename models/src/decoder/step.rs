@@ -15,15 +15,22 @@ pub struct StepBatch<'a, O: Ops> {
     pub tokens: usize,
     /// The number of rows whose logits are computed.
     pub logits_rows: usize,
-    /// `[tokens]` each: ids, positions in their sequences, slots of K and V in the cache.
+    /// `[tokens]` each: ids, positions in their sequences.
     pub ids: IndicesOf<'a, O>,
     pub positions: IndicesOf<'a, O>,
-    pub slots: IndicesOf<'a, O>,
     /// `[logits_rows]`: the indices of those rows.
     pub selected: IndicesOf<'a, O>,
-    pub sequences: O::Sequences<'a>,
+    /// For each group of layers.
+    pub groups: &'a [GroupBatch<'a, O>],
     /// Ids that only the device has; `None` on the CPU.
     pub device: Option<DeviceTokens<IndicesOf<'a, O>>>,
+}
+
+/// The inputs of layers that share the blocks of the cache.
+pub struct GroupBatch<'a, O: Ops> {
+    /// `[tokens]`: slots of K and V in the cache.
+    pub slots: IndicesOf<'a, O>,
+    pub sequences: O::Sequences<'a>,
 }
 
 /// A matrix of activations, allocated once for the largest step. Clones share the memory.

@@ -13,6 +13,16 @@ use std::path::{Path, PathBuf};
 
 pub(super) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// The beginnings of the names of a text model's tensors and of its head, alone and in a model that
+/// reads more than text.
+const TEXT_PARTS: [[&str; 2]; 3] = [
+    ["model.", "lm_head."],
+    ["model.language_model.", "lm_head."],
+    ["language_model.model.", "language_model.lm_head."],
+];
+/// The names of the other parts of such a model contain one of these.
+const TOWERS: [&str; 4] =
+    ["vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision."];
 /// Bytes before the header, which hold its length.
 const PREFIX: usize = size_of::<u64>();
 /// Headers are far smaller, so a larger one is damage.
@@ -93,6 +103,31 @@ impl Checkpoint {
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
+    }
+
+    /// The name under which the checkpoint has a tensor of its text model.
+    pub(super) fn stored(&self, name: &str) -> String {
+        let [layers, head] = self.text_part();
+        for (usual, own) in [("model.", layers), ("lm_head.", head)] {
+            if let Some(rest) = name.strip_prefix(usual) {
+                return format!("{own}{rest}");
+            }
+        }
+        name.to_owned()
+    }
+
+    /// The tensors that no text needs: those of towers, in a model that reads more than text.
+    pub(super) fn towers(&self) -> Vec<String> {
+        let is_tower = |name: &&str| TOWERS.iter().any(|tower| name.contains(tower));
+        let has_towers = self.text_part() != TEXT_PARTS[0];
+        self.names().filter(|_| has_towers).filter(is_tower).map(str::to_owned).collect()
+    }
+
+    fn text_part(&self) -> [&'static str; 2] {
+        let has = |[layers, _]: &[&str; 2]| {
+            self.entries.contains_key(&format!("{layers}embed_tokens.weight"))
+        };
+        TEXT_PARTS.into_iter().find(has).unwrap_or(TEXT_PARTS[0])
     }
 
     pub fn shape(&self, name: &str) -> Option<&[usize]> {

@@ -187,9 +187,23 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Leaves every stored tensor whose name ends in `suffix` unused, on purpose.
     pub fn ignore(&mut self, suffix: &str) {
-        let ignored: Vec<String> =
-            self.stored_names().filter(|n| n.ends_with(suffix)).map(str::to_owned).collect();
-        for name in ignored {
+        let ignored = self.stored_names().filter(|n| n.ends_with(suffix));
+        self.leave_out(ignored.map(str::to_owned).collect());
+    }
+
+    /// Leaves the parts of a checkpoint that read images or sound unused.
+    pub fn ignore_towers(&mut self) {
+        let Container::Checkpoint(files) = &self.container else { return };
+        let towers = files.towers();
+        if !towers.is_empty() {
+            let tensors = towers.len();
+            tracing::info!(tensors, "the parts that read images or sound are left out");
+        }
+        self.leave_out(towers);
+    }
+
+    fn leave_out(&mut self, names: Vec<String>) {
+        for name in names {
             match &mut self.container {
                 Container::Gguf(tensors, _) => tensors.ignore(&name),
                 Container::Checkpoint(files) => files.ignore(&name),
@@ -290,9 +304,9 @@ impl<M: OpMemory> Tensors<'_, M> {
             Container::Gguf(..) => {
                 names::gguf(name, self.names.gguf).unwrap_or_else(|| name.to_owned())
             }
-            Container::Checkpoint(_) => {
+            Container::Checkpoint(files) => {
                 let replace = |name: String, (usual, own): &(&str, &str)| name.replace(usual, own);
-                self.names.hf.iter().fold(name.to_owned(), replace)
+                files.stored(&self.names.hf.iter().fold(name.to_owned(), replace))
             }
         }
     }

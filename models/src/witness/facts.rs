@@ -284,6 +284,9 @@ impl HfFacts {
     }
 
     fn read(&self) -> WitnessResult<Facts> {
+        if self.0["text_config"].is_object() {
+            return unknown("the witness knows no checkpoint that reads more than text");
+        }
         let family = family(self.0["model_type"].as_str().unwrap_or_default())?;
         let (hidden, heads) = (self.needed("hidden_size")?, self.needed("num_attention_heads")?);
         let head_dim = self.size("head_dim").unwrap_or(hidden / heads.max(1));

@@ -43,7 +43,10 @@ fn gguf_context(path: &Path) -> Result<Option<u64>> {
 }
 
 fn config_context(files: &[PathBuf]) -> Option<u64> {
-    json(files, "config.json")?["max_position_embeddings"].as_u64()
+    let config = json(files, "config.json")?;
+    // A model that reads more than text has the settings of its text model apart.
+    let parts = [&config, &config["text_config"]];
+    parts.into_iter().find_map(|part| part["max_position_embeddings"].as_u64())
 }
 
 /// The publisher's own sampling parameters, if the release carries them.

@@ -1,6 +1,7 @@
 //! Block tables driven by text: each line is an operation and, after `=>`, its expected result.
 
 use super::*;
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 const BLOCK_SIZE: usize = 4;
@@ -11,9 +12,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(num_blocks: usize) -> Self {
+    fn new(num_blocks: usize, windows: &[Option<usize>]) -> Self {
+        let kinds = CacheKinds { windows: windows.to_vec() };
         Self {
-            manager: BlockManager::new(num_blocks, BLOCK_SIZE, [7; 32]),
+            manager: BlockManager::new(num_blocks, BLOCK_SIZE, kinds, 0, [7; 32]),
             tables: BTreeMap::new(),
         }
     }
@@ -27,13 +29,13 @@ impl Bench {
         let cached = self.manager.adopt(&mut table, prefix);
         let fits = self.manager.claim(&mut table, cached, tokens.len());
         if fits {
-            self.manager.register(&mut table, &tokens);
+            self.manager.commit(&mut table, &tokens);
         } else {
             self.manager.release(&mut table);
         }
-        let blocks = table.blocks.clone();
+        let blocks = shown(&table);
         self.tables.insert(name.into(), (table, tokens));
-        if fits { format!("cached {cached} in {blocks:?}") } else { "full".into() }
+        if fits { format!("cached {cached} in {blocks}") } else { "full".into() }
     }
 
     /// `grow NAME FROM..TO` appends more tokens.
@@ -42,8 +44,8 @@ impl Bench {
         let from = tokens.len();
         tokens.extend(range(more));
         assert!(self.manager.claim(table, from, tokens.len()));
-        self.manager.register(table, tokens);
-        format!("{:?}", table.blocks)
+        self.manager.commit(table, tokens);
+        shown(table)
     }
 
     fn close(&mut self, name: &str, discard: bool) -> String {
@@ -53,8 +55,8 @@ impl Bench {
         } else {
             self.manager.release(&mut table);
         }
-        let manager = &self.manager;
-        let (free, evictable) = (manager.free.len(), manager.evictable.len());
+        let pool = &self.manager.pool;
+        let (free, evictable) = (pool.free.len(), pool.evictable.len());
         format!("free {free} evictable {evictable}")
     }
 
@@ -77,6 +79,14 @@ impl Bench {
     }
 }
 
+/// The blocks of each group; those given back are dashes.
+fn shown(table: &BlockTable) -> String {
+    let id = |id: &u32| if *id == NO_BLOCK { "-".into() } else { id.to_string() };
+    let group =
+        |blocks: &Vec<u32>| format!("[{}]", blocks.iter().map(id).collect::<Vec<_>>().join(", "));
+    table.groups.iter().map(group).collect::<Vec<_>>().join(" ")
+}
+
 /// The account of one letter, or its application of two.
 fn owner(name: &str) -> BlockOwner {
     let id = |letter: &u8| Uuid::from_u128(u128::from(*letter));
@@ -93,7 +103,11 @@ fn range(text: &str) -> Vec<u32> {
 }
 
 fn check(num_blocks: usize, script: &str) -> Bench {
-    let mut bench = Bench::new(num_blocks);
+    check_windows(num_blocks, &[None], script)
+}
+
+fn check_windows(num_blocks: usize, windows: &[Option<usize>], script: &str) -> Bench {
+    let mut bench = Bench::new(num_blocks, windows);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (operation, expect) = line.split_once("=>").unwrap();
         assert_eq!(bench.run(operation), expect.trim(), "{line}");
@@ -197,6 +211,51 @@ fn a_full_cache_refuses_and_changes_nothing() {
 }
 
 #[test]
+fn blocks_behind_a_window_are_given_back_and_found_again() {
+    check_windows(
+        16,
+        &[None, Some(5)],
+        "open s a 0..10   => cached 0 in [0, 1, 2] [-, 4, 5]
+         open t a 0..10   => cached 8 in [0, 1, 6] [-, 4, 7]
+         open u a 0..5    => cached 4 in [0, 8] [3, 9]
+         grow s 10..18    => [0, 1, 2, 10, 11] [-, -, -, 12, 13]
+         close t          => free 4 evictable 2
+         close s          => free 6 evictable 6",
+    );
+}
+
+/// A window of 5 at 8 tokens still sees 4, so the first block is not needed there, and at 16 only
+/// the fourth.
+#[test]
+fn a_hit_is_the_longest_prefix_that_every_group_has() {
+    check_windows(
+        8,
+        &[Some(5), None],
+        "open s a 0..13   => cached 0 in [-, -, 2, 3] [4, 5, 6, 7]
+         close s          => free 2 evictable 6
+         open u a 50..53  => cached 0 in [7] [3]
+         open v a 60..63  => cached 0 in [0] [1]
+         close v          => free 2 evictable 4
+         open w a 0..13   => cached 12 in [-, -, 2, 1] [4, 5, 6, 0]
+         close w          => free 2 evictable 4
+         open x a 0..9    => cached 0 in [-, 1, 2] [6, 5, 4]",
+    );
+}
+
+#[test]
+fn a_window_alone_keeps_no_more_than_it_sees() {
+    check_windows(
+        6,
+        &[Some(4)],
+        "open s a 0..12  => cached 0 in [-, -, 2]
+         grow s 12..24   => [-, -, -, -, -, 5]
+         open t a 0..30  => cached 24 in [-, -, -, -, -, -, 0, 1]
+         open u a 50..75 => full
+         close s         => free 0 evictable 4",
+    );
+}
+
+#[test]
 fn discarded_blocks_leave_the_cache_unless_a_table_holds_them() {
     check(
         8,
@@ -211,16 +270,16 @@ fn discarded_blocks_leave_the_cache_unless_a_table_holds_them() {
 
 #[test]
 fn a_hit_compares_the_tokens() {
-    let mut bench = Bench::new(4);
+    let mut bench = Bench::new(4, &[None]);
     bench.run("open s a 0..5");
-    bench.manager.blocks[0].content.as_mut().unwrap().tokens = [9, 9, 9, 9].into();
+    bench.manager.pool.blocks[0].content.as_mut().unwrap().tokens = [9, 9, 9, 9].into();
     assert_eq!(bench.run("open t a 0..5"), "cached 0 in [2, 3]");
 }
 
 #[test]
 fn another_secret_gives_other_hashes() {
     let hash = |secret| {
-        let manager = BlockManager::new(1, BLOCK_SIZE, secret);
+        let manager = BlockManager::new(1, BLOCK_SIZE, CacheKinds::default(), 0, secret);
         manager.hash_of(&mut BlockTable::new(owner("a")), 0, &[1, 2, 3, 4])
     };
     assert_ne!(hash([1; 32]), hash([2; 32]));
@@ -229,7 +288,7 @@ fn another_secret_gives_other_hashes() {
 #[test]
 #[should_panic(expected = "would be written while shared")]
 fn a_shared_block_is_not_written() {
-    let mut bench = Bench::new(4);
+    let mut bench = Bench::new(4, &[None]);
     bench.run("open s a 0..5");
     bench.run("open t a 0..5");
     let (table, _) = bench.tables.get_mut("t").unwrap();
@@ -239,7 +298,7 @@ fn a_shared_block_is_not_written() {
 #[test]
 fn integrity_finds_what_is_broken() {
     let check = |breaks: fn(&mut Bench), expect: &str| {
-        let mut bench = Bench::new(4);
+        let mut bench = Bench::new(4, &[None]);
         bench.run("open s a 0..6");
         bench.run("open t b 0..5");
         bench.run("close t");
@@ -247,15 +306,15 @@ fn integrity_finds_what_is_broken() {
         let error = bench.integrity().expect_err(expect).to_string();
         assert!(error.contains(expect), "{error}");
     };
-    check(|b| b.manager.blocks[0].ref_count += 1, "counts 2 references and has 1");
-    check(|b| b.manager.blocks[0].owner = Some(owner("b")), "is in a table of");
-    check(|b| b.manager.free.push(1), "free block 1 has content");
-    check(|b| b.manager.free.truncate(0), "is in 0 places");
-    check(|b| b.manager.evictable.clear(), "is in 0 places");
-    check(|b| b.manager.cached.clear(), "another number of blocks");
-    check(|b| b.manager.blocks[2].released += 1, "evictable block 2 is out of place");
+    check(|b| b.manager.pool.blocks[0].ref_count += 1, "counts 2 references and has 1");
+    check(|b| b.manager.pool.blocks[0].owner = Some(owner("b")), "is in a table of");
+    check(|b| b.manager.pool.free.push(1), "free block 1 has content");
+    check(|b| b.manager.pool.free.truncate(0), "is in 0 places");
+    check(|b| b.manager.pool.evictable.clear(), "is in 0 places");
+    check(|b| b.manager.pool.cached.clear(), "another number of blocks");
+    check(|b| b.manager.pool.blocks[2].released += 1, "evictable block 2 is out of place");
     let swap = |b: &mut Bench| {
-        for id in b.manager.cached.values_mut() {
+        for id in b.manager.pool.cached.values_mut() {
             *id = 2 - *id;
         }
     };

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::SamplingParams;
 use crate::ids::AccountId;
+use cresset_models::cache_kinds::CacheKinds;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -13,6 +14,7 @@ fn options() -> EngineOptions {
         max_waiting: 2,
         block_size: 4,
         num_blocks: 10,
+        cache: CacheKinds::default(),
         max_context: 64,
     }
 }

@@ -58,7 +58,7 @@ impl Scheduler {
     fn is_consistent(&self, sequence: &Sequence) -> bool {
         let queued = self.queue.contains(sequence.request.account, sequence.id);
         let running = self.running.contains(&sequence.id);
-        let blocks = sequence.table.blocks().len();
+        let blocks = sequence.table.len();
         match sequence.state {
             SequenceState::Waiting => {
                 queued && !running && blocks == 0 && sequence.num_computed_tokens == 0

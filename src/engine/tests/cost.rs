@@ -6,6 +6,7 @@ use crate::engine::scheduler::Scheduler;
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_kernels::sampling::philox4x32;
+use cresset_models::cache_kinds::CacheKinds;
 
 /// The median and the least of `times`, in µs.
 fn told(what: &str, mut times: Vec<f64>) {
@@ -33,6 +34,7 @@ fn steps_of_256_rows(depth: usize) {
         max_waiting: 1_024,
         block_size: 16,
         num_blocks: 65_536,
+        cache: CacheKinds::default(),
         max_context: 4_096,
     };
     let mut scheduler = Scheduler::new(options, [0; 32]);

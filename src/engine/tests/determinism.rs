@@ -8,6 +8,7 @@ use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::{RowResult, Runner};
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
+use cresset_models::goldens::goldens;
 use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::HashMap;
@@ -17,11 +18,12 @@ type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
 
 const VOCABULARY: u64 = 40;
 
-/// A "model" whose cache is one number per slot. The number that a token stores depends on its
-/// whole past, as a deep layer's key does; its logits depend on every slot of its past, as
-/// attention does.
+/// A "model" whose cache is one number per slot in each group of layers. The number that a token
+/// stores depends on its whole past, as a deep layer's key does; its logits depend on every slot
+/// that a group sees, as attention does.
 struct SlotRunner {
     block_size: usize,
+    kinds: CacheKinds,
     slots: HashMap<u32, u64>,
     sampler: Sampler,
     results: Vec<RowResult>,
@@ -30,7 +32,9 @@ struct SlotRunner {
 impl SlotRunner {
     fn start(options: &EngineOptions, depth: usize) -> EngineHandle {
         let (block_size, slots) = (options.block_size, HashMap::new());
-        let runner = Self { block_size, slots, sampler: Sampler::default(), results: Vec::new() };
+        let kinds = options.cache.clone();
+        let (sampler, results) = (Sampler::default(), Vec::new());
+        let runner = Self { block_size, kinds, slots, sampler, results };
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     }
 
@@ -40,12 +44,17 @@ impl SlotRunner {
     }
 
     /// Stores one token and returns its logits.
-    fn token(&mut self, batch: &ForwardBatch, index: usize, table: &[u32]) -> Vec<f32> {
+    fn token(&mut self, batch: &ForwardBatch, index: usize, sequence: usize) -> Vec<f32> {
         let position = batch.positions[index] as usize;
-        let before = position.checked_sub(1).map_or(0, |p| self.read(table, p));
-        let stored = mix(mix(before, u64::from(batch.input_ids[index])), position as u64);
-        self.slots.insert(batch.slot_mapping[index], stored);
-        let seen = (0..=position).fold(0, |seen, p| mix(seen, self.read(table, p)));
+        let (n, sequences) = (batch.input_ids.len(), batch.seq_lens.len());
+        let mut seen = mix(u64::from(batch.input_ids[index]), position as u64);
+        for (group, window) in self.kinds.windows.iter().enumerate() {
+            let table = &batch.block_tables[group * sequences + sequence];
+            let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let before = (first..position).fold(seen, |seen, p| mix(seen, self.read(table, p)));
+            seen = mix(before, group as u64);
+            self.slots.insert(batch.slot_mapping[group * n + index], seen);
+        }
         let logit = |id| (mix(seen, id) % 1000) as f32 / 300.0;
         (0..VOCABULARY).map(logit).collect()
     }
@@ -54,11 +63,11 @@ impl SlotRunner {
 impl Runner for SlotRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut rows = rows.iter();
-        for (sequence, table) in batch.block_tables.iter().enumerate() {
+        for sequence in 0..batch.seq_lens.len() {
             let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
             assert_eq!(batch.positions[to as usize - 1] + 1, batch.seq_lens[sequence]);
             for index in from..to {
-                let logits = self.token(batch, index as usize, table);
+                let logits = self.token(batch, index as usize, sequence);
                 if batch.logits_indices.contains(&index) {
                     let row = rows.next().expect("a row for each index");
                     let sampled = self.sampler.sample(&logits, row);
@@ -94,10 +103,11 @@ fn probe() -> GenerateRequest {
 
 /// Requests of several accounts; many begin like the probe and then differ.
 fn requests(count: u32) -> impl Iterator<Item = GenerateRequest> {
-    (0..count).map(|i| GenerateRequest {
+    let own = |i: u32| (i..i + 9).map(|token| token % VOCABULARY as u32);
+    (0..count).map(move |i| GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(i % 3))),
         sampling: SamplingParams { seed: u64::from(i), ..SamplingParams::default() },
-        ..request((0..i % 37).chain(i..i + 9), 1 + i % 60)
+        ..request((0..i % 37).chain(own(i)), 1 + i % 60)
     })
 }
 
@@ -125,7 +135,10 @@ fn generate(
 
 /// Runs the probe alone, and among 96 requests under options that chunk, preempt and share; with
 /// one step in flight and with two.
-fn check_every_mix(start: Start) {
+fn check_every_mix(windows: &[Option<usize>], start: Start) {
+    let cache = CacheKinds { windows: windows.to_vec() };
+    let tight = |blocks: usize| blocks * windows.len();
+    let options = || EngineOptions { cache: cache.clone(), ..options() };
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
     let (alone, _) = generate(start, 1, &roomy, 0);
     let (expect, stats) = generate(start, 1, &roomy, 64);
@@ -139,22 +152,26 @@ fn check_every_mix(start: Start) {
         }
     };
     check("neighbours", roomy, |stats| stats.preemptions == 0);
-    check("preemption", EngineOptions { num_blocks: 32, ..options() }, |stats| {
+    check("preemption", EngineOptions { num_blocks: tight(32), ..options() }, |stats| {
         stats.preemptions > 0
     });
     let chunked = EngineOptions { max_batched_tokens: 8, ..options() };
-    let spacious = EngineOptions { num_blocks: 256, ..chunked.clone() };
+    let spacious = EngineOptions { num_blocks: tight(256), ..chunked.clone() };
     check("chunking", spacious, |stats| stats.steps > 300);
-    check("chunking with preemption", EngineOptions { num_blocks: 32, ..chunked }, |stats| {
-        stats.preemptions > 0
-    });
-    let sevens = EngineOptions { block_size: 7, num_blocks: 20, ..options() };
+    check(
+        "chunking with preemption",
+        EngineOptions { num_blocks: tight(32), ..chunked },
+        |stats| stats.preemptions > 0,
+    );
+    let sevens = EngineOptions { block_size: 7, num_blocks: tight(20), ..options() };
     check("another block size", sevens, |stats| stats.preemptions > 0);
 }
 
 #[test]
 fn neighbours_change_no_token() {
-    check_every_mix(&SlotRunner::start);
+    for windows in [&[None][..], &[None, Some(12)], &[Some(60)], &[Some(30), None, Some(30)]] {
+        check_every_mix(windows, &SlotRunner::start);
+    }
 }
 
 #[test]
@@ -162,21 +179,36 @@ fn neighbours_change_no_token_of_a_real_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    check_every_mix(&|options, depth| {
-        let (runner, info) =
-            ModelRunner::load(&ModelSource::gguf(path.clone()), &runner_options(options)).unwrap();
-        assert_eq!(info.num_blocks, options.num_blocks);
+    check_model(&ModelSource::gguf(path), &[None], 2 * 2 * 16);
+}
+
+/// The model has two layers that see everything and one with a window.
+#[test]
+fn neighbours_change_no_token_of_a_model_with_a_window() {
+    let case = goldens().cases.into_iter().find(|case| case.name == "gemma3-odd").unwrap();
+    let mut config = case.config.clone();
+    config["max_position_embeddings"] = 128.into();
+    let folder = tempfile::tempdir().unwrap();
+    case.write(folder.path(), &config).unwrap();
+    let source = ModelSource::hf_folder(folder.path().to_owned());
+    check_model(&source, &[None, None, Some(8)], 2 * 16);
+}
+
+/// `width` is the number of values that a token's K has in one block.
+fn check_model(source: &ModelSource, windows: &[Option<usize>], width: usize) {
+    check_every_mix(windows, &|options, depth| {
+        let (runner, info) = ModelRunner::load(source, &runner_options(options, width)).unwrap();
+        assert_eq!((info.num_blocks, &info.cache), (options.num_blocks, &options.cache));
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     });
 }
 
-/// Options with memory for exactly `num_blocks` blocks of the tiny model, which has 2 layers, 2
-/// heads of 16 values, and keys and values in f32.
-fn runner_options(options: &EngineOptions) -> ModelOptions {
+/// Options with memory for exactly `num_blocks` blocks of f32 values.
+fn runner_options(options: &EngineOptions, width: usize) -> ModelOptions {
     ModelOptions {
         threads: 2,
         dequantise: false,
-        kv_bytes: options.num_blocks * options.block_size * 2 * 2 * 16 * 2 * 4,
+        kv_bytes: options.num_blocks * options.block_size * width * 2 * 4,
         block_size: options.block_size,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),

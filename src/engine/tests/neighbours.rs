@@ -11,6 +11,7 @@ use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::{ScheduledStep, Scheduler};
 use cresset_kernels::sampling::philox4x32;
+use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use cresset_models::{ModelOptions, ModelSource};
 
@@ -70,6 +71,7 @@ impl Mix {
             max_waiting: 0,
             block_size: BLOCK,
             num_blocks,
+            cache: CacheKinds::default(),
             max_context: CONTEXT,
         };
         (options, arrivals)

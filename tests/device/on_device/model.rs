@@ -123,6 +123,7 @@ impl Loaded {
             max_waiting: 1 << 16,
             block_size: BLOCK_SIZE,
             num_blocks,
+            cache: self.info.cache.clone(),
             max_context,
         }
     }

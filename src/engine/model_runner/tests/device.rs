@@ -8,6 +8,7 @@ use crate::engine::{
 };
 use cresset_kernels::gpu::{Emulator, device_or_emulator};
 use cresset_kernels::sampling::params::SamplingParams;
+use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
 use tokio::sync::mpsc::Receiver;
 
@@ -20,6 +21,7 @@ fn engine_options() -> EngineOptions {
         max_waiting: 32,
         block_size: BLOCK,
         num_blocks: 64,
+        cache: CacheKinds::default(),
         max_context: 128,
     }
 }
