@@ -239,6 +239,7 @@ fn a_month_is_summed_up_by_model_and_key() {
     let left = folder.json(&["credits", "show", "--account", &account])["trialUnits"].clone();
     assert_eq!(json!(total.to_string()), left, "the changes add up to the balance");
     assert!(rows.iter().any(|row| &row[2] == "debit" && &row[11] == reference), "{csv}");
+    assert!(rows.iter().any(|row| row[12] == key_id), "{csv}");
     for period in [["--month", &*next], ["--from", &*next], ["--until", &*month]] {
         let none = folder.run(&[&of[..], &period, &["--csv"]].concat()).stdout;
         assert_eq!(none.lines().count(), 1, "{period:?}: {none}");

@@ -92,7 +92,7 @@ fn own_crest(tensor: &WeightStats) -> f64 {
 }
 
 fn is_bias(name: &str) -> bool {
-    name.ends_with(".bias")
+    name.ends_with("bias")
 }
 
 /// The name without the number of the layer.

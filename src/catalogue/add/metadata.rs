@@ -3,6 +3,7 @@
 use super::files::is_gguf_path;
 use crate::catalogue::{Error, Result, sampling_defaults};
 use cresset_kernels::sampling::params::SamplingParams;
+use cresset_models::arch;
 use cresset_models::loader::gguf::{GgufFile, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -46,7 +47,14 @@ fn config_context(files: &[PathBuf]) -> Option<u64> {
     let config = json(files, "config.json")?;
     // A model that reads more than text has the settings of its text model apart.
     let parts = [&config, &config["text_config"]];
-    parts.into_iter().find_map(|part| part["max_position_embeddings"].as_u64())
+    let said = parts.into_iter().find_map(|part| part["max_position_embeddings"].as_u64());
+    said.or_else(|| usual_context(&config))
+}
+
+/// The context of a family whose configs leave out what it usually is.
+fn usual_context(config: &serde_json::Value) -> Option<u64> {
+    let spec = arch::from_hf(Path::new("config.json"), config.to_string().as_bytes()).ok()?;
+    u64::try_from(spec.config.max_positions).ok()
 }
 
 /// The publisher's own sampling parameters, if the release carries them.

@@ -195,3 +195,25 @@ fn a_built_in_release_survives_its_bad_manifest() {
     fs::write(folder.join("manifest.toml"), "").unwrap();
     assert_eq!(Catalogue::new(data.path()).find(&name).unwrap(), Manifest::default_release());
 }
+
+#[test]
+fn a_config_that_leaves_out_its_context_has_that_of_its_family() {
+    let data = tempfile::tempdir().unwrap();
+    let folder = hf_folder(data.path(), "weights");
+    let config = r#"{
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": { "factor": 8.0, "rope_type": "linear" }
+        },
+        "vision_config": { "hidden_size": 1152 }
+    }"#;
+    fs::write(folder.join("config.json"), config).unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let added = catalogue.add(&folder, None, &|_| Ok(()), &mut |_| {}).unwrap();
+    assert_eq!(added.limits.model_context_tokens, 131_072);
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    let refused = catalogue.add(&folder, Some("other"), &|_| Ok(()), &mut |_| {});
+    assert!(refused.unwrap_err().to_string().contains("does not say its context length"));
+}

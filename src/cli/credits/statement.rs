@@ -25,9 +25,9 @@ const COLUMNS: &[&str] = &[
     "model",
     "prompt_tokens",
     "completion_tokens",
-    "credential_id",
     "request_id",
     "reference",
+    "credential_id",
 ];
 /// Columns of a summary.
 const SUMS: &[&str] =
