@@ -201,8 +201,9 @@ impl ModelPool {
         if usage.pinned {
             return Err("it was started with --model, so it stays in memory".into());
         }
-        if usage.active + usage.waiting > 0 {
-            return Err(format!("it has {} requests", usage.active + usage.waiting));
+        let requests = usage.active + usage.waiting;
+        if requests > 0 {
+            return Err(format!("requests for it run or wait ({requests})"));
         }
         if usage.phase != LoadPhase::Loaded {
             return Err("it is not in memory".into());

@@ -59,7 +59,9 @@ async fn a_revoked_credential_that_had_attached_hears_no_more() {
     }
     assert!(heard.contains("invalid_credential"), "{heard}");
     assert!(!heard.contains("finish_reason\":\"length"), "it ended early: {heard}");
-    assert_eq!(world.request(id).await["state"], "running", "the owner's stream goes on");
+    // A request is answered before the record says that it runs.
+    let state = world.request(id).await["state"].clone();
+    assert!(state == "running" || state == "queued", "the owner's stream goes on, not {state}");
     assert!(!next_piece(&mut own).await.is_empty());
     world.delete(id).await;
     world.close().await;
