@@ -15,7 +15,7 @@ pub struct KvCache<M: OpMemory> {
     pub v: Vec<M::Buffer>,
 }
 
-/// Where K and V of one layer are.
+/// The place of one layer's K and V in the cache.
 pub struct LayerCache<'a, M: OpMemory> {
     /// The number of the layer's group.
     pub group: usize,

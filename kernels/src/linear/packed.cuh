@@ -12,7 +12,7 @@ constexpr uint32_t TILE_ROWS = 32, TILE_COLUMNS = 64, HEADER_COLUMNS = 256;
 // those of 128 to make the number 128 + code.
 constexpr uint32_t ONE_128 = 0x4300, TWO_128 = ONE_128 << 16 | ONE_128;
 
-// What the kernels are told about a format.
+// The numbers of a format that its kernels are given.
 struct PackedFormat {
     uint32_t zero;     // the code that means zero
     uint32_t bytes;    // whether scales are bytes that multiply those of a header
@@ -32,7 +32,7 @@ DEVICE constexpr uint32_t groups_of_tile(uint32_t bits) {
 }
 DEVICE constexpr uint32_t code_bytes(uint32_t bits) { return TILE_ROWS * TILE_COLUMNS * bits / 8; }
 
-// Where the tiles and headers of a band of 32 rows are.
+// Finds the tiles and headers of a band of 32 rows.
 struct PackedBand {
     const unsigned char* begin;
     uint32_t tile_bytes, header_bytes, tiles;
@@ -113,8 +113,8 @@ struct LaneCodes {
         for (uint32_t r = 0; r < 4; r++) {
             if constexpr (BITS == 8) {
                 uint32_t codes = low[step].at[tile * 2 + r / 2] >> (r % 2 * 8);
-                // Of a code from 128 on, 128 is left out above and below; of a smaller one, 256 is
-                // subtracted from 128 + code.
+                // The low seven bits are added to 128. Then 128 is subtracted if the code's high
+                // bit is set, and 256 if it is not, which leaves the code less 128.
                 a[r] = subtract_pairs(
                     (codes & 0x007f007fu) | TWO_128, (~codes & 0x00800080u) | TWO_128);
             } else {

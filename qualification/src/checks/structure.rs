@@ -312,7 +312,7 @@ mod tests {
         (0.581, 5.59),
     ];
 
-    /// What the check says of these tensors of one role after a change to one of them.
+    /// Changes one tensor of a role, and returns the check's complaints about all of them.
     fn complaints(kind: &str, layer: usize, change: fn(&mut WeightStats)) -> Vec<String> {
         let tensor = |(layer, &(rms, max)): (usize, &(f64, f32))| WeightStats {
             name: format!("blk.{layer}.{kind}"),

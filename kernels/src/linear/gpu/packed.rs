@@ -75,9 +75,11 @@ impl Kernels {
 
     /// The first GEMV that takes `n` rows and fits the device.
     fn gemv(&self, n: usize, properties: &Properties) -> Option<usize> {
-        (0..GEMV_TOKENS.len()).find(|gemv| {
-            n <= GEMV_TOKENS[*gemv] && self.gemv_bytes(*gemv) <= properties.shared_bytes as usize
-        })
+        (0..GEMV_TOKENS.len()).find(|gemv| self.takes(*gemv, n, properties))
+    }
+
+    fn takes(&self, gemv: usize, n: usize, properties: &Properties) -> bool {
+        n <= GEMV_TOKENS[gemv] && self.gemv_bytes(gemv) <= properties.shared_bytes as usize
     }
 
     /// Four slots of two tiles and 64 rows of `x`.

@@ -120,13 +120,9 @@ impl Case {
     }
 
     fn algorithms(&self, n: usize) -> impl Iterator<Item = PackedAlgorithm> {
-        let (kernels, most) =
-            (Kernels::of(&self.packed.format), self.gpu.properties().shared_bytes);
-        let fits = move |gemv: &usize| {
-            n <= GEMV_TOKENS[*gemv] && kernels.gemv_bytes(*gemv) <= most as usize
-        };
+        let kernels = Kernels::of(&self.packed.format);
         (0..GEMV_TOKENS.len())
-            .filter(fits)
+            .filter(move |gemv| kernels.takes(*gemv, n, self.gpu.properties()))
             .map(PackedAlgorithm::Gemv)
             .chain([PackedAlgorithm::Gemm])
     }
