@@ -128,6 +128,10 @@ metrics! {
         "Prompt tokens found in the prefix cache since the engine's start");
     preemptions: By<1, Counter> = add("num_preemptions",
         "Running sequences put back to waiting because KV blocks were short");
+    draft_tokens: By<1, Counter> = add("spec_decode_num_draft_tokens",
+        "Tokens that were guessed and computed ahead of their turn");
+    accepted_tokens: By<1, Counter> = add("spec_decode_num_accepted_tokens",
+        "Guessed tokens that were the ones drawn");
     stops: By<1, Counter> = add("num_stopped",
         "Running sequences stopped by a cancel, a stop string or a disconnect");
     late_frees: By<1, Counter> = add("kv_late_frees",
@@ -446,6 +450,8 @@ impl Metrics {
         for (family, total) in [
             (&self.prefix_hits, stats.prefix_hit_tokens),
             (&self.preemptions, stats.preemptions),
+            (&self.draft_tokens, stats.draft_tokens),
+            (&self.accepted_tokens, stats.accepted_tokens),
             (&self.stops, stats.stops),
             (&self.late_frees, stats.late_frees),
         ] {

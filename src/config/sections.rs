@@ -160,6 +160,12 @@ pub struct EngineSettings {
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub max_context: usize = 0,
+    /// Most tokens that are guessed of a sequence and computed beside its next one, from what
+    /// followed the same words earlier in its text. They change no answer and are never billed; a
+    /// sequence in which they seldom come true, or an engine with too much to do, tries none. 0
+    /// switches them off. The CPU only, and not for answers that keep to a format.
+    #[schemars(range(min = 0, max = 64))]
+    pub speculative_tokens: usize = 16,
     /// Turns every weight into f32 at load: the exact reference, at several times the memory. On a
     /// GPU, activations and cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool = false,

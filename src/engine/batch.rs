@@ -30,8 +30,10 @@ pub fn forward_batch(
         let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
         push_tokens(&mut batch, sequence, row);
         if row.samples {
-            batch.logits_indices.push(batch.input_ids.len() as u32 - 1);
-            rows.push(sequence.row_sampling(row.feedback));
+            let end = batch.input_ids.len();
+            batch.logits_indices.extend((end - row.results()..end).map(|index| index as u32));
+            let samplings = 0..=row.drafts;
+            rows.extend(samplings.map(|drafts| sequence.row_sampling(row.feedback, drafts)));
         }
     }
     if !batch.feedback.is_empty() {
@@ -51,16 +53,19 @@ fn push_tokens(batch: &mut ForwardBatch, sequence: &Sequence, row: &StepRow) {
         batch.feedback.resize(batch.input_ids.len(), None);
         batch.feedback.push(row.feedback);
     }
-    for position in row.from..row.end() {
-        batch.input_ids.push(if row.feedback.is_some() { 0 } else { sequence.tokens[position] });
-        batch.positions.push(position as u32);
+    match row.feedback {
+        Some(_) => batch.input_ids.push(0),
+        None => batch.input_ids.extend(&sequence.tokens[row.from..row.end()]),
     }
+    batch.input_ids.extend(&sequence.drafts()[..row.drafts]);
+    let end = row.end() + row.drafts;
+    batch.positions.extend((row.from..end).map(|position| position as u32));
     batch.cu_seqlens_q.push(batch.input_ids.len() as u32);
-    batch.seq_lens.push(row.end() as u32);
+    batch.seq_lens.push(end as u32);
 }
 
 fn push_blocks(batch: &mut ForwardBatch, blocks: &[u32], row: &StepRow, block_size: usize) {
-    for position in row.from..row.end() {
+    for position in row.from..row.end() + row.drafts {
         let slot = blocks[position / block_size] as usize * block_size + position % block_size;
         batch.slot_mapping.push(slot as u32);
     }

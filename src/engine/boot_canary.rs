@@ -53,8 +53,10 @@ struct Canary<'a> {
 
 impl<'a> Canary<'a> {
     fn new(options: &EngineOptions, answers: &'a [KnownAnswer], decisive: f32) -> Self {
+        // Each step gives one token of each answer.
+        let options = EngineOptions { speculative_tokens: 0, ..options.clone() };
         // The prefix cache of this scheduler is not used again, so its hashes need no secret.
-        let mut scheduler = Scheduler::new(options.clone(), [0; 32]);
+        let mut scheduler = Scheduler::new(options, [0; 32]);
         let mut open = BTreeMap::new();
         for (index, answer) in answers.iter().enumerate() {
             let id = SequenceId(index as u64 + 1);
@@ -139,6 +141,7 @@ mod tests {
             num_blocks: 64,
             cache: CacheKinds::default(),
             max_context: 64,
+            speculative_tokens: 0,
         }
     }
 

@@ -47,6 +47,9 @@ pub struct EngineStats {
     pub generated_tokens: u64,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
+    /// Tokens that were guessed and computed ahead, and those of them that were right.
+    pub draft_tokens: u64,
+    pub accepted_tokens: u64,
     /// Sequences that were stopped by `EngineHandle::stop`.
     pub stops: u64,
     /// Stopped sequences whose blocks were held for more than two steps after the stop.

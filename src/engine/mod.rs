@@ -10,8 +10,8 @@
 //! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
 //! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
 //!
-//! `sequence`, `block_manager`, `scheduler`, `fair_queue`, `queue_limits`, `grammar`, `rate` and
-//! `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a scheduled step
+//! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`, `grammar`,
+//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a scheduled step
 //! into the model's input; `model_runner` computes it.
 
 pub mod batch;
@@ -28,6 +28,7 @@ pub mod rate;
 pub mod runner;
 pub mod scheduler;
 pub mod sequence;
+pub mod speculation;
 #[cfg(any(test, feature = "failpoints"))]
 pub mod testing;
 mod worker;

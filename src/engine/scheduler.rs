@@ -22,11 +22,12 @@ mod integrity;
 use super::block_manager::{BlockManager, Prefix};
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, SequenceState, StopCause};
+use super::speculation::StepCosts;
 use crate::ids::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Limits of one engine; the configuration sets all of them.
 #[derive(Clone, Debug)]
@@ -43,6 +44,9 @@ pub struct EngineOptions {
     pub cache: CacheKinds,
     /// Longest prompt + output of a sequence, tokens.
     pub max_context: usize,
+    /// Most drafts of a sequence in one step. 0 switches them off, as does a runner with more than
+    /// one step in flight: drafts follow from tokens that are known.
+    pub speculative_tokens: usize,
 }
 
 impl EngineOptions {
@@ -71,7 +75,7 @@ pub struct ScheduledStep {
     /// Sequences that run for the first time.
     pub started: Vec<SequenceId>,
     pub preempted: Vec<SequenceId>,
-    /// How many of the rows sample.
+    /// Tokens that the step samples.
     num_results: u32,
 }
 
@@ -80,11 +84,11 @@ impl ScheduledStep {
         let (id, from, feedback) = (sequence.id, sequence.num_computed_tokens, sequence.feedback());
         let samples = sequence.schedule(num_tokens, self.num_results);
         self.num_results += u32::from(samples);
-        self.rows.push(StepRow { id, from, num_tokens, feedback, samples });
+        self.rows.push(StepRow { id, from, num_tokens, feedback, samples, drafts: 0 });
     }
 
     pub fn num_tokens(&self) -> usize {
-        self.rows.iter().map(|row| row.num_tokens).sum()
+        self.rows.iter().map(|row| row.num_tokens + row.drafts).sum()
     }
 }
 
@@ -98,11 +102,24 @@ pub struct StepRow {
     pub feedback: Option<u32>,
     /// The row reaches the sequence's end, so its last token gives logits.
     pub samples: bool,
+    /// Drafts behind these tokens, each of which gives logits too.
+    pub drafts: usize,
 }
 
 impl StepRow {
+    /// The position behind the row's tokens, at which its drafts begin.
     pub fn end(&self) -> usize {
         self.from + self.num_tokens
+    }
+
+    /// Whether the row has only the token that its sequence got last.
+    fn decodes(&self) -> bool {
+        self.samples && self.num_tokens == 1
+    }
+
+    /// How many tokens are sampled for the row.
+    pub fn results(&self) -> usize {
+        if self.samples { 1 + self.drafts } else { 0 }
     }
 }
 
@@ -113,6 +130,9 @@ pub struct Totals {
     pub generated_tokens: u64,
     pub prefix_hit_tokens: u64,
     pub preemptions: u64,
+    /// Drafts computed, and those that were the tokens drawn.
+    pub draft_tokens: u64,
+    pub accepted_tokens: u64,
 }
 
 #[derive(Debug)]
@@ -127,6 +147,7 @@ pub struct Scheduler {
     /// A sequence that found no room in the last step although its account runs nothing.
     unserved: Option<SequenceId>,
     in_flight: VecDeque<Vec<StepRow>>,
+    costs: StepCosts,
     totals: Totals,
 }
 
@@ -149,6 +170,7 @@ impl Scheduler {
             queue: FairQueue::new(options.max_batched_tokens),
             unserved: None,
             in_flight: VecDeque::new(),
+            costs: StepCosts::default(),
             totals: Totals::default(),
             options,
         }
@@ -216,6 +238,7 @@ impl Scheduler {
         // Blocks that were just freed for decodes belong to those decodes.
         let may_start = step.preempted.len() == preempted_before;
         self.schedule_prompts(&mut step, unserved.filter(|_| may_start), may_start);
+        self.add_drafts(&mut step);
         if !step.rows.is_empty() {
             self.in_flight.push_back(step.rows.clone());
         }
@@ -239,17 +262,34 @@ impl Scheduler {
         rows
     }
 
+    /// Notes how long the step of these rows took, from which follows whether drafts pay.
+    pub fn note_cost(&mut self, rows: &[StepRow], spent: Duration) {
+        if rows.iter().all(StepRow::decodes) {
+            self.costs.record(rows.iter().map(StepRow::results).sum(), spent);
+        }
+    }
+
     /// Gives up the steps in flight. The caller finishes the sequences in them; an id may come
     /// twice, and may have ended before.
     pub fn drop_steps_in_flight(&mut self) -> Vec<SequenceId> {
         self.in_flight.drain(..).flatten().map(|row| row.id).collect()
     }
 
-    /// Appends the token sampled by a row of the step committed last. A returned cause means that
-    /// the sequence is complete and must be finished.
+    /// Whether the next result of a row of the step committed last is a token of its sequence. It
+    /// is not once the sequence has ended, nor behind a draft that was not drawn.
+    pub fn awaits(&self, id: SequenceId) -> bool {
+        self.get(id).is_some_and(|sequence| sequence.pending_tokens > 0)
+    }
+
+    /// Appends the next token that a row of the step committed last gave a sequence that awaits it.
+    /// A returned cause means that the sequence is complete and must be finished.
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         self.totals.generated_tokens += 1;
-        sequence_mut(&mut self.sequences, id).append(token, self.options.max_context)
+        let sequence = sequence_mut(&mut self.sequences, id);
+        let computed = sequence.num_computed_tokens;
+        let cause = sequence.append(token, self.options.max_context);
+        self.totals.accepted_tokens += (sequence.num_computed_tokens - computed) as u64;
+        cause
     }
 
     /// Removes a sequence and frees its blocks at once. `None` when there is no such sequence.
@@ -285,6 +325,34 @@ impl Scheduler {
                 self.queue.charge(account, 1);
                 step.push(sequence_mut(&mut self.sequences, id), 1);
             }
+        }
+    }
+
+    /// Adds drafts to a step in which every sequence decodes: where a prompt waits, its tokens are
+    /// the better use of a step. Drafts take no block that a sequence needs for its next token.
+    fn add_drafts(&mut self, step: &mut ScheduledStep) {
+        let (rows, most) = (step.rows.len(), self.options.speculative_tokens);
+        let decodes = rows == self.sequences.len() && step.rows.iter().all(StepRow::decodes);
+        if most == 0 || !decodes || !self.in_flight.is_empty() {
+            return;
+        }
+        let price = self.costs.price(rows);
+        let mut budget = self.options.max_batched_tokens - step.num_tokens();
+        for row in &mut step.rows {
+            let sequence = sequence_mut(&mut self.sequences, row.id);
+            let ahead = sequence.remaining(self.options.max_context) - 1;
+            let drafts = sequence.find_drafts(most.min(budget).min(ahead), price);
+            let end = row.end() + drafts;
+            let needed = self.blocks.missing(sequence.table.groups(), end);
+            let spare = self.blocks.available().saturating_sub(rows * self.blocks.groups());
+            if needed > spare || !self.blocks.claim(&mut sequence.table, row.from, end) {
+                sequence.drop_drafts();
+                continue;
+            }
+            row.drafts = drafts;
+            budget -= drafts;
+            step.num_results += drafts as u32;
+            self.totals.draft_tokens += drafts as u64;
         }
     }
 

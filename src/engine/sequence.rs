@@ -3,6 +3,7 @@
 use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
 use super::grammar::TokenGrammar;
+use super::speculation::Drafts;
 use crate::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
@@ -109,6 +110,7 @@ pub struct Sequence {
     /// How many of these rows give a token. Those tokens follow `tokens`; only the runner has them
     /// yet.
     pub pending_tokens: usize,
+    drafts: Drafts,
     /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,
     sampling: Arc<SamplingParams>,
@@ -132,6 +134,7 @@ impl Sequence {
             state: SequenceState::Waiting,
             rows_in_flight: 0,
             pending_tokens: 0,
+            drafts: Drafts::default(),
             latest_result: 0,
             sampling: Arc::new(request.sampling.clone()),
             grammar: request.grammar.as_ref().map(|grammar| grammar.begin()),
@@ -194,6 +197,26 @@ impl Sequence {
         samples
     }
 
+    /// Looks for at most `most` drafts to compute behind the last token, as many as are worth their
+    /// `price`, and returns how many there are. None for an answer that keeps to a grammar, whose
+    /// place only goes forward.
+    pub fn find_drafts(&mut self, most: usize, price: f64) -> usize {
+        if self.grammar.is_some() {
+            return 0;
+        }
+        self.drafts.look_up(&self.tokens, most, price).len()
+    }
+
+    /// Gives up the drafts found last.
+    pub fn drop_drafts(&mut self) {
+        self.drafts.clear();
+    }
+
+    /// The drafts of the row in flight.
+    pub fn drafts(&self) -> &[u32] {
+        self.drafts.tokens()
+    }
+
     /// Notes that the first `count` tokens are computed or were found in the cache. Returns how
     /// many prompt tokens are counted for the first time by that.
     pub fn count_prompt(&mut self, count: usize) -> usize {
@@ -203,10 +226,15 @@ impl Sequence {
         self.prompt_tokens - before
     }
 
-    /// Appends the token that was pending longest. A cause means that it is the last one.
+    /// Appends the token that was pending longest. A cause means that it is the last one. If it is
+    /// the draft in its place, it is computed already, and the token after it is pending.
     pub fn append(&mut self, token: u32, max_context: usize) -> Option<StopCause> {
         self.pending_tokens -= 1;
         Arc::make_mut(&mut self.tokens).push(token);
+        if self.drafts.accept(token) {
+            self.num_computed_tokens += 1;
+            self.pending_tokens += 1;
+        }
         if self.request.eos_ids.contains(&token) {
             Some(StopCause::EndOfText)
         } else if self.remaining(max_context) == 0 {
@@ -223,14 +251,18 @@ impl Sequence {
             .min(max_context.saturating_sub(self.tokens.len()))
     }
 
-    /// How to sample a row of the step being launched. `pending` is the result of the step before
-    /// that is the row's last token, if that is not known yet.
-    pub fn row_sampling(&self, pending: Option<u32>) -> RowSampling {
-        let before = self.output_len() + usize::from(pending.is_some());
+    /// How to sample a row of the step being launched, behind so many of its `drafts`. `pending` is
+    /// the result of the step before that is the row's last token, if that is not known yet.
+    pub fn row_sampling(&self, pending: Option<u32>, drafts: usize) -> RowSampling {
+        let before = self.output_len() + drafts + usize::from(pending.is_some());
         let may_end = before >= self.request.min_tokens as usize;
+        let tokens = match drafts {
+            0 => Arc::clone(&self.tokens),
+            _ => Arc::new([&self.tokens, &self.drafts()[..drafts]].concat()),
+        };
         RowSampling {
             params: Arc::clone(&self.sampling),
-            tokens: Arc::clone(&self.tokens),
+            tokens,
             pending,
             prompt_len: self.prompt_len,
             banned: if may_end { Arc::default() } else { Arc::clone(&self.request.eos_ids) },

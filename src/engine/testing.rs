@@ -23,6 +23,7 @@ pub fn small_options() -> EngineOptions {
         num_blocks: 64,
         cache: CacheKinds::default(),
         max_context: 64,
+        speculative_tokens: 0,
     }
 }
 

@@ -6,6 +6,7 @@ mod determinism;
 mod errors;
 mod lifecycle;
 mod neighbours;
+mod speculation;
 
 use super::*;
 use crate::ids::AccountId;
@@ -25,6 +26,7 @@ fn options() -> EngineOptions {
         num_blocks: 64,
         cache: CacheKinds::default(),
         max_context: 128,
+        speculative_tokens: 0,
     }
 }
 

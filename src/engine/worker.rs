@@ -14,7 +14,7 @@ use super::inbox::{Commands, EnginePhase, Inbox};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
-use super::scheduler::{ScheduledStep, Scheduler};
+use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
 use crate::failpoint::failpoint;
 use cresset_kernels::sampling::params::Sampled;
@@ -44,7 +44,11 @@ const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
     pub(super) fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
-        let scheduler = Scheduler::new(inbox.options.clone(), boot_secret());
+        let mut options = inbox.options.clone();
+        if runner.depth() > 1 {
+            options.speculative_tokens = 0;
+        }
+        let scheduler = Scheduler::new(options, boot_secret());
         let worker = Self {
             runner,
             scheduler,
@@ -168,36 +172,46 @@ impl Worker {
         self.inbox.enter(EnginePhase::Collecting { sequences });
         let results = catch_panic(|| self.runner.collect())?;
         let oldest = self.scheduler.in_flight().front().into_iter().flatten();
-        let (found, wanted) = (results.len(), oldest.filter(|row| row.samples).count());
+        let (found, wanted) = (results.len(), oldest.map(StepRow::results).sum::<usize>());
         if found != wanted {
-            let text = format!("the runner gave {found} results for {wanted} rows");
+            let text = format!("the runner gave {found} results where {wanted} were asked for");
             return Err(EngineError::Shape(text));
         }
         self.inbox.step_ended();
         let rows = self.scheduler.commit_step();
         let now = Instant::now();
         let spent = now - std::mem::replace(&mut self.busy_since, now);
-        self.throughput.record(rows.iter().map(|row| row.num_tokens).sum(), spent);
-        for (row, result) in rows.iter().filter(|row| row.samples).zip(results) {
-            self.commit_row(row.id, result);
+        self.scheduler.note_cost(&rows, spent);
+        let accepted = self.scheduler.totals().accepted_tokens;
+        let mut results = results.into_iter();
+        for row in &rows {
+            self.commit_row(row.id, results.by_ref().take(row.results()));
         }
+        let accepted = (self.scheduler.totals().accepted_tokens - accepted) as usize;
+        let computed = rows.iter().map(|row| row.num_tokens).sum::<usize>() + accepted;
+        self.throughput.record(computed, spent);
         Ok(())
     }
 
-    fn commit_row(&mut self, id: SequenceId, result: RowResult) {
-        if self.scheduler.get(id).is_none() {
-            // The sequence ended while the step was in flight. The token is neither sent nor
-            // counted, so it is not charged either.
-            return;
-        }
-        match result {
-            Ok(sampled) => self.append(id, sampled),
-            Err(error) => {
-                let kind = error.kind();
-                tracing::error!(sequence = id.0, kind, reason = %error, "a row failed");
-                self.finish(id, StopCause::Failed(error));
+    /// Takes over a row's results, up to the first that does not follow from the one before: each
+    /// draft that was not drawn makes the rest of them void.
+    fn commit_row(&mut self, id: SequenceId, mut results: impl Iterator<Item = RowResult>) {
+        // A sequence may have ended while the step was in flight. Its tokens are then neither sent
+        // nor counted, so they are not charged either.
+        while self.scheduler.awaits(id)
+            && let Some(result) = results.next()
+        {
+            match result {
+                Ok(sampled) => self.append(id, sampled),
+                Err(error) => {
+                    let kind = error.kind();
+                    tracing::error!(sequence = id.0, kind, reason = %error, "a row failed");
+                    self.finish(id, StopCause::Failed(error));
+                }
             }
         }
+        // The caller's iterator goes on with the next row.
+        results.for_each(drop);
     }
 
     fn append(&mut self, id: SequenceId, sampled: Sampled) {
@@ -281,6 +295,8 @@ impl Worker {
             generated_tokens: totals.generated_tokens,
             prefix_hit_tokens: totals.prefix_hit_tokens,
             preemptions: totals.preemptions,
+            draft_tokens: totals.draft_tokens,
+            accepted_tokens: totals.accepted_tokens,
             ..self.counts.clone()
         }
     }

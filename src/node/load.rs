@@ -179,6 +179,7 @@ impl Assembly {
             num_blocks: info.num_blocks.min(blocks.saturating_mul(info.cache.windows.len())),
             cache: info.cache.clone(),
             max_context: most,
+            speculative_tokens: engine.speculative_tokens,
         };
         options.max_context = options.longest_within(most);
         options

@@ -117,14 +117,16 @@ impl ScoredText {
     /// The rows of a step whose logits are wanted, by their index in the batch.
     fn rows(&self, batch: &ForwardBatch, most: usize) -> Vec<(u32, ScoredRow)> {
         let total = batch.input_ids.len();
+        let is_asked = |row: usize| batch.logits_indices.binary_search(&(row as u32)).is_ok();
+        // The rows of a sequence that decodes are its last token, and drafts behind it.
         let decodes = |row: usize| {
             let sequence = batch.cu_seqlens_q.partition_point(|start| *start as usize <= row);
-            batch.cu_seqlens_q[sequence] - batch.cu_seqlens_q[sequence - 1] == 1
+            is_asked(batch.cu_seqlens_q[sequence - 1] as usize)
         };
         // A device has room for few rows: then every so many are scored.
         let every = if self.path == ScorePath::Prefill { total.div_ceil(most) } else { total };
         let row = |row: usize| {
-            let asked = batch.logits_indices.binary_search(&(row as u32)).is_ok();
+            let asked = is_asked(row);
             let position = batch.positions[row] as usize;
             let scored = match self.path {
                 ScorePath::Prefill => asked || row % every == every - 1,
@@ -166,7 +168,11 @@ impl Runner for ScoringRunner {
             self.in_flight.push_back(None);
             return Ok(());
         };
-        let wanted = text.rows(batch, self.most_rows);
+        let mut wanted = text.rows(batch, self.most_rows);
+        // What follows a draft that the text does not have is no part of the text's score.
+        for ((_, row), asked) in wanted.iter_mut().filter(|(_, row)| row.asked).zip(rows) {
+            row.scored &= text.tokens.starts_with(&asked.tokens);
+        }
         let mut wider = batch.clone();
         wider.logits_indices = wanted.iter().map(|(row, _)| *row).collect();
         wider.feedback.iter_mut().flatten().for_each(|index| *index = self.result(*index));

@@ -29,6 +29,7 @@ fn decoding() -> Scheduler {
         num_blocks: 32_768,
         cache: CacheKinds::default(),
         max_context: 4_096,
+        speculative_tokens: 0,
     };
     let mut scheduler = Scheduler::new(options, [7; 32]);
     let accounts: Vec<AccountId> = (0..16).map(|_| AccountId::generate()).collect();

@@ -50,6 +50,7 @@ mod remote_admin;
 mod secrecy;
 mod service;
 mod soak;
+mod speculation;
 mod sse;
 mod stalled;
 mod start;

@@ -77,6 +77,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             num_blocks: 512,
             cache: CacheKinds::default(),
             max_context: 1024,
+            speculative_tokens: 0,
         };
         Ok(LoadedEngine {
             engine: EngineHandle::start(Box::new(runner), options),

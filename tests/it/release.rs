@@ -73,6 +73,7 @@ fn engine(file: &Path, dequantise: bool) -> EngineHandle {
         num_blocks: info.num_blocks,
         cache: info.cache.clone(),
         max_context: 2048,
+        speculative_tokens: 16,
     };
     EngineHandle::start(Box::new(runner), options)
 }
@@ -98,10 +99,15 @@ fn greedy(
     engine.submit(request).unwrap().1
 }
 
-fn tokens(mut events: tokio::sync::mpsc::Receiver<SequenceEvent>) -> Vec<u32> {
+/// Reads a sequence to its end; `at_token` is called when each token arrives.
+pub fn run_tokens(
+    mut events: tokio::sync::mpsc::Receiver<SequenceEvent>,
+    mut at_token: impl FnMut(),
+) -> Vec<u32> {
     let mut ids = Vec::new();
     while let Some(event) = events.blocking_recv() {
         if let SequenceEvent::Token { id, .. } = event {
+            at_token();
             ids.push(id);
         }
     }
@@ -115,7 +121,7 @@ pub fn check_greedy(file: &Path, cases: &[Case], dequantise: bool) {
     let run = |case: &Case| greedy(&engine, &case.prompt_ids, case.greedy_ids.len() as u32);
     let running: Vec<_> = cases.iter().map(run).collect();
     for (case, events) in cases.iter().zip(running) {
-        let ids = tokens(events);
+        let ids = run_tokens(events, || ());
         assert_eq!(ids.len(), case.greedy_ids.len(), "{}", case.id);
         if let Some(at) = ids.iter().zip(&case.greedy_ids).position(|(ours, theirs)| ours != theirs)
         {

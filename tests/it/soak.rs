@@ -49,6 +49,7 @@ fn offer(world: &World, seed: u64) -> String {
             num_blocks: info.num_blocks,
             cache: info.cache.clone(),
             max_context: 256,
+            speculative_tokens: 8,
         };
         Ok(LoadedEngine { engine: EngineHandle::start(Box::new(runner), options), bytes: 6 << 20 })
     };

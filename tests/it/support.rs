@@ -444,6 +444,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         num_blocks: setup.num_blocks,
         cache: CacheKinds::default(),
         max_context: 2048,
+        speculative_tokens: 0,
     };
     let (id, max_context) = (qualified.id(), options.max_context);
     let runner = Mutex::new(Some(runner));

@@ -16,6 +16,7 @@ fn options() -> EngineOptions {
         num_blocks: 10,
         cache: CacheKinds::default(),
         max_context: 64,
+        speculative_tokens: 0,
     }
 }
 

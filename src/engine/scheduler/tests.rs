@@ -41,6 +41,7 @@ impl Bench {
             num_blocks: value("blocks"),
             cache: CacheKinds { windows: windows.to_vec() },
             max_context: value("context"),
+            speculative_tokens: 0,
         };
         Self { scheduler: Scheduler::new(options, [7; 32]), depth, began: any_instant() }
     }
@@ -632,4 +633,56 @@ fn random_operations_keep_every_block_accounted_for() {
 fn a_million_random_operations_keep_every_block_accounted_for() {
     churn(1, 1_000_000);
     churn(2, 1_000_000);
+}
+
+/// The next step of a scheduler with one sequence: where its row begins, and its drafts.
+fn next_row(scheduler: &mut Scheduler) -> (usize, Vec<u32>) {
+    let step = scheduler.schedule();
+    let [row] = step.rows[..] else { panic!("one row: {step:?}") };
+    assert!(row.samples && row.results() == 1 + row.drafts);
+    scheduler.check_integrity().unwrap();
+    (row.from, scheduler.get(row.id).unwrap().drafts().to_vec())
+}
+
+#[test]
+fn drafts_become_tokens_up_to_the_first_that_was_not_drawn() {
+    let options = EngineOptions { speculative_tokens: 4, ..super::super::testing::small_options() };
+    let mut scheduler = Scheduler::new(options, [7; 32]);
+    let id = SequenceId(1);
+    let prompt = [1, 2, 3, 4, 1, 2, 3];
+    scheduler.add(id, crate::engine::tests::request(prompt, 14));
+    // What a row gives, and which of that are tokens.
+    let mut commit = |scheduler: &mut Scheduler, results: &[u32]| {
+        scheduler.commit_step();
+        let mut taken = 0;
+        while scheduler.awaits(id) && taken < results.len() {
+            assert_eq!(scheduler.append(id, results[taken]), None);
+            taken += 1;
+        }
+        taken
+    };
+    // The row of a prompt has no drafts.
+    assert_eq!(next_row(&mut scheduler), (0, vec![]));
+    assert_eq!(commit(&mut scheduler, &[4]), 1);
+    assert_eq!(next_row(&mut scheduler), (7, vec![1, 2, 3, 4]));
+    assert_eq!(commit(&mut scheduler, &[1, 2, 9, 9, 9]), 3, "the third is no draft, so the last");
+    assert_eq!(scheduler.get(id).unwrap().tokens[7..], [4, 1, 2, 9]);
+    // Nothing in the text follows a 9.
+    assert_eq!(next_row(&mut scheduler), (10, vec![]));
+    assert_eq!(commit(&mut scheduler, &[2]), 1);
+    for (from, token) in [(11, 3), (12, 4)] {
+        assert_eq!(next_row(&mut scheduler), (from, vec![]));
+        assert_eq!(commit(&mut scheduler, &[token]), 1);
+    }
+    // No more drafts than the answer may have tokens behind the next one.
+    let (from, drafts) = next_row(&mut scheduler);
+    assert!(from == 13 && drafts[..2] == [1, 2], "{drafts:?}");
+    let all: Vec<u32> = drafts.iter().copied().chain([7]).collect();
+    assert_eq!(commit(&mut scheduler, &all), all.len());
+    let totals = scheduler.totals();
+    assert_eq!(totals.accepted_tokens, 2 + drafts.len() as u64);
+    assert_eq!(totals.draft_tokens, 4 + drafts.len() as u64);
+    scheduler.finish(id, StopCause::Stopped).unwrap();
+    scheduler.check_integrity().unwrap();
+    assert_eq!(scheduler.blocks().used(), 0);
 }

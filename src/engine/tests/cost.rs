@@ -36,6 +36,7 @@ fn steps_of_256_rows(depth: usize) {
         num_blocks: 65_536,
         cache: CacheKinds::default(),
         max_context: 4_096,
+        speculative_tokens: 0,
     };
     let mut scheduler = Scheduler::new(options, [0; 32]);
     for id in 0..256 {

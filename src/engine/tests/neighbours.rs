@@ -73,6 +73,7 @@ impl Mix {
             num_blocks,
             cache: CacheKinds::default(),
             max_context: CONTEXT,
+            speculative_tokens: 2 * (self.number as usize % 5),
         };
         (options, arrivals)
     }
@@ -148,6 +149,8 @@ impl<'a> Stage<'a> {
     fn new(runner: &'a mut dyn Runner, options: EngineOptions) -> Self {
         // The previous mix may have left a step in flight.
         runner.recover().unwrap();
+        let speculative_tokens = if runner.depth() == 1 { options.speculative_tokens } else { 0 };
+        let options = EngineOptions { speculative_tokens, ..options };
         Self {
             runner,
             scheduler: Scheduler::new(options, [9; 32]),
@@ -173,22 +176,22 @@ impl<'a> Stage<'a> {
     fn collect(&mut self) -> bool {
         let results = self.runner.collect().unwrap();
         let mut going = true;
-        for (row, sampled) in
-            self.scheduler.commit_step().iter().filter(|row| row.samples).zip(results)
-        {
-            if self.scheduler.get(row.id).is_none() {
+        let rows = self.scheduler.commit_step();
+        let ids = rows.iter().flat_map(|row| std::iter::repeat_n(row.id, row.results()));
+        for (id, sampled) in ids.zip(results) {
+            if !self.scheduler.awaits(id) {
                 continue;
             }
             let sampled = sampled.unwrap();
-            if row.id == PROBE {
+            if id == PROBE {
                 let logprobs = sampled.logprobs.unwrap();
                 let top =
                     logprobs.top.iter().map(|(id, logprob)| (*id, logprob.to_bits())).collect();
                 self.output.push((sampled.token, logprobs.chosen.to_bits(), top));
             }
-            if let Some(cause) = self.scheduler.append(row.id, sampled.token) {
-                let finished = self.scheduler.finish(row.id, cause).unwrap();
-                if row.id == PROBE {
+            if let Some(cause) = self.scheduler.append(id, sampled.token) {
+                let finished = self.scheduler.finish(id, cause).unwrap();
+                if id == PROBE {
                     self.seen.cached = finished.cached_tokens;
                     going = false;
                 }

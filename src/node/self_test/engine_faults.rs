@@ -78,9 +78,15 @@ fn spans(batch: &ForwardBatch) -> Vec<std::ops::Range<usize>> {
     batch.cu_seqlens_q.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).collect()
 }
 
+/// Whether the rows are a part of a prompt that is longer than a token. Those of a sequence that
+/// decodes all give logits.
+fn is_chunk(batch: &ForwardBatch, span: &std::ops::Range<usize>) -> bool {
+    span.len() > 1 && batch.logits_indices.binary_search(&(span.start as u32)).is_err()
+}
+
 fn repeat_first_tokens(batch: &mut ForwardBatch) {
     for span in spans(batch) {
-        if span.len() > 1 && batch.positions[span.start] > 0 {
+        if is_chunk(batch, &span) && batch.positions[span.start] > 0 {
             batch.input_ids[span.start] = batch.input_ids[span.start + 1];
         }
     }
@@ -90,7 +96,7 @@ fn repeat_first_tokens(batch: &mut ForwardBatch) {
 fn drop_outputs(batch: &mut ForwardBatch, rows: &[RowSampling]) {
     for (row, sampling) in batch.logits_indices.clone().into_iter().zip(rows) {
         let found = spans(batch).into_iter().find(|span| span.contains(&(row as usize)));
-        for at in found.filter(|span| span.len() > 1).into_iter().flatten() {
+        for at in found.filter(|span| is_chunk(batch, span)).into_iter().flatten() {
             if batch.positions[at] as usize >= sampling.prompt_len {
                 batch.input_ids[at] = 0;
             }

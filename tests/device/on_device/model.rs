@@ -69,6 +69,7 @@ impl Source {
             max_batched_tokens,
             max_rows,
             max_context,
+            speculative_tokens: 0,
         } = wanted;
         let options = ModelOptions {
             gpu: Some(self.gpu.clone()),

@@ -23,6 +23,7 @@ fn engine_options() -> EngineOptions {
         num_blocks: 64,
         cache: CacheKinds::default(),
         max_context: 128,
+        speculative_tokens: 0,
     }
 }
 
