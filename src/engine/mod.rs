@@ -11,8 +11,8 @@
 //! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
 //!
 //! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`, `grammar`,
-//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a scheduled step
-//! into the model's input; `model_runner` computes it.
+//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a
+//! scheduled step into the model's input; `model_runner` computes it.
 
 pub mod batch;
 pub mod block_manager;

@@ -8,6 +8,11 @@
 //! Drafts come from the sequence's own text ("prompt lookup decoding", Saxena, 2023): where its
 //! last tokens stood before, what followed them there is expected again. How many are tried
 //! follows from how many were right in this sequence, and from the measured cost of a step.
+//!
+//! Tried and left out, with Qwen2.5-Coder-1.5B (Q4_K_M) on two cores, where a step of one token
+//! takes 30 ms and each further one about 10, on five prompts that ask for quotations: matches of
+//! two tokens (median gain 1.30 in place of 1.49), and an estimate for each four lengths of a match
+//! (1.33, though 1.13 and 1.20 where one estimate gave 1.10 and 1.11).
 
 use std::time::Duration;
 

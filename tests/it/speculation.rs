@@ -1,14 +1,18 @@
 //! What drafts gain and cost with a real model: answers that repeat their prompt, and prose.
 
 use super::release::{fetch, run_tokens};
+use cresset::config::Config;
 use cresset::engine::model_runner::ModelRunner;
-use cresset::engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams};
+use cresset::engine::runner::{RowResult, Runner};
+use cresset::engine::{
+    EngineError, EngineHandle, EngineOptions, GenerateRequest, RowSampling, SamplingParams,
+};
 use cresset::ids::AccountId;
 use cresset::text::{ChatMessage, TextModel};
-use cresset_models::{ModelOptions, ModelSource};
+use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const QWEN: &str = "qwen2.5-coder-1.5b-instruct";
@@ -39,7 +43,28 @@ impl Case {
     }
 }
 
-fn engine(file: PathBuf, speculative_tokens: usize) -> EngineHandle {
+/// The same weights in the same memory serve both engines, which take turns and find no prefix.
+#[derive(Clone)]
+struct SharedRunner(Arc<Mutex<ModelRunner>>);
+
+impl SharedRunner {
+    fn inner(&self) -> MutexGuard<'_, ModelRunner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Runner for SharedRunner {
+    fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
+        self.inner().launch(batch, rows)
+    }
+
+    fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
+        self.inner().collect()
+    }
+}
+
+/// Two engines around one model: without drafts, and with as many as a node has.
+fn engines(file: PathBuf) -> [EngineHandle; 2] {
     let options = ModelOptions {
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         dequantise: false,
@@ -50,17 +75,21 @@ fn engine(file: PathBuf, speculative_tokens: usize) -> EngineHandle {
         ..ModelOptions::default()
     };
     let (runner, info) = ModelRunner::load(&ModelSource::gguf(file), &options).unwrap();
-    let options = EngineOptions {
-        max_batched_tokens: 512,
-        max_rows: 64,
-        max_waiting: 4,
-        block_size: 16,
-        num_blocks: info.num_blocks,
-        cache: info.cache.clone(),
-        max_context: CONTEXT,
-        speculative_tokens,
-    };
-    EngineHandle::start(Box::new(runner), options)
+    let runner = SharedRunner(Arc::new(Mutex::new(runner)));
+    let usual = Config::default().engine.speculative_tokens;
+    [0, usual].map(|speculative_tokens| {
+        let options = EngineOptions {
+            max_batched_tokens: 512,
+            max_rows: 64,
+            max_waiting: 4,
+            block_size: 16,
+            num_blocks: info.num_blocks,
+            cache: info.cache.clone(),
+            max_context: CONTEXT,
+            speculative_tokens,
+        };
+        EngineHandle::start(Box::new(runner.clone()), options)
+    })
 }
 
 /// The answer, greedy, of at most so many tokens, and the time from its first token to its last.
@@ -95,7 +124,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Runs each case with and without drafts, in turns that change who begins. `DRAFT_CASES=N` runs
-/// every N-th case only, and `DRAFT_TOKENS` sets the longest answer (300).
+/// every N-th case only, `DRAFT_KIND` those of one kind, and `DRAFT_TOKENS` sets the longest answer
+/// (300).
 #[test]
 #[ignore = "a measurement with 1.1 GB of weights, which are fetched once"]
 #[expect(clippy::disallowed_methods, reason = "a measurement is told its size")]
@@ -107,9 +137,10 @@ fn drafts_of_code_retrieval_and_prose() {
     let file = fetch(QWEN);
     let model = TextModel::load(&ModelSource::gguf(file.clone())).unwrap();
     let Cases { cases } = toml::from_str(include_str!("speculation/cases.toml")).unwrap();
-    let engines = [engine(file.clone(), 0), engine(file, 16)];
+    let engines = engines(file);
     let mut ratios = BTreeMap::<String, Vec<f64>>::new();
-    for (at, case) in cases.iter().enumerate().step_by(every as usize) {
+    let wanted = |case: &Case| std::env::var("DRAFT_KIND").map_or(true, |kind| kind == case.kind);
+    for (at, case) in cases.iter().filter(|case| wanted(case)).step_by(every as usize).enumerate() {
         let prompt = case.prompt(&model);
         let before = engines[1].stats();
         let mut runs = [(Vec::new(), Duration::ZERO), (Vec::new(), Duration::ZERO)];
@@ -122,12 +153,13 @@ fn drafts_of_code_retrieval_and_prose() {
         let ratio = without.as_secs_f64() / with.as_secs_f64();
         let rate = |time: Duration| (tokens.len() - 1) as f64 / time.as_secs_f64();
         println!(
-            "{}: {} + {} tokens, {:.1} and {:.1} tok/s, {ratio:.2}; {} of {} drafts",
+            "{}: {} + {} tokens, {:.1} and {:.1} tok/s, {ratio:.2}; {} steps, {} of {} drafts",
             case.kind,
             prompt.len(),
             tokens.len(),
             rate(without),
             rate(with),
+            stats.steps - before.steps,
             stats.accepted_tokens - before.accepted_tokens,
             stats.draft_tokens - before.draft_tokens,
         );

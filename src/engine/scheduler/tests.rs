@@ -652,7 +652,7 @@ fn drafts_become_tokens_up_to_the_first_that_was_not_drawn() {
     let prompt = [1, 2, 3, 4, 1, 2, 3];
     scheduler.add(id, crate::engine::tests::request(prompt, 14));
     // What a row gives, and which of that are tokens.
-    let mut commit = |scheduler: &mut Scheduler, results: &[u32]| {
+    let commit = |scheduler: &mut Scheduler, results: &[u32]| {
         scheduler.commit_step();
         let mut taken = 0;
         while scheduler.awaits(id) && taken < results.len() {

@@ -69,7 +69,6 @@ impl Source {
             max_batched_tokens,
             max_rows,
             max_context,
-            speculative_tokens: 0,
         } = wanted;
         let options = ModelOptions {
             gpu: Some(self.gpu.clone()),
@@ -126,6 +125,8 @@ impl Loaded {
             num_blocks,
             cache: self.info.cache.clone(),
             max_context,
+            // A device has two steps in flight, which leaves no drafts.
+            speculative_tokens: 0,
         }
     }
 
