@@ -10,9 +10,9 @@
 //! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
 //! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
 //!
-//! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`, `grammar`,
-//! `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch` turns a
-//! scheduled step into the model's input; `model_runner` computes it.
+//! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`,
+//! `grammar`, `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch`
+//! turns a scheduled step into the model's input; `model_runner` computes it.
 
 pub mod batch;
 pub mod block_manager;
