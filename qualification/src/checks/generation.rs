@@ -7,9 +7,13 @@ use crate::subject::{PositionLogprob, Request, Result, SubjectError};
 pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut wrong = Vec::new();
     let topics = ["rain", "a small town by the sea", "integers"];
-    for topic in topics {
-        let prompt = input.prompt(topic)?;
-        let generation = input.one(Request::greedy(0, &prompt, 8))?;
+    let topics = topics.map(|topic| input.prompt(topic).map(|prompt| (topic, prompt)));
+    let mut prompts = topics.into_iter().collect::<Result<Vec<_>>>()?;
+    // A text that repeats itself is one whose tokens are guessed, and some of them wrongly.
+    let repeated = input.subject.encode(&"red, green, blue, ".repeat(6), false)?;
+    prompts.push(("a text that repeats itself", repeated));
+    for (topic, prompt) in &prompts {
+        let generation = input.one(Request::greedy(0, prompt, 16))?;
         let bad = generation
             .logprobs
             .iter()
@@ -22,7 +26,7 @@ pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     }
     Ok(CheckFinding::from_wrong(
         &wrong,
-        topics.len(),
+        prompts.len(),
         "finite, descending, sum ≤ 1, the greedy token first",
     ))
 }

@@ -19,6 +19,8 @@ pub(in crate::node) enum EngineFault {
     BlocksSwapped,
     /// Two rows of a step get each other's token.
     RowsSwapped,
+    /// Every guessed token counts as the one drawn.
+    DraftsKept,
     /// All rows share one seed.
     SeedShared,
     /// `top_k` lets one token more through.
@@ -37,6 +39,8 @@ pub(in crate::node) struct FaultyRunner {
     fault: EngineFault,
     /// Tokens of a block of the cache.
     block_size: usize,
+    /// For each result of the step launched last, the draft in the place of its token.
+    drafts: Vec<Option<u32>>,
 }
 
 impl FaultyRunner {
@@ -45,7 +49,7 @@ impl FaultyRunner {
         fault: EngineFault,
         block_size: usize,
     ) -> Self {
-        Self { inner, fault, block_size }
+        Self { inner, fault, block_size, drafts: Vec::new() }
     }
 
     fn spoil_rows(&self, rows: &[RowSampling]) -> Vec<RowSampling> {
@@ -84,6 +88,14 @@ fn is_chunk(batch: &ForwardBatch, span: &std::ops::Range<usize>) -> bool {
     span.len() > 1 && batch.logits_indices.binary_search(&(span.start as u32)).is_err()
 }
 
+/// For each row that gives logits, the draft behind it.
+fn drafts(batch: &ForwardBatch) -> Vec<Option<u32>> {
+    let ends = &batch.cu_seqlens_q;
+    let behind =
+        |row: &u32| (!ends.contains(&(row + 1))).then(|| batch.input_ids[*row as usize + 1]);
+    batch.logits_indices.iter().map(behind).collect()
+}
+
 fn repeat_first_tokens(batch: &mut ForwardBatch) {
     for span in spans(batch) {
         if is_chunk(batch, &span) && batch.positions[span.start] > 0 {
@@ -119,6 +131,7 @@ fn swap_blocks(batch: &mut ForwardBatch, block_size: usize) {
 
 impl Runner for FaultyRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
+        self.drafts = drafts(batch);
         let mut spoiled = batch.clone();
         self.spoil_batch(&mut spoiled, rows);
         let rows = self.spoil_rows(rows);
@@ -132,6 +145,13 @@ impl Runner for FaultyRunner {
         let mut results = self.inner.collect()?;
         if self.fault == EngineFault::RowsSwapped && results.len() > 1 {
             results.swap(0, 1);
+        }
+        if self.fault == EngineFault::DraftsKept {
+            for (result, draft) in results.iter_mut().zip(&self.drafts) {
+                if let (Ok(sampled), Some(draft)) = (result, draft) {
+                    sampled.token = *draft;
+                }
+            }
         }
         Ok(results)
     }

@@ -60,6 +60,7 @@ const ENGINE_FAULTS: &[(EngineFault, &str, &str, &str)] = &[
         "batch_invariance",
     ),
     (EngineFault::RowsSwapped, "scheduler", "two rows get each other's token", "batch_invariance"),
+    (EngineFault::DraftsKept, "scheduler", "every guessed token is kept", "logprobs"),
     (EngineFault::SeedShared, "scheduler", "all rows share one seed", "seeds"),
     (EngineFault::TopKOffByOne, "scheduler", "one token more than top_k is drawn", "sampler_law"),
     (EngineFault::TopPIgnored, "scheduler", "top_p has no effect", "parameters"),
