@@ -30,8 +30,10 @@ const FIRST_TOKEN: [f64; 18] = [
 ];
 const BETWEEN_TOKENS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
-const REQUEST: [f64; 14] =
-    [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
+const REQUEST: [f64; 18] = [
+    0.001, 0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0,
+    240.0, 480.0,
+];
 /// Upper bounds of buckets of tokens in a prompt or an answer.
 const TOKENS: [f64; 16] = [
     1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
@@ -89,6 +91,9 @@ metrics! {
     decode_time: By<1, Histogram> = histograms("request_decode_time_seconds",
         "Seconds from a request's first output token to its settlement",
         || Histogram::new(REQUEST));
+    time_per_token: By<1, Histogram> = histograms("request_time_per_output_token_seconds",
+        "Seconds that a request took on average for each output token behind the first",
+        || Histogram::new(BETWEEN_TOKENS));
     prompt_length: By<1, Histogram> = histograms("request_prompt_tokens",
         "Prompt tokens of a settled request", || Histogram::new(TOKENS));
     answer_length: By<1, Histogram> = histograms("request_generation_tokens",
@@ -107,9 +112,10 @@ metrics! {
     pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
     pub answers_full: Counter = add("stored_answers_full",
         "Requests refused because their account's stored answers reach their limit");
-    limit_refusals: By<1, Counter> = add("limit_refusals",
-        "Requests refused because a limit on spending is reached, by limit: plan_tokens, \
-         account_budget, key_budget");
+    limit_refusals: By<2, Counter> = add("limit_refusals",
+        "Requests refused because their account's limits or credits are used up, by plan and \
+         limit: requests_per_minute, max_concurrent, credits, plan_tokens, account_budget, \
+         key_budget");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
     engine_failures: By<1, Counter> = add("engine_failures",
@@ -124,6 +130,13 @@ metrics! {
         "Share of KV blocks in use now, 0 to 1");
     throughput: By<1, Ratio> = add("generation_tokens_per_second",
         "Tokens produced per second, over the last seconds");
+    kv_blocks: By<1, Gauge> = add("kv_cache_blocks", "Blocks that the KV cache has");
+    pub kv_block_tokens: Gauge = add("kv_cache_block_tokens", "Positions of a block of KV");
+    steps: By<1, Counter> = add("engine_steps", "Steps since the engine's start");
+    step_tokens: By<1, Counter> = add("engine_step_tokens",
+        "Tokens that were computed or produced in steps since the engine's start");
+    prefix_queries: By<1, Counter> = add("prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache since the engine's start");
     prefix_hits: By<1, Counter> = add("prefix_cache_hit_tokens",
         "Prompt tokens found in the prefix cache since the engine's start");
     preemptions: By<1, Counter> = add("num_preemptions",
@@ -146,7 +159,14 @@ metrics! {
     qualification_age: By<1, Gauge> = add("qualification_age_seconds",
         "Seconds since the model's qualification");
 
+    pub qualification_max_age: Gauge = add("qualification_max_age_seconds",
+        "Age of a qualification at which its model is not served any more");
+
     // The ledger.
+    backup_age: By<1, Gauge> = add("backup_age_seconds",
+        "Seconds since the last backup that is known, by what it holds: node, ledger");
+    audit_age: By<1, Gauge> = add("ledger_audit_age_seconds",
+        "Seconds since the last audit of the ledger, by what it covered: everything");
     disk_free: Gauge = add("disk_free_bytes", "Bytes free where the ledger is kept");
     ledger_files: By<1, Gauge> = add("ledger_file_bytes",
         "Bytes that the ledger's files take, by what they hold: ledger, answers, journal");
@@ -214,6 +234,7 @@ pub struct ModelMetrics {
     pub queue_time: Histogram,
     pub prefill_time: Histogram,
     pub decode_time: Histogram,
+    pub time_per_token: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
     pub request_latency: Histogram,
@@ -388,6 +409,7 @@ impl Metrics {
             queue_time: self.queue_time.get_or_create_owned(label),
             prefill_time: self.prefill_time.get_or_create_owned(label),
             decode_time: self.decode_time.get_or_create_owned(label),
+            time_per_token: self.time_per_token.get_or_create_owned(label),
             prompt_length: self.prompt_length.get_or_create_owned(label),
             answer_length: self.answer_length.get_or_create_owned(label),
             request_latency: self.request_latency.get_or_create_owned(label),
@@ -419,9 +441,11 @@ impl Metrics {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
     }
 
-    /// Counts a request that was refused because a limit on spending is reached.
-    pub fn limit_reached(&self, limit: &'static str) {
-        self.limit_refusals.get_or_create(&[("limit", limit.to_owned())]).inc();
+    /// Counts a request that was refused because a limit of its account is reached. `plan` is a
+    /// name of the configuration.
+    pub fn limit_reached(&self, plan: &str, limit: &'static str) {
+        let labels = [("plan", plan.to_owned()), ("limit", limit.to_owned())];
+        self.limit_refusals.get_or_create(&labels).inc();
     }
 
     /// Counts a request that failed in the engine. `kind` is the name of the error's kind.
@@ -442,8 +466,13 @@ impl Metrics {
         let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
         self.kv_usage.get_or_create(label).set(used);
         self.throughput.get_or_create(label).set(stats.tokens_per_second);
+        self.kv_blocks.get_or_create(label).set(stats.blocks_total as i64);
+        let computed = stats.prompt_tokens.saturating_sub(stats.prefix_hit_tokens);
         // The engine counts from its own start, so these counters are set to its totals.
         for (family, total) in [
+            (&self.steps, stats.steps),
+            (&self.step_tokens, computed + stats.generated_tokens),
+            (&self.prefix_queries, stats.prompt_tokens),
             (&self.prefix_hits, stats.prefix_hit_tokens),
             (&self.preemptions, stats.preemptions),
             (&self.stops, stats.stops),
@@ -475,6 +504,21 @@ impl Metrics {
     /// Sets the age of a model's qualification, seconds.
     pub fn sample_qualification(&self, model: &str, age: u64) {
         self.qualification_age.get_or_create(&[("model", model.to_owned())]).set(age as i64);
+    }
+
+    /// Sets the ages of the last backups, by what they hold, and of the last audit of everything;
+    /// seconds, `None` where none is known.
+    pub fn sample_care(&self, backups: [(&'static str, Option<u64>); 2], audit: Option<u64>) {
+        for (kind, age) in backups {
+            if let Some(age) = age {
+                let label = &[("kind", kind.to_owned())];
+                self.backup_age.get_or_create(label).set(age as i64);
+            }
+        }
+        if let Some(age) = audit {
+            let label = &[("covered", "everything".to_owned())];
+            self.audit_age.get_or_create(label).set(age as i64);
+        }
     }
 
     /// Sets what the ledger has counted since the start of the node, and its sizes.
@@ -530,11 +574,20 @@ mod tests {
         });
         metrics.gateway.answered("ollama", "/api/chat", None, Duration::from_secs(1));
         metrics.gateway.count_tokens("ollama", "prompt", 7);
-        metrics.limit_reached("plan_tokens");
+        metrics.limit_reached("default", "plan_tokens");
+        metrics.sample_care([("node", Some(60)), ("ledger", None)], Some(70));
         metrics.sample_qualification("m", 5);
         metrics.spans.add("dropped", 2);
-        let stats =
-            EngineStats { running: 1, blocks_total: 4, blocks_used: 1, ..EngineStats::default() };
+        let stats = EngineStats {
+            running: 1,
+            blocks_total: 4,
+            blocks_used: 1,
+            steps: 5,
+            prompt_tokens: 9,
+            prefix_hit_tokens: 4,
+            generated_tokens: 2,
+            ..EngineStats::default()
+        };
         metrics.sample_engine("m", false, &stats);
         let text = metrics.text();
         for line in [
@@ -548,6 +601,13 @@ mod tests {
             "process_cpu_seconds_total 2.5",
             concat!("cresset_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
             "cresset_kv_cache_usage_ratio{model=\"m\"} 0.25",
+            "cresset_kv_cache_blocks{model=\"m\"} 4",
+            "cresset_engine_steps_total{model=\"m\"} 5",
+            "cresset_engine_step_tokens_total{model=\"m\"} 7",
+            "cresset_prefix_cache_query_tokens_total{model=\"m\"} 9",
+            "cresset_limit_refusals_total{plan=\"default\",limit=\"plan_tokens\"} 1",
+            "cresset_backup_age_seconds{kind=\"node\"} 60",
+            "cresset_ledger_audit_age_seconds{covered=\"everything\"} 70",
             "cresset_ledger_open_reservations 3",
             "cresset_ledger_audit_ok 1",
             "cresset_ledger_violations_total 0",

@@ -72,6 +72,18 @@ impl Plans {
         self.find(account).plan
     }
 
+    /// The name of the plan in force for an account.
+    pub fn name_of(&self, account: &Account) -> String {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        by_name.get_key_value(&account.plan).map_or("default", |(name, _)| name).to_owned()
+    }
+
+    /// All plans in force, by name.
+    pub fn all(&self) -> BTreeMap<String, Arc<Plan>> {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        by_name.iter().map(|(name, found)| (name.clone(), found.plan.clone())).collect()
+    }
+
     pub fn names(&self) -> Vec<String> {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }

@@ -51,5 +51,5 @@ async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
 }
 
 async fn scrape(State(live): State<Arc<Live>>) -> Response {
-    ([(CONTENT_TYPE, OPEN_METRICS)], metrics::text(&live.node).await).into_response()
+    ([(CONTENT_TYPE, OPEN_METRICS)], metrics::text(&live).await).into_response()
 }

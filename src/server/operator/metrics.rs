@@ -1,15 +1,17 @@
 //! The node's metrics, sampled when they are asked for.
 
+use super::Live;
+use crate::clock::UnixMillis;
 use crate::config::resident_bytes;
 use crate::engine::EngineHandle;
 use crate::metrics::ProcessSample;
-use crate::request::Services;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// The text that a scrape gets.
-pub async fn text(services: &Services) -> String {
-    let Services { pool, store, live, metrics, .. } = services;
+pub async fn text(node: &Live) -> String {
+    let services = &node.node;
+    let (pool, store, metrics) = (&services.pool, &services.store, &services.metrics);
     let (ledger, now) = (store.stats().await, store.now().seconds());
     for view in pool.views() {
         let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
@@ -22,8 +24,12 @@ pub async fn text(services: &Services) -> String {
     let [loads, unloads] = pool.load_counts();
     metrics.sample_pool(budget - free, loads, unloads);
     metrics.sample_model_failures(&pool.failures());
-    metrics.sample_node(live.len(), store.healthy(), services.is_ready());
+    metrics.sample_node(services.live.len(), store.healthy(), services.is_ready());
     metrics.sample_ledger(&ledger);
+    let backups = node.files.backups.read();
+    let since = |at: u64| now.saturating_sub(at);
+    let backups = ["node", "ledger"].map(|kind| (kind, backups[kind]["at"].as_u64().map(since)));
+    metrics.sample_care(backups, store.fully_audited_at().map(UnixMillis::seconds).map(since));
     metrics.sample_process(process());
     metrics.text()
 }
