@@ -5,13 +5,13 @@ use crate::clock::UnixMillis;
 use crate::config::resident_bytes;
 use crate::engine::EngineHandle;
 use crate::metrics::ProcessSample;
+use crate::request::Services;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
 /// The text that a scrape gets.
-pub async fn text(node: &Live) -> String {
-    let services = &node.node;
-    let (pool, store, metrics) = (&services.pool, &services.store, &services.metrics);
+pub async fn text(services: &Services) -> String {
+    let Services { pool, store, live, metrics, .. } = services;
     let (ledger, now) = (store.stats().await, store.now().seconds());
     for view in pool.views() {
         let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
@@ -24,14 +24,19 @@ pub async fn text(node: &Live) -> String {
     let [loads, unloads] = pool.load_counts();
     metrics.sample_pool(budget - free, loads, unloads);
     metrics.sample_model_failures(&pool.failures());
-    metrics.sample_node(services.live.len(), store.healthy(), services.is_ready());
+    metrics.sample_node(live.len(), store.healthy(), services.is_ready());
     metrics.sample_ledger(&ledger);
-    let backups = node.files.backups.read();
-    let since = |at: u64| now.saturating_sub(at);
-    let backups = ["node", "ledger"].map(|kind| (kind, backups[kind]["at"].as_u64().map(since)));
-    metrics.sample_care(backups, store.fully_audited_at().map(UnixMillis::seconds).map(since));
     metrics.sample_process(process());
     metrics.text()
+}
+
+/// Sets the ages of the last backups and of the last audit.
+pub(super) fn sample_care(live: &Live) {
+    let (store, backups) = (&live.node.store, live.files.backups.read());
+    let since = |at: u64| store.now().seconds().saturating_sub(at);
+    let backups = ["node", "ledger"].map(|kind| (kind, backups[kind]["at"].as_u64().map(since)));
+    let audit = store.fully_audited_at().map(UnixMillis::seconds).map(since);
+    live.node.metrics.sample_care(backups, audit);
 }
 
 /// The figures that the system has of this process; zero where it has none.
