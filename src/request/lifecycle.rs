@@ -12,6 +12,7 @@ use super::error::RequestError;
 use super::guard::ReservationGuard;
 use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
+use super::plans::limit_of;
 use super::recent_errors::RecentError;
 use super::recent_latencies::RequestLatency;
 use super::services::Services;
@@ -92,25 +93,14 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         }
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
-            if let StoreError::Refused(refusal) = &error
-                && let Some(limit) = limit_of(refusal)
-            {
-                services.metrics.limit_reached(&plan.plan_name, limit);
+            if let StoreError::Refused(refusal) = &error {
+                let limit = limit_of(refusal);
+                limit.inspect(|limit| services.metrics.limit_reached(&plan.plan_name, limit));
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }
         // Whether the reservation is durable is not known: the guard releases it if it is.
         Err(_) => guard.in_doubt(),
-    }
-}
-
-/// The limit of its account at which an admission was refused.
-fn limit_of(refusal: &Refusal) -> Option<&'static str> {
-    match refusal {
-        Refusal::LimitReached(limit) => Some(limit.kind.name()),
-        Refusal::ConcurrencyLimit { .. } => Some("max_concurrent"),
-        Refusal::InsufficientCredits { .. } | Refusal::CreditsReserved { .. } => Some("credits"),
-        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::config::Plan;
 use crate::ids::AccountId;
-use crate::ledger::{Account, TokenQuotas};
+use crate::ledger::{Account, Refusal, TokenQuotas};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::collections::BTreeMap;
@@ -99,6 +99,16 @@ impl Plans {
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
         let found = by_name.get(&account.plan).or_else(|| by_name.get("default"));
         found.expect("invariant: a valid configuration has a default plan").clone()
+    }
+}
+
+/// The limit of its account at which an admission was refused.
+pub(super) fn limit_of(refusal: &Refusal) -> Option<&'static str> {
+    match refusal {
+        Refusal::LimitReached(limit) => Some(limit.kind.name()),
+        Refusal::ConcurrencyLimit { .. } => Some("max_concurrent"),
+        Refusal::InsufficientCredits { .. } | Refusal::CreditsReserved { .. } => Some("credits"),
+        _ => None,
     }
 }
 

@@ -16,7 +16,7 @@ pub struct AnswerReader {
 #[derive(Clone, Debug)]
 pub enum AnswerForm {
     /// What is thought comes first, calls come last, and the text between them has no marks.
-    Marked(MarkedParts),
+    Marked(Box<MarkedParts>),
     Channels(ChannelReader),
 }
 
@@ -28,7 +28,7 @@ pub struct MarkedParts {
 
 impl Default for AnswerForm {
     fn default() -> Self {
-        Self::Marked(MarkedParts::default())
+        Self::Marked(Box::default())
     }
 }
 

@@ -239,7 +239,7 @@ mod tests {
             match part {
                 AnswerPart::Reasoning(text) => told[0] += &text,
                 AnswerPart::Content(text) => told[1] += &text,
-                AnswerPart::Call { name } => told[2] += &format!("{name}:"),
+                AnswerPart::Call { name } => told[2] += &(name + ":"),
                 AnswerPart::Arguments(text) => told[2] += &text,
             }
         }

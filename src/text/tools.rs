@@ -62,7 +62,7 @@ impl TextModel {
             thoughts: thinking.map(|start| ThoughtReader::new(start.marks, start.opened)),
             calls: calls.map(reader),
         };
-        AnswerReader { form: AnswerForm::Marked(parts), marks: self.specials_where(is_mark) }
+        AnswerReader { form: AnswerForm::Marked(parts.into()), marks: self.specials_where(is_mark) }
     }
 
     /// Whether the model's answers are messages in channels.
@@ -168,7 +168,7 @@ pub fn read_calls(
         AnswerForm::Channels(ChannelReader::new(true, true))
     } else {
         let calls = Some(CallReader::new(format, plain_arguments(tools)));
-        AnswerForm::Marked(MarkedParts { thoughts: None, calls })
+        AnswerForm::Marked(MarkedParts { thoughts: None, calls }.into())
     };
     let mut reader = AnswerReader { form, marks: Vec::new() };
     let (mut calls, mut behind) = (Vec::<ReadCall>::new(), String::new());

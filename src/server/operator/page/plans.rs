@@ -29,7 +29,7 @@ pub(super) fn table(live: &Live) -> Markup {
 
 fn row(name: &str, plan: &Plan) -> Vec<Markup> {
     let limit =
-        |limit: Option<&dyn Display>| html! { (limit.map_or("–".into(), |n| n.to_string())) };
+        |limit: Option<&dyn Display>| html! { (limit.map_or("–".into(), ToString::to_string)) };
     let fixed = |limit: &dyn Display| html! { (limit) };
     vec![
         html! { (name) },
