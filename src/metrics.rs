@@ -30,8 +30,10 @@ const FIRST_TOKEN: [f64; 18] = [
 ];
 const BETWEEN_TOKENS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.4, 0.75, 1.0, 5.0];
-const REQUEST: [f64; 14] =
-    [0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0, 480.0];
+const REQUEST: [f64; 18] = [
+    0.001, 0.005, 0.02, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0,
+    240.0, 480.0,
+];
 /// Upper bounds of buckets of tokens in a prompt or an answer.
 const TOKENS: [f64; 16] = [
     1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
@@ -89,6 +91,9 @@ metrics! {
     decode_time: By<1, Histogram> = histograms("request_decode_time_seconds",
         "Seconds from a request's first output token to its settlement",
         || Histogram::new(REQUEST));
+    time_per_token: By<1, Histogram> = histograms("request_time_per_output_token_seconds",
+        "Seconds that a request took on average for each output token behind the first",
+        || Histogram::new(BETWEEN_TOKENS));
     prompt_length: By<1, Histogram> = histograms("request_prompt_tokens",
         "Prompt tokens of a settled request", || Histogram::new(TOKENS));
     answer_length: By<1, Histogram> = histograms("request_generation_tokens",
@@ -107,9 +112,10 @@ metrics! {
     pub attaches: Counter = add("idempotent_attaches", "Requests that joined a running one");
     pub answers_full: Counter = add("stored_answers_full",
         "Requests refused because their account's stored answers reach their limit");
-    limit_refusals: By<1, Counter> = add("limit_refusals",
-        "Requests refused because a limit on spending is reached, by limit: plan_tokens, \
-         account_budget, key_budget");
+    limit_refusals: By<2, Counter> = add("limit_refusals",
+        "Requests refused because their account's limits or credits are used up, by plan and \
+         limit: requests_per_minute, max_concurrent, credits, plan_tokens, account_budget, \
+         key_budget");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
     engine_failures: By<1, Counter> = add("engine_failures",
@@ -124,6 +130,13 @@ metrics! {
         "Share of KV blocks in use now, 0 to 1");
     throughput: By<1, Ratio> = add("generation_tokens_per_second",
         "Tokens produced per second, over the last seconds");
+    kv_blocks: By<1, Gauge> = add("kv_cache_blocks", "Blocks that the KV cache has");
+    pub kv_block_tokens: Gauge = add("kv_cache_block_tokens", "Positions of a block of KV");
+    steps: By<1, Counter> = add("engine_steps", "Steps since the engine's start");
+    step_tokens: By<1, Counter> = add("engine_step_tokens",
+        "Tokens that were computed or produced in steps since the engine's start");
+    prefix_queries: By<1, Counter> = add("prefix_cache_query_tokens",
+        "Prompt tokens looked up in the prefix cache since the engine's start");
     prefix_hits: By<1, Counter> = add("prefix_cache_hit_tokens",
         "Prompt tokens found in the prefix cache since the engine's start");
     preemptions: By<1, Counter> = add("num_preemptions",
@@ -150,7 +163,14 @@ metrics! {
     qualification_age: By<1, Gauge> = add("qualification_age_seconds",
         "Seconds since the model's qualification");
 
+    pub qualification_max_age: Gauge = add("qualification_max_age_seconds",
+        "Age of a qualification at which its model is not served any more");
+
     // The ledger.
+    backup_age: By<1, Gauge> = add("backup_age_seconds",
+        "Seconds since the last backup that is known, by what it holds: node, ledger");
+    audit_age: By<1, Gauge> = add("ledger_audit_age_seconds",
+        "Seconds since the last audit of the ledger, by what it covered: everything");
     disk_free: Gauge = add("disk_free_bytes", "Bytes free where the ledger is kept");
     ledger_files: By<1, Gauge> = add("ledger_file_bytes",
         "Bytes that the ledger's files take, by what they hold: ledger, answers, journal");
@@ -218,6 +238,7 @@ pub struct ModelMetrics {
     pub queue_time: Histogram,
     pub prefill_time: Histogram,
     pub decode_time: Histogram,
+    pub time_per_token: Histogram,
     prompt_length: Histogram,
     answer_length: Histogram,
     pub request_latency: Histogram,
@@ -392,6 +413,7 @@ impl Metrics {
             queue_time: self.queue_time.get_or_create_owned(label),
             prefill_time: self.prefill_time.get_or_create_owned(label),
             decode_time: self.decode_time.get_or_create_owned(label),
+            time_per_token: self.time_per_token.get_or_create_owned(label),
             prompt_length: self.prompt_length.get_or_create_owned(label),
             answer_length: self.answer_length.get_or_create_owned(label),
             request_latency: self.request_latency.get_or_create_owned(label),
@@ -423,9 +445,11 @@ impl Metrics {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
     }
 
-    /// Counts a request that was refused because a limit on spending is reached.
-    pub fn limit_reached(&self, limit: &'static str) {
-        self.limit_refusals.get_or_create(&[("limit", limit.to_owned())]).inc();
+    /// Counts a request that was refused because a limit of its account is reached. `plan` is a
+    /// name of the configuration.
+    pub fn limit_reached(&self, plan: &str, limit: &'static str) {
+        let labels = [("plan", plan.to_owned()), ("limit", limit.to_owned())];
+        self.limit_refusals.get_or_create(&labels).inc();
     }
 
     /// Counts a request that failed in the engine. `kind` is the name of the error's kind.
@@ -446,8 +470,13 @@ impl Metrics {
         let used = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
         self.kv_usage.get_or_create(label).set(used);
         self.throughput.get_or_create(label).set(stats.tokens_per_second);
+        self.kv_blocks.get_or_create(label).set(stats.blocks_total as i64);
+        let computed = stats.prompt_tokens.saturating_sub(stats.prefix_hit_tokens);
         // The engine counts from its own start, so these counters are set to its totals.
         for (family, total) in [
+            (&self.steps, stats.steps),
+            (&self.step_tokens, computed + stats.generated_tokens),
+            (&self.prefix_queries, stats.prompt_tokens),
             (&self.prefix_hits, stats.prefix_hit_tokens),
             (&self.preemptions, stats.preemptions),
             (&self.draft_tokens, stats.draft_tokens),
@@ -483,6 +512,21 @@ impl Metrics {
         self.qualification_age.get_or_create(&[("model", model.to_owned())]).set(age as i64);
     }
 
+    /// Sets the ages of the last backups, by what they hold, and of the last audit of everything;
+    /// seconds, `None` where none is known.
+    pub fn sample_care(&self, backups: [(&'static str, Option<u64>); 2], audit: Option<u64>) {
+        for (kind, age) in backups {
+            if let Some(age) = age {
+                let label = &[("kind", kind.to_owned())];
+                self.backup_age.get_or_create(label).set(age as i64);
+            }
+        }
+        if let Some(age) = audit {
+            let label = &[("covered", "everything".to_owned())];
+            self.audit_age.get_or_create(label).set(age as i64);
+        }
+    }
+
     /// Sets what the ledger has counted since the start of the node, and its sizes.
     pub fn sample_ledger(&self, ledger: &StoreStats) {
         self.violations.inner().store(ledger.violations, Ordering::Relaxed);
@@ -513,6 +557,39 @@ fn told(registry: &Registry) -> String {
 mod tests {
     use super::*;
 
+    fn assert_told(text: &str, line: &str) {
+        assert!(text.lines().any(|told| told == line), "{line} is not in\n{text}");
+    }
+
+    #[test]
+    fn steps_limits_and_ages_are_told() {
+        let metrics = Metrics::default();
+        metrics.limit_reached("default", "plan_tokens");
+        metrics.sample_care([("node", Some(60)), ("ledger", None)], Some(70));
+        let stats = EngineStats {
+            blocks_total: 4,
+            steps: 5,
+            prompt_tokens: 9,
+            prefix_hit_tokens: 4,
+            generated_tokens: 2,
+            ..EngineStats::default()
+        };
+        metrics.sample_engine("m", false, &stats);
+        let text = metrics.text();
+        for line in [
+            "cresset_kv_cache_blocks{model=\"m\"} 4",
+            "cresset_engine_steps_total{model=\"m\"} 5",
+            "cresset_engine_step_tokens_total{model=\"m\"} 7",
+            "cresset_prefix_cache_query_tokens_total{model=\"m\"} 9",
+            "cresset_limit_refusals_total{plan=\"default\",limit=\"plan_tokens\"} 1",
+            "cresset_backup_age_seconds{kind=\"node\"} 60",
+            "cresset_ledger_audit_age_seconds{covered=\"everything\"} 70",
+        ] {
+            assert_told(&text, line);
+        }
+        assert!(!text.contains("kind=\"ledger\""), "an age that is not known is not told");
+    }
+
     #[test]
     fn every_metric_is_documented_and_told() {
         let metrics = Metrics::default();
@@ -536,7 +613,6 @@ mod tests {
         });
         metrics.gateway.answered("ollama", "/api/chat", None, Duration::from_secs(1));
         metrics.gateway.count_tokens("ollama", "prompt", 7);
-        metrics.limit_reached("plan_tokens");
         metrics.sample_qualification("m", 5);
         metrics.spans.add("dropped", 2);
         let stats =
@@ -570,7 +646,7 @@ mod tests {
             "cresset_request_prompt_tokens_sum{model=\"m\"} 5.0",
             "cresset_time_to_first_token_seconds_count{model=\"m\"} 1",
         ] {
-            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+            assert_told(&text, line);
         }
         let helps = text.lines().filter(|l| l.starts_with("# HELP")).count();
         let types = text.lines().filter(|l| l.starts_with("# TYPE")).count();

@@ -106,10 +106,41 @@ fn acts(list: &Value) -> String {
             "at": act["at"],
             "by": act["by"],
             "command": command,
-            "arguments": arguments.join(" "),
+            "arguments": shortened(&arguments.join(" ")),
             "failed": act["failed"],
         })
     };
     let rows: Vec<Value> = list["data"].as_array().into_iter().flatten().map(row).collect();
     text::table(&json!({ "data": rows }), ACT_COLUMNS)
+}
+
+/// Characters of a command's arguments that a line shows; `--json` shows all.
+const SHOWN: usize = 100;
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_act_is_one_line_that_fits_a_screen() {
+        let act = |note: &str| {
+            json!({ "at": 0, "by": "a user with a name", "failed": "why\nnot",
+                "did": { "command": "account_change", "id": "x", "note": note, "plan": null } })
+        };
+        let notes = ["short".to_owned(), "é".repeat(1_000), "one\r\ntwo\u{1b}[2J".to_owned()];
+        let told = acts(&json!({ "data": notes.each_ref().map(|note| act(note)) }));
+        let lines: Vec<&str> = told.split('\n').collect();
+        assert_eq!((lines.len(), lines[4]), (5, ""), "{told}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 200), "{told}");
+        assert!(!told.contains(['\r', '\u{1b}']), "{told}");
+        assert!(lines[1].contains(r#"id="x" note="short""#), "{told}");
+        assert!(lines[2].contains("ééé…"), "{told}");
+    }
 }

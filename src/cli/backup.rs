@@ -6,11 +6,12 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::node;
-use crate::server::operator::AdminCommand;
-use crate::store::RestoreScope;
+use crate::server::operator::{AdminCommand, view};
+use crate::store::{RestoreScope, Store, StoreConfig};
 use clap::Args;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use uuid::Uuid;
 
 const BACKUP: &str = "The file holds accounts, balances, the journal, requests, the stored answers, the configuration, \
 the manifests of models, the records of their qualification and the node's key that signed them. It holds no weights, \
@@ -19,13 +20,14 @@ the data folder: it has the texts of answers, the hub's token and the node's key
 
 Examples:
   cresset backup /var/backups/cresset-2026-01-31.node       (also while the node runs)
-  cresset backup --into /var/backups/cresset --keep 14      (every day)";
+  cresset backup --into /var/backups/cresset --keep 14      (every day)
+  cresset backup --check /var/backups/cresset-2026-01-31.node";
 
 #[derive(Args, Debug)]
 #[command(after_help = BACKUP)]
 pub(super) struct BackupArguments {
     /// The file to write; a file that exists is left as it is
-    #[arg(required_unless_present = "into", conflicts_with = "into")]
+    #[arg(required_unless_present_any = ["into", "check"], conflicts_with = "into")]
     file: Option<PathBuf>,
     /// Folder to write a file into that is named after the time
     #[arg(long, value_name = "DIR")]
@@ -39,6 +41,10 @@ pub(super) struct BackupArguments {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     keep: Option<u32>,
+    /// Check a backup instead of making one: it is restored into a folder below $TMPDIR, audited,
+    /// and removed again
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "into"])]
+    check: Option<PathBuf>,
 }
 
 const RESTORE: &str = "The backup is checked as a whole before anything is replaced. Every file that it replaces is \
@@ -63,6 +69,9 @@ pub(super) async fn backup(
     globals: &Globals,
     arguments: &BackupArguments,
 ) -> CommandResult {
+    if let Some(file) = &arguments.check {
+        return check(context, file);
+    }
     if let Some(dir) = arguments.into.as_ref().filter(|dir| !dir.is_dir()) {
         let what = format!("{} is no folder", dir.display());
         return Err(CommandError::new(what).remedy("make it, or name another one with --into"));
@@ -77,6 +86,29 @@ pub(super) async fn backup(
         document["removed"] = json!(remove_oldest(dir, keep as usize)?);
     }
     context.output.result(&document, text::fields)
+}
+
+/// Restores a backup into a folder of its own, and audits what is there then.
+fn check(context: &Context, file: &Path) -> CommandResult {
+    let from = std::path::absolute(file)?;
+    let place = BriefFolder(std::env::temp_dir().join(format!("cresset-check-{}", Uuid::new_v4())));
+    node::ledger::make_folder(&place.0)?;
+    let config = StoreConfig::folder(&place.0);
+    let restored = Store::restore(&config, &from, RestoreScope::Node).map_err(CommandError::new)?;
+    let report = view::audit(&Store::inspect(&config).map_err(CommandError::new)?);
+    let held = json!({ "answers": restored.answers, "node_files": restored.restored_files.len() });
+    ledger::show_findings(context, &view::merged(report, held))
+}
+
+/// A folder that goes with the command.
+struct BriefFolder(PathBuf);
+
+impl Drop for BriefFolder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!(%error, "{} could not be removed", self.0.display());
+        }
+    }
 }
 
 /// The name of a backup of this time. Names are in the order of time.

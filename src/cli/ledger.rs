@@ -42,8 +42,12 @@ pub(super) async fn run(context: &Context, command: LedgerCommand) -> CommandRes
 }
 
 async fn audit(context: &Context) -> CommandResult {
-    let report = report(context).await?;
-    context.output.result(&report, findings)?;
+    show_findings(context, &report(context).await?)
+}
+
+/// Shows the report of an audit. The command fails when something is wrong.
+pub(super) fn show_findings(context: &Context, report: &Value) -> CommandResult {
+    context.output.result(report, findings)?;
     if report["ok"] == true { Ok(()) } else { Err(CommandError::Negative) }
 }
 

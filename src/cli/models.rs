@@ -107,7 +107,7 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
                 catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
             });
             let document = with_card(&catalogue, &added.await?);
-            changed(context, document, pulled_text).await
+            changed(context, document, added_text).await
         }
         ModelsCommand::Accept { release, reason, revoke } => {
             let reason = reason.unwrap_or_else(|| "revoked".to_owned());
@@ -401,6 +401,12 @@ fn pulled_text(document: &Value) -> String {
     let name = words(&document["name"]);
     let card = card_text(&document["card"]);
     format!("{card}{name} is here, its digests are right. Next: cresset qualify {name}\n")
+}
+
+fn added_text(document: &Value) -> String {
+    let name = words(&document["name"]);
+    let card = card_text(&document["card"]);
+    format!("{card}{name} is added. Next: cresset qualify {name}\n")
 }
 
 fn removed_text(document: &Value) -> String {

@@ -4,7 +4,8 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::ids::{AccountId, ApplicationId, RequestId};
+use crate::clock::UnixMillis;
+use crate::ids::{ApplicationId, RequestId};
 use crate::ledger::AttemptState;
 use crate::server::operator::{AdminCommand, RequestScope};
 use clap::{Args, Subcommand};
@@ -24,7 +25,8 @@ const STATES: &[&str] = &["queued", "running", "completed", "cancelled", "failed
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
-  cresset requests list --account ID --state running
+  cresset requests list --account acme --state running
+  cresset requests list --account acme --since 2026-11-24
   cresset requests cancel ID
   cresset requests unblock ID                  its input was running in two crashes of the node")]
 pub(super) enum RequestsCommand {
@@ -36,6 +38,9 @@ pub(super) enum RequestsCommand {
         /// Only those in this state
         #[arg(long, value_parser = values::named::<AttemptState>(STATES))]
         state: Option<AttemptState>,
+        /// Only those from this day or month (UTC) on
+        #[arg(long, value_name = "DATE", value_parser = values::date)]
+        since: Option<UnixMillis>,
     },
     /// Show one request with all its attempts
     Show {
@@ -61,11 +66,11 @@ pub(super) enum RequestsCommand {
 }
 
 /// Narrows an id down that more than one account or application used.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(super) struct ScopeArguments {
-    /// The account the request belongs to, where several used the id
-    #[arg(long, value_name = "ID")]
-    account: Option<AccountId>,
+    /// The account the request belongs to, by id or name, where several used the id
+    #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
+    account: Option<AccountArgument>,
     /// The application the request belongs to, where several used the id
     #[arg(long, value_name = "ID")]
     application: Option<ApplicationId>,
@@ -74,29 +79,36 @@ pub(super) struct ScopeArguments {
 pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandResult {
     use RequestsCommand as C;
     let (command, render): (_, Render) = match command {
-        C::List { account, state } => {
+        C::List { account, state, since } => {
             let account = context.account(account).await?;
             let page = |after: Option<u64>| {
                 let after = after.unwrap_or_default();
-                AdminCommand::RequestList { account, state, after }
+                AdminCommand::RequestList { account, state, after, since }
             };
             return listing::show(context, COLUMNS, page).await;
         }
-        C::Show { id, scope } => {
-            (AdminCommand::RequestShow { request: id, scope: scope.into() }, text::fields)
-        }
-        C::Cancel { id, scope } => {
-            (AdminCommand::RequestCancel { request: id, scope: scope.into() }, text::fields)
-        }
-        C::Unblock { id, scope } => {
-            (AdminCommand::RequestUnblock { request: id, scope: scope.into() }, text::fields)
-        }
+        C::Show { id, scope } => (
+            AdminCommand::RequestShow { request: id, scope: scope.resolved(context).await? },
+            text::fields,
+        ),
+        C::Cancel { id, scope } => (
+            AdminCommand::RequestCancel { request: id, scope: scope.resolved(context).await? },
+            text::fields,
+        ),
+        C::Unblock { id, scope } => (
+            AdminCommand::RequestUnblock { request: id, scope: scope.resolved(context).await? },
+            text::fields,
+        ),
     };
     context.show(command, render).await
 }
 
-impl From<ScopeArguments> for RequestScope {
-    fn from(ScopeArguments { account, application }: ScopeArguments) -> Self {
-        Self { account, application }
+impl ScopeArguments {
+    async fn resolved(self, context: &Context) -> CommandResult<RequestScope> {
+        let account = match self.account {
+            Some(account) => Some(context.account(account).await?),
+            None => None,
+        };
+        Ok(RequestScope { account, application: self.application })
     }
 }

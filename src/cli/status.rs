@@ -117,8 +117,26 @@ fn screen(document: &Value) -> String {
         "time      {time} in the ledger; this machine's clock is {}",
         text::ahead(ahead)
     );
+    out += &care(document);
     let models = serde_json::json!({ "data": document["models"] });
     out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
+}
+
+/// What the files take, and how old backups and audits are.
+fn care(document: &Value) -> String {
+    let now = document["ledger_time_at"].as_u64().unwrap_or(0);
+    let size = |name: &str| text::mebibytes(document["file_bytes"][name].as_u64().unwrap_or(0));
+    let [ledger, answers, journal] = ["ledger", "answers", "journal"].map(size);
+    let free = document["disk_free_bytes"].as_u64().map_or("?".into(), text::mebibytes);
+    let age = |at: &Value| text::age(at.as_u64().map(|at| now.saturating_sub(at)));
+    let backups = &document["last_backups"];
+    let [node, alone] = ["node", "ledger"].map(|kind| age(&backups[kind]["at"]));
+    let audit = age(&document["ledger_fully_audited_at"]);
+    format!(
+        "files     ledger {ledger}, answers {answers}, closed journal {journal}; {free} free\n\
+         backups   of the node: {node}; of the ledger alone: {alone}\n\
+         audit     of everything: {audit}\n"
+    )
 }
 
 fn readiness(document: &Value) -> String {

@@ -145,6 +145,7 @@ impl Reloader {
         config.qualification.max_age_days = now.qualification.max_age_days;
         let days = config.qualification.max_age_days;
         self.assembly.max_age_days.store(days, Ordering::Relaxed);
+        self.node.metrics.qualification_max_age.set(days as i64 * 86_400);
         config.plans = now.plans;
         self.node.plans.put_in_force(&config.plans);
     }

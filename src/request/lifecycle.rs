@@ -12,6 +12,7 @@ use super::error::RequestError;
 use super::guard::ReservationGuard;
 use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
+use super::plans::limit_of;
 use super::recent_errors::RecentError;
 use super::recent_latencies::RequestLatency;
 use super::services::Services;
@@ -92,8 +93,9 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         }
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
-            if let StoreError::Refused(Refusal::LimitReached(limit)) = &error {
-                services.metrics.limit_reached(limit.kind.name());
+            if let StoreError::Refused(refusal) = &error {
+                let limit = limit_of(refusal);
+                limit.inspect(|limit| services.metrics.limit_reached(&plan.plan_name, limit));
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }
@@ -182,7 +184,7 @@ impl RunningRequest {
             trace,
             services,
             live,
-            thinks: reader.thoughts.is_some(),
+            thinks: reader.tells_thoughts(),
             transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored)
                 .read_by(reader),
             model,
@@ -495,6 +497,15 @@ impl RunningRequest {
         }
     }
 
+    /// Notes how fast the tokens behind the first one came.
+    fn observe_pace(&self, first: Duration) {
+        let (Some(last), tokens) = (self.last_token, self.transcript.tokens) else { return };
+        if tokens > 1 {
+            let spent = (last - self.began).saturating_sub(first).as_secs_f64();
+            self.metrics.time_per_token.observe(spent / f64::from(tokens - 1));
+        }
+    }
+
     fn count(&self, end: RequestEnd) {
         let passed = self.began.elapsed();
         self.metrics.request_latency.observe(passed.as_secs_f64());
@@ -502,6 +513,7 @@ impl RunningRequest {
         self.services.recent_latencies.note(RequestLatency { at, first_token, whole: passed });
         if let Some(first) = self.first_token {
             self.metrics.decode_time.observe(passed.saturating_sub(first).as_secs_f64());
+            self.observe_pace(first);
         }
         let (word, reason, failure) = match end {
             RequestEnd::Completed(reason, _) => ("completed", Some(reason), None),

@@ -129,6 +129,8 @@ pub(super) struct RequestPlan {
     pub live: Arc<LiveRequest>,
     pub model: Arc<ServedModel>,
     pub admit: Admit,
+    /// The name of the account's plan.
+    pub plan_name: String,
     pub generate: GenerateRequest,
     /// For the receipt.
     pub asked: AskedGeneration,
@@ -238,6 +240,7 @@ pub(super) async fn prepare(
         generate,
         model,
         admit,
+        plan_name: services.plans.name_of(&caller.account),
         stop: input.stop.clone(),
         reader,
         render: request.render,

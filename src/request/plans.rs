@@ -3,7 +3,7 @@
 
 use crate::config::Plan;
 use crate::ids::AccountId;
-use crate::ledger::{Account, TokenQuotas};
+use crate::ledger::{Account, Refusal, TokenQuotas};
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::collections::BTreeMap;
@@ -72,6 +72,18 @@ impl Plans {
         self.find(account).plan
     }
 
+    /// The name of the plan in force for an account.
+    pub fn name_of(&self, account: &Account) -> String {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        by_name.get_key_value(&account.plan).map_or("default", |(name, _)| name).to_owned()
+    }
+
+    /// All plans in force, by name.
+    pub fn all(&self) -> BTreeMap<String, Arc<Plan>> {
+        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
+        by_name.iter().map(|(name, found)| (name.clone(), found.plan.clone())).collect()
+    }
+
     pub fn names(&self) -> Vec<String> {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
@@ -87,6 +99,16 @@ impl Plans {
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
         let found = by_name.get(&account.plan).or_else(|| by_name.get("default"));
         found.expect("invariant: a valid configuration has a default plan").clone()
+    }
+}
+
+/// The limit of its account at which an admission was refused.
+pub(super) fn limit_of(refusal: &Refusal) -> Option<&'static str> {
+    match refusal {
+        Refusal::LimitReached(limit) => Some(limit.kind.name()),
+        Refusal::ConcurrencyLimit { .. } => Some("max_concurrent"),
+        Refusal::InsufficientCredits { .. } | Refusal::CreditsReserved { .. } => Some("credits"),
+        _ => None,
     }
 }
 

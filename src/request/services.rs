@@ -61,6 +61,8 @@ impl Services {
     ) -> Arc<Self> {
         let metrics = Metrics::default();
         metrics.started_at(clock.now().seconds());
+        metrics.kv_block_tokens.set(config.engine.block_size as i64);
+        metrics.qualification_max_age.set(config.qualification.max_age_days as i64 * 86_400);
         Arc::new(Self {
             pool,
             plans: Plans::new(&config.plans),

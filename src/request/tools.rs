@@ -73,7 +73,10 @@ impl Capability {
         }
         let why = match self {
             Self::Formats => "is not available for this model on this node",
-            Self::Tools => "is not supported: this model generates text only",
+            Self::Tools => {
+                "is not supported: this model generates text only; turn tool calling off in the \
+                 client"
+            }
             Self::Reasoning => "is not supported: this model does not think before it answers",
         };
         Err(RequestError::refused(field, why))

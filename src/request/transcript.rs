@@ -45,8 +45,10 @@ pub struct Transcript {
     /// What was thought so far.
     pub reasoning: String,
     pub calls: Vec<ReadCall>,
-    /// Tokens up to the end of the thought, with its marks.
+    /// Tokens of thoughts, with their marks.
     pub reasoning_tokens: u32,
+    /// Tokens behind the last one of which it is known what it belongs to.
+    undecided: u32,
     /// Tokens seen, including the one that completed a stop string and none after it.
     pub tokens: u32,
     digest: TokenDigest,
@@ -75,6 +77,7 @@ impl Transcript {
             reasoning: String::new(),
             calls: Vec::new(),
             reasoning_tokens: 0,
+            undecided: 0,
             tokens: 0,
             digest: TokenDigest::default(),
             stopped: false,
@@ -106,8 +109,11 @@ impl Transcript {
         let text = self.text_of(id);
         let was_thinking = self.reader.is_thinking();
         let parts = self.reader.push(&text);
+        self.undecided += 1;
         if was_thinking || self.reader.is_thinking() {
-            self.reasoning_tokens = self.tokens;
+            self.reasoning_tokens += std::mem::take(&mut self.undecided);
+        } else if !parts.is_empty() {
+            self.undecided = 0;
         }
         let mut deltas = Vec::new();
         for part in parts {

@@ -1,27 +1,80 @@
 //! Divides an answer into what was thought, what is said and what is called.
 
 use super::call_reader::{AnswerPart, CallReader};
+use super::channels::ChannelReader;
 use super::reasoning::{ThoughtReader, ThoughtStep};
 
 /// Reads one answer, token by token.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerReader {
-    pub thoughts: Option<ThoughtReader>,
-    pub calls: Option<CallReader>,
-    /// Special tokens that are marks of these parts: their text is read, not left out.
+    pub form: AnswerForm,
+    /// Special tokens that are marks of its parts: their text is read, not left out.
     pub marks: Vec<u32>,
 }
 
+/// How the parts of an answer follow each other.
+#[derive(Clone, Debug)]
+pub enum AnswerForm {
+    /// What is thought comes first, calls come last, and the text between them has no marks.
+    Marked(Box<MarkedParts>),
+    Channels(ChannelReader),
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct MarkedParts {
+    pub thoughts: Option<ThoughtReader>,
+    pub calls: Option<CallReader>,
+}
+
+impl Default for AnswerForm {
+    fn default() -> Self {
+        Self::Marked(Box::default())
+    }
+}
+
 impl AnswerReader {
+    /// Whether what is thought is told apart.
+    pub fn tells_thoughts(&self) -> bool {
+        match &self.form {
+            AnswerForm::Marked(parts) => parts.thoughts.is_some(),
+            AnswerForm::Channels(reader) => reader.tells_thoughts,
+        }
+    }
+
     pub fn is_thinking(&self) -> bool {
-        self.thoughts.as_ref().is_some_and(ThoughtReader::is_thinking)
+        match &self.form {
+            AnswerForm::Marked(parts) => {
+                parts.thoughts.as_ref().is_some_and(ThoughtReader::is_thinking)
+            }
+            AnswerForm::Channels(reader) => reader.is_thinking(),
+        }
     }
 
     pub fn has_called(&self) -> bool {
-        self.calls.as_ref().is_some_and(CallReader::has_called)
+        match &self.form {
+            AnswerForm::Marked(parts) => parts.calls.as_ref().is_some_and(CallReader::has_called),
+            AnswerForm::Channels(reader) => reader.has_called(),
+        }
     }
 
     pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+        match &mut self.form {
+            AnswerForm::Marked(parts) => parts.push(text),
+            AnswerForm::Channels(reader) => reader.push(text),
+        }
+    }
+
+    /// What was held back, once nothing follows.
+    pub fn finish(&mut self) -> Vec<AnswerPart> {
+        match &mut self.form {
+            AnswerForm::Marked(parts) => parts.finish(),
+            AnswerForm::Channels(reader) => reader.finish(),
+        }
+    }
+}
+
+impl MarkedParts {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         let step = match &mut self.thoughts {
             Some(thoughts) => thoughts.push(text),
             None => ThoughtStep { answer: text.to_owned(), ..ThoughtStep::default() },
@@ -29,8 +82,7 @@ impl AnswerReader {
         self.parts(step)
     }
 
-    /// What was held back, once nothing follows.
-    pub fn finish(&mut self) -> Vec<AnswerPart> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         let step = self.thoughts.as_mut().map(ThoughtReader::finish).unwrap_or_default();
         let mut parts = self.parts(step);
         parts.extend(self.calls.as_mut().map(CallReader::finish).unwrap_or_default());

@@ -43,6 +43,9 @@ const OPTIONAL_FIELDS: [(&str, &str); 6] = [
     ("assistant", "reasoning_content"),
 ];
 
+/// Members of messages in which templates look for what was thought.
+const THOUGHT_MEMBERS: [&str; 2] = ["reasoning_content", "thinking"];
+
 /// Variables that are not a client's to set: others set them, or they are functions.
 const RESERVED: [&str; 16] = [
     "messages",
@@ -73,6 +76,8 @@ pub struct ChatTemplate {
     wants_objects: bool,
     /// Whether a message with calls gets an empty text where it has none.
     wants_content: bool,
+    /// The member of a message in which the template looks for what was thought.
+    thought_member: &'static str,
     /// Roles with fields of their messages that change nothing in a prompt.
     left_out: Vec<(&'static str, &'static str)>,
     /// `bos_token` and `eos_token` if the release has them, and the absence of `tools` and
@@ -127,6 +132,7 @@ impl ChatTemplate {
             knows_tool_calls,
             wants_objects: false,
             wants_content: false,
+            thought_member: THOUGHT_MEMBERS[0],
             left_out: Vec::new(),
             variables,
         };
@@ -139,6 +145,8 @@ impl ChatTemplate {
         }
         template.wants_content = knows_tool_calls && template.fails_without_content();
         template.wants_objects = knows_tool_calls && template.prefers_objects();
+        let read = THOUGHT_MEMBERS.into_iter().find(|name| template.writes("assistant", name));
+        template.thought_member = read.unwrap_or(THOUGHT_MEMBERS[0]);
         template.left_out = OPTIONAL_FIELDS
             .into_iter()
             .filter(|(role, field)| !template.writes(role, field))
@@ -152,17 +160,30 @@ impl ChatTemplate {
     }
 
     /// Whether two values of the field, or its absence, make different prompts. A template that
-    /// refuses the conversation may refuse it for the field.
+    /// refuses the conversation may refuse it for the field. Many templates write a thought only
+    /// where a call follows it.
     fn writes(&self, role: &str, field: &str) -> bool {
-        let prompt = |value: Option<&str>| {
-            let probe = self.probe(role, field, value);
-            self.fill(&probe, &PromptExtras::default(), true, &Unwanted::default())
+        let differ = |probe: &dyn Fn(Option<&str>) -> Value| {
+            let prompt = |value: Option<&str>| {
+                self.fill(&probe(value), &PromptExtras::default(), true, &Unwanted::default()).ok()
+            };
+            // Some templates demand an id of nine characters.
+            let (one, other) = (prompt(Some("probe0001"))?, prompt(Some("probe0002"))?);
+            Some(one != other || prompt(None).is_some_and(|without| without != one))
         };
-        // Some templates demand an id of nine characters.
-        let (Ok(one), Ok(other)) = (prompt(Some("probe0001")), prompt(Some("probe0002"))) else {
-            return true;
-        };
-        one != other || prompt(None).is_ok_and(|without| without != one)
+        let in_call = |value: Option<&str>| self.probe_of_call(field, value);
+        differ(&|value| self.probe(role, field, value)).unwrap_or(true)
+            || (role == "assistant" && differ(&in_call) == Some(true))
+    }
+
+    /// A conversation that ends with a call's result. The message with the call has the field.
+    fn probe_of_call(&self, field: &str, value: Option<&str>) -> Value {
+        let mut probe = self.probe("tool", "tool_call_id", Some("probe0001"));
+        probe[1]["content"] = "".into();
+        if let Some(value) = value {
+            probe[1][field] = value.into();
+        }
+        probe
     }
 
     /// A conversation with one message of the role that has the field, if there is a value.
@@ -304,7 +325,14 @@ impl ChatTemplate {
         if !self.knows_tool_calls && messages.iter().any(|message| message.tool_calls.is_some()) {
             return Err(Error::TemplateRefused("it has no place for tool_calls".into()));
         }
-        let adapted = json!(self.adapted(messages));
+        let mut adapted = json!(self.adapted(messages));
+        for message in adapted.as_array_mut().into_iter().flatten() {
+            let message = message.as_object_mut();
+            let moved = message.and_then(|m| Some((m.remove(THOUGHT_MEMBERS[0])?, m)));
+            if let Some((thought, message)) = moved {
+                message.insert(self.thought_member.into(), thought);
+            }
+        }
         let prompt = self
             .fill(&adapted, extras, add_generation_prompt, unwanted)
             .map_err(|error| refusal(&error))?;

@@ -1,6 +1,7 @@
 //! Loads a release's textual side from its files: tokenizer, template, and the ids that end a
 //! generation.
 
+use super::channels;
 use super::gguf::GgufKeys;
 use super::reasoning::ThinkingMarks;
 use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
@@ -73,7 +74,12 @@ impl TextModel {
         declared: impl Iterator<Item = u32>,
     ) -> Result<Self> {
         let template = ChatTemplate::within(source, bos, eos, limits)?;
-        let eos_ids: BTreeSet<u32> = declared.chain(end_of_turn(&tokenizer, &template)).collect();
+        let thinking = ThinkingMarks::named_in(source);
+        let mut eos_ids: BTreeSet<u32> =
+            declared.chain(end_of_turn(&tokenizer, &template)).collect();
+        if thinking == Some(channels::THOUGHT) {
+            channels::correct_ends(&tokenizer, &mut eos_ids);
+        }
         if eos_ids.is_empty() {
             return Err(Error::BadFile(
                 "neither generation config, tokenizer nor chat template names a token that ends an answer; use the release's own files".into(),
@@ -91,7 +97,7 @@ impl TextModel {
         Ok(Self {
             tokenizer,
             template,
-            thinking: ThinkingMarks::named_in(source),
+            thinking,
             calls,
             markup,
             markup_ids: markup_ids.into_iter().collect(),

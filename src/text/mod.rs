@@ -4,6 +4,7 @@
 pub mod answer_reader;
 mod bounded;
 pub mod call_reader;
+mod channels;
 pub mod chat_template;
 pub mod detokenizer;
 #[cfg(test)]

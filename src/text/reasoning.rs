@@ -1,6 +1,7 @@
 //! The part of an answer in which a model thinks before it answers: how families of models mark it,
 //! and how it is told from the answer while tokens come.
 
+use super::channels;
 use serde_json::{Map, Value};
 
 /// The texts between which a family of models thinks.
@@ -8,18 +9,21 @@ use serde_json::{Map, Value};
 pub struct ThinkingMarks {
     pub open: &'static str,
     pub close: &'static str,
+    /// Stands in the templates of these families and in no others.
+    pub(super) sign: &'static str,
 }
 
-/// Of each pair, the second text stands in the templates of its families and in no others.
-const FAMILIES: [ThinkingMarks; 4] = [
+const FAMILIES: [ThinkingMarks; 5] = [
     // Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5, OLMo 3 and many others.
-    ThinkingMarks { open: "<think>", close: "</think>" },
+    ThinkingMarks { open: "<think>", close: "</think>", sign: "</think>" },
     // Magistral.
-    ThinkingMarks { open: "[THINK]", close: "[/THINK]" },
+    ThinkingMarks { open: "[THINK]", close: "[/THINK]", sign: "[/THINK]" },
     // Seed-OSS.
-    ThinkingMarks { open: "<seed:think>", close: "</seed:think>" },
+    ThinkingMarks { open: "<seed:think>", close: "</seed:think>", sign: "</seed:think>" },
     // Gemma 4.
-    ThinkingMarks { open: "<|channel>thought\n", close: "<channel|>" },
+    ThinkingMarks { open: "<|channel>thought\n", close: "<channel|>", sign: "<channel|>" },
+    // GPT-OSS.
+    channels::THOUGHT,
 ];
 
 /// Variables with which templates turn thinking on and off.
@@ -30,7 +34,7 @@ const DEGREE: &str = "reasoning_effort";
 impl ThinkingMarks {
     /// The marks that a template's source names.
     pub fn named_in(source: &str) -> Option<Self> {
-        FAMILIES.into_iter().find(|marks| source.contains(marks.close))
+        FAMILIES.into_iter().find(|marks| source.contains(marks.sign))
     }
 }
 
@@ -272,6 +276,8 @@ mod tests {
         check("{{ content.split('</think>')[-1] }}", Some("<think>"));
         check("[THINK]{{ thought }}[/THINK]", Some("[THINK]"));
         check("<|channel>thought\n<channel|>", Some("<|channel>thought\n"));
+        check("<|start|>assistant<|channel|>analysis<|message|>", Some(channels::THOUGHT.open));
+        check("<|assistant|>{{ content }}<|end|>", None);
         check("{{ 'I think' }}", None);
     }
 }

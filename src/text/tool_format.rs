@@ -2,6 +2,7 @@
 //! answer with calls keeps to, the reader of such answers, and finding a release's family.
 
 use super::AnswerFormat;
+use super::channels;
 use super::grammar::FormatRefused;
 use super::reasoning::ThinkingMarks;
 use super::special::SpecialTokens;
@@ -39,6 +40,8 @@ pub struct CallFormat {
     pub family: &'static str,
     /// Whether a call can only begin the answer, because its first character is an ordinary one.
     pub at_start: bool,
+    /// Whether a call is a message among others of the answer, as `channels` says.
+    pub in_channels: bool,
     pub open: &'static str,
     pub before: &'static str,
     pub middle: &'static str,
@@ -60,9 +63,10 @@ pub enum ArgumentsForm {
     Tagged { before: &'static str, middle: &'static str, after: &'static str },
 }
 
-const JSON_CALL: CallFormat = CallFormat {
+pub(super) const JSON_CALL: CallFormat = CallFormat {
     family: "JSON in <tool_call> (Hermes, Qwen 2.5 and 3)",
     at_start: false,
+    in_channels: false,
     open: "",
     before: "<tool_call>\n{\"name\": \"",
     middle: "\", \"arguments\": ",
@@ -185,7 +189,11 @@ impl CallFormat {
             self.add_tool(&mut grammar, at, tool)?;
             names.push(format!("call_{at}"));
         }
-        let thought = grammar.thought(thinking);
+        let thought = if self.in_channels {
+            grammar.messages_before(&[channels::THOUGHT.open, channels::PREAMBLE])
+        } else {
+            grammar.thought(thinking)
+        };
         let text = if self.at_start { r"/(?s:\s*[^\s{].*)/" } else { "/(?s:.+)/" };
         let _ = writeln!(grammar.rules, "call: {}\ntext: {text}", names.join(" | "));
         let [open, separator, close] =
@@ -196,6 +204,12 @@ impl CallFormat {
         };
         let _ = writeln!(grammar.rules, "calls: {open} call {more} {close}\n{SPACE}");
         let answer = match (rule.required, self.at_start) {
+            (true, _) if self.in_channels => "calls",
+            (false, _) if self.in_channels => {
+                let last = grammar.literal(channels::FINAL);
+                let _ = writeln!(grammar.rules, "last: {last} text?");
+                "(calls | last)"
+            }
             (true, _) if thinking.is_some() => "space calls",
             (true, _) => "calls",
             (false, true) => "(space calls | text)?",
@@ -420,9 +434,18 @@ impl LarkGrammar<'_> {
         written
     }
 
+    /// The messages with these headers that may stand before the last one of an answer.
+    fn messages_before(&mut self, headers: &[&str]) -> String {
+        let headers: Vec<String> = headers.iter().map(|header| self.literal(header)).collect();
+        let (headers, next) = (headers.join(" | "), self.literal(channels::NEXT));
+        let _ = writeln!(self.rules, "words: /(?s:.+)/\nmessage: ({headers}) words? {next}");
+        "message*".into()
+    }
+
     /// What may be thought before the answer.
     fn thought(&mut self, thinking: Option<ThinkingStart>) -> String {
-        let Some(ThinkingStart { marks: ThinkingMarks { open, close }, opened }) = thinking else {
+        let Some(ThinkingStart { marks: ThinkingMarks { open, close, .. }, opened }) = thinking
+        else {
             return String::new();
         };
         let body = if self.marks.at_start_of(close).is_some() {
@@ -446,4 +469,18 @@ pub(super) fn after_thinking(
     let thought = grammar.thought(Some(thinking));
     let part = grammar.part(format);
     grammar.starting_with(&format!("{thought} space {part}"))
+}
+
+/// The format of an answer in channels whose last message keeps to `format`. `thinks`: thoughts may
+/// stand before it.
+pub(super) fn in_last_message(
+    format: AnswerFormat,
+    thinks: bool,
+    marks: &SpecialTokens,
+) -> AnswerFormat {
+    let mut grammar = LarkGrammar { marks, rules: String::new(), parts: Vec::new() };
+    let thought = || grammar.messages_before(&[channels::THOUGHT.open]);
+    let thoughts = thinks.then(thought).unwrap_or_default();
+    let (last, part) = (grammar.literal(channels::FINAL), grammar.part(format));
+    grammar.starting_with(&format!("{thoughts} {last} {part}"))
 }

@@ -1,13 +1,14 @@
 //! Calls of tools by a release: which family's format its template writes, and how answers of its
 //! model are constrained and read.
 
-use super::answer_reader::AnswerReader;
+use super::answer_reader::{AnswerForm, AnswerReader, MarkedParts};
 use super::call_reader::{AnswerPart, CallReader, plain_arguments};
+use super::channels::{self, ChannelReader};
 use super::chat_template::{ChatTemplate, PromptExtras};
 use super::reasoning::ThoughtReader;
 use super::special::SpecialTokens;
 use super::tool_format::{
-    CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition, after_thinking,
+    CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition, after_thinking, in_last_message,
 };
 use super::{AnswerFormat, FormatRefused, Result, TextModel};
 use serde_json::{Value, json};
@@ -46,18 +47,33 @@ impl TextModel {
         thinking: Option<ThinkingStart>,
         tools: Option<&[ToolDefinition]>,
     ) -> AnswerReader {
+        if self.has_channels() {
+            let form = ChannelReader::new(thinking.is_some(), tools.is_some());
+            let marks = self.specials_where(|text| channels::MARKS.contains(&text));
+            return AnswerReader { form: AnswerForm::Channels(form), marks };
+        }
         let calls = self.calls.filter(|_| tools.is_some());
         let reader = |format| CallReader::new(format, plain_arguments(tools.unwrap_or_default()));
         let mut texts: Vec<&str> = Vec::new();
         texts.extend(thinking.iter().flat_map(|start| [start.marks.open, start.marks.close]));
         texts.extend(calls.iter().flat_map(|f| [f.open, f.before, f.middle, f.after, f.close]));
         let is_mark = |text: &str| texts.iter().any(|written| written.contains(text));
-        let specials = self.markup.iter().filter(|token| token.special && is_mark(&token.text));
-        AnswerReader {
+        let parts = MarkedParts {
             thoughts: thinking.map(|start| ThoughtReader::new(start.marks, start.opened)),
             calls: calls.map(reader),
-            marks: specials.map(|token| token.id).collect(),
-        }
+        };
+        AnswerReader { form: AnswerForm::Marked(parts.into()), marks: self.specials_where(is_mark) }
+    }
+
+    /// Whether the model's answers are messages in channels.
+    fn has_channels(&self) -> bool {
+        self.thinking == Some(channels::THOUGHT)
+    }
+
+    /// The ids of the special tokens with such a text.
+    fn specials_where(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
+        let found = self.markup.iter().filter(|token| token.special && is_wanted(&token.text));
+        found.map(|token| token.id).collect()
     }
 
     /// The format of an answer that calls `tools` by the rule. `None` for a model whose calls have
@@ -78,6 +94,9 @@ impl TextModel {
         thinking: Option<ThinkingStart>,
     ) -> Cow<'a, AnswerFormat> {
         match thinking {
+            _ if self.has_channels() => {
+                Cow::Owned(in_last_message(format.clone(), thinking.is_some(), &self.markup))
+            }
             Some(start) => Cow::Owned(after_thinking(format.clone(), start, &self.markup)),
             None => Cow::Borrowed(format),
         }
@@ -126,6 +145,9 @@ impl WrittenExchange {
     fn beginning<'a>(&self, format: CallFormat, answered: &'a str) -> Option<&'a str> {
         let common = self.asked.chars().zip(answered.chars()).take_while(|(a, b)| a == b);
         let common: usize = common.map(|(letter, _)| letter.len_utf8()).sum();
+        if format.in_channels {
+            return Some(&answered[common..]);
+        }
         let trigger = format.trigger();
         // The beginnings of both may share the first letters of a mark.
         let from = (common.saturating_sub(trigger.len())..=common)
@@ -142,7 +164,13 @@ pub fn read_calls(
     tools: &[ToolDefinition],
     text: &str,
 ) -> (Vec<ReadCall>, String) {
-    let mut reader = CallReader::new(format, plain_arguments(tools));
+    let form = if format.in_channels {
+        AnswerForm::Channels(ChannelReader::new(true, true))
+    } else {
+        let calls = Some(CallReader::new(format, plain_arguments(tools)));
+        AnswerForm::Marked(MarkedParts { thoughts: None, calls }.into())
+    };
+    let mut reader = AnswerReader { form, marks: Vec::new() };
     let (mut calls, mut behind) = (Vec::<ReadCall>::new(), String::new());
     let parts = reader.push(text);
     for part in parts.into_iter().chain(reader.finish()) {
@@ -184,7 +212,8 @@ pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Opt
         let read = serde_json::from_str::<Value>(text);
         name == "function0" && read.is_ok_and(|read| read == arguments)
     };
-    FORMATS.into_iter().find(|format| format.is_marked(marks) && is_read(*format))
+    let mut known = FORMATS.into_iter().chain([channels::CALLS]);
+    known.find(|format| format.is_marked(marks) && is_read(*format))
 }
 
 #[cfg(test)]

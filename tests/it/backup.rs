@@ -1,7 +1,7 @@
 //! Copies of a whole node: they bring back paid answers, models and configuration on another
 //! machine, and a restore that stops anywhere is completed by the next one.
 
-use crate::process::{Folder, MODEL, Served};
+use crate::process::{Finished, Folder, MODEL, Served};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,6 +25,31 @@ fn body(model: &str, stream: bool) -> Value {
     json!({ "model": model, "messages": [{ "role": "user", "content": "what does the lamp show" }],
             "stream": stream, "max_tokens": 40, "ignore_eos": true, "seed": 3,
             "logprobs": true, "top_logprobs": 5 })
+}
+
+#[test]
+fn a_backup_can_be_checked_without_a_restore() {
+    let answered = Answered::new();
+    let away = Folder::empty();
+    let temporary = away.path().join("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let check = |file: &Path| {
+        let mut command = away.command(&["--json", "backup", "--check", file.to_str().unwrap()]);
+        let finished = Finished::of(command.env("TMPDIR", &temporary).output().unwrap());
+        assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "nothing is left");
+        finished
+    };
+    let sound = check(&answered.backup);
+    assert_eq!(sound.code, Some(0), "{sound:?}");
+    let report: Value = serde_json::from_str(&sound.stdout).unwrap();
+    assert_eq!((&report["ok"], &report["answers"]), (&json!(true), &json!(2)));
+    let mut bytes = fs::read(&answered.backup).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    let changed = answered.folder.path().join("changed.node");
+    fs::write(&changed, bytes).unwrap();
+    let found = check(&changed);
+    assert_eq!(found.code, Some(1), "{found:?}");
 }
 
 impl Answered {

@@ -53,7 +53,7 @@ fn a_budget_stops_what_would_pass_it_and_is_told() {
     let metrics = request(&node.operator, "GET /metrics HTTP/1.1\r\n", "").finish().body;
     for line in [
         "cresset_budget_alerts_total{budget=\"key_month\"} 1",
-        "cresset_limit_refusals_total{limit=\"key_budget\"} 1",
+        "cresset_limit_refusals_total{plan=\"default\",limit=\"key_budget\"} 1",
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }

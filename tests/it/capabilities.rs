@@ -28,6 +28,18 @@ pub const MARKS: &[&str] = &[
     "<｜tool▁calls▁end｜>",
 ];
 
+/// Tokens of a family whose answers are messages in channels.
+const CHANNEL_MARKS: &[&str] = &[
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|return|>",
+];
+
+const IN_CHANNELS: &str = "openai-gpt-oss-120b";
 pub const THINKER: &str = "Qwen-Qwen3-0.6B";
 const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
 
@@ -35,11 +47,15 @@ pub fn template(name: &str) -> String {
     std::fs::read_to_string(sdist_models().join(format!("templates/{name}.jinja"))).unwrap()
 }
 
+fn marks_of(name: &str) -> &'static [&'static str] {
+    if name == IN_CHANNELS { CHANNEL_MARKS } else { MARKS }
+}
+
 /// A node whose model has this release's template, and this reply.
 async fn node(name: &str, reply: &'static str, choose: impl FnOnce(&mut Setup)) -> World {
     let template: &'static str = template(name).leak();
     World::with(|setup| {
-        (setup.template, setup.marks, setup.reply) = (Some(template), MARKS, reply);
+        (setup.template, setup.marks, setup.reply) = (Some(template), marks_of(name), reply);
         setup.context_tokens = 2048;
         choose(setup);
     })
@@ -65,12 +81,14 @@ fn real_templates_have_the_format_of_their_family() {
         ("mistralai-Ministral-3-14B-Reasoning-2512", Some("Mistral v11"), true),
         ("meta-llama-Llama-3.1-8B-Instruct", Some("Llama 3.1"), false),
         ("llama-cpp-deepseek-r1", Some("DeepSeek V3 and R1"), true),
+        (IN_CHANNELS, Some("GPT-OSS"), true),
         ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", None, true),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
     ] {
         let file = folder.path().join("tiny.gguf");
-        std::fs::write(&file, tiny_gguf(0, Some(&template(name)), MARKS).to_bytes()).unwrap();
+        std::fs::write(&file, tiny_gguf(0, Some(&template(name)), marks_of(name)).to_bytes())
+            .unwrap();
         let model = TextModel::load(&ModelSource::gguf(file)).unwrap();
         let family = model.calls.map(|format| format.family);
         let is_known = match (family, calls) {
@@ -212,6 +230,47 @@ async fn what_a_model_thinks_is_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_may_be_messages_in_channels() {
+    let reply = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant\
+        <|channel|>final<|message|>yes<|return|>";
+    let world = node(IN_CHANNELS, reply, |_| {}).await;
+    let model = &world.get("/v1/models").await.json()["data"][0];
+    assert_eq!(model["capabilities"], json!(["json_schema", "tools", "reasoning"]));
+    let tokenizer = &world.node.pool.models()[0].text.tokenizer;
+    let thought = tokenizer.encode(reply.split_inclusive("<|end|>").next().unwrap(), true);
+    let thought = thought.unwrap().len() as u64;
+    for extra in [json!({}), json!({ "guided_choice": ["yes", "no"] })] {
+        let parts = ask(&world, &extra).await;
+        assert_eq!((parts.thought.as_deref(), parts.content.as_str()), (Some("hm"), "yes"));
+        assert_eq!((parts.reason.as_str(), reasoning_tokens(&parts)), ("stop", thought));
+    }
+    let prompt =
+        async |extra: Value| ask(&world, &extra).await.usage["prompt_tokens"].as_u64().unwrap();
+    let medium = prompt(json!({})).await;
+    assert!(prompt(json!({ "reasoning_effort": "high" })).await < medium);
+    // A thought is told again where a call follows it and no answer came since.
+    let called = |thought: Value| {
+        let call = json!([{ "id": "a", "type": "function",
+            "function": { "name": "lamp", "arguments": "{}" } }]);
+        json!({ "messages": [
+            { "role": "user", "content": "hello" },
+            { "role": "assistant", "content": null, "tool_calls": call,
+              "reasoning_content": thought },
+            { "role": "tool", "tool_call_id": "a", "content": "done" },
+        ] })
+    };
+    assert!(prompt(called(json!("hm hm hm"))).await > prompt(called(Value::Null)).await);
+    world.close().await;
+    let plain = node(IN_CHANNELS, reply, |setup| with_plan(setup, |plan| plan.reasoning = false));
+    let plain = plain.await;
+    let parts = ask(&plain, &json!({})).await;
+    assert_eq!((parts.thought, parts.content.as_str()), (None, "hm\nyes"));
+    let parts = ask(&plain, &json!({ "guided_choice": ["yes"] })).await;
+    assert_eq!((parts.thought, parts.content.as_str()), (None, "yes"));
+    plain.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_format_begins_behind_the_thought() {
     let world = node(THINKER, "<think>\nhm\n</think>\n\nyes", |_| {}).await;
     let parts = ask(&world, &json!({ "guided_choice": ["yes", "no"] })).await;
@@ -301,7 +360,7 @@ fn with_tools(extra: &Value) -> Value {
 }
 
 /// What each family writes for a call of the lamp, behind a text where it may have one.
-const REPLIES: [(&str, &str, &str); 7] = [
+const REPLIES: [(&str, &str, &str); 8] = [
     (
         CALLER,
         "I see.\n<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>",
@@ -326,6 +385,11 @@ const REPLIES: [(&str, &str, &str); 7] = [
     (
         "llama-cpp-deepseek-r1",
         "</think>\n\nI see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>lamp\n```json\n{\"state\": \"on\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "I see.",
+    ),
+    (
+        IN_CHANNELS,
+        "<|channel|>commentary<|message|>I see.<|end|><|start|>assistant<|channel|>commentary to=functions.lamp <|constrain|>json<|message|>{\"state\": \"on\"}<|call|>",
         "I see.",
     ),
     (

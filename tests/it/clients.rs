@@ -156,6 +156,46 @@ fn the_ai_sdk_through_the_gateway() {
     });
 }
 
+/// The program in a language that README shows, for the node at `base`, with `rest` behind it.
+fn of_readme(language: &str, [base, key]: [&str; 2], rest: &str) -> String {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md"));
+    let readme = readme.unwrap();
+    let (_, program) = readme.split_once(&format!("```{language}\n")).unwrap();
+    let (program, _) = program.split_once("\n```\n").unwrap();
+    let [address, secret] = ["http://127.0.0.1:8080", "cresset_key_…"];
+    assert!(program.contains(address) && program.contains(secret), "{program}");
+    format!("{}\n{rest}", program.replace(address, base).replace(secret, key))
+}
+
+#[test]
+fn readmes_program_in_python() {
+    let (python, installed) = python("python", &scripts().join("requirements.txt"));
+    check("README's program in Python", installed, |base, _, key| {
+        let rest = "model = client.models.list().data[0].id\n\
+            answer = client.chat.completions.create(model=model, max_tokens=3,\n    \
+                messages=[{\"role\": \"user\", \"content\": \"hi\"}])\n\
+            assert answer.usage.completion_tokens > 0, answer\nprint(\"ok\")\n";
+        let program = of_readme("python", [base, key], rest);
+        Command::new(&python).args(["-c", &program]).output().unwrap()
+    });
+}
+
+#[test]
+fn readmes_program_in_javascript() {
+    let (packages, installed) = javascript("javascript", &scripts().join("package.json"));
+    check("README's program in JavaScript", installed, |base, _, key| {
+        let rest = "const model = (await client.models.list()).data[0].id;\n\
+            const answer = await client.chat.completions.create({ model, max_tokens: 3,\n  \
+                messages: [{ role: \"user\", content: \"hi\" }] });\n\
+            if (answer.usage.completion_tokens < 1) throw new Error(JSON.stringify(answer));\n\
+            console.log(\"ok\");\n";
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("of_readme.mjs");
+        std::fs::write(&script, of_readme("js", [base, key], rest)).unwrap();
+        node_script(&packages, &script).output().unwrap()
+    });
+}
+
 /// The folder where the Rust programs with the dependencies of `pins` are built.
 fn rust(name: &str, pins: &Path) -> (PathBuf, Result<(), String>) {
     let folder = installed_under(name);

@@ -95,6 +95,10 @@ fn boards_and_alerts_name_what_a_node_tells() {
         ("cresset_model_failures_total", "kind"),
         ("cresset_ledger_releases_total", "cause"),
         ("cresset_budget_alerts_total", "budget"),
+        ("cresset_limit_refusals_total", "plan"),
+        ("cresset_limit_refusals_total", "limit"),
+        ("cresset_backup_age_seconds", "kind"),
+        ("cresset_ledger_audit_age_seconds", "covered"),
     ] {
         assert!(README.contains(&format!("`{}`", name.trim_end_matches("_total"))), "{name}");
         told.entry(name.to_owned()).or_default().insert(label.to_owned());

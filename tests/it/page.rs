@@ -218,6 +218,8 @@ fn an_account_shows_its_keys_however_many_others_there_are() {
             );
         }
     }
+    let plans = visitor.get("/accounts").body;
+    assert!(plans.contains("Requests a minute") && plans.contains("<td>120</td>"), "{plans}");
     let page = visitor.get(&format!("/accounts/{last}")).body;
     assert!(page.contains("<td>the last one</td>"), "{page}");
     assert!(node.terminate().success());

@@ -471,6 +471,7 @@ pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
 
 /// Marks take the places of bytes that no test writes: those from 0x0E on.
 const FIRST_MARK: usize = 3 + 0x0E;
+const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
 /// A tiny model with this chat template and tokens for these marks.
@@ -488,7 +489,8 @@ pub fn tiny_gguf(seed: u64, template: Option<&str>, marks: &[&str]) -> GgufWrite
         gguf.set(key, Metadata::Array(entries));
     };
     replace("tokenizer.ggml.tokens", &|mark| Metadata::String(mark.into()));
-    replace("tokenizer.ggml.token_type", &|_| Metadata::I32(USER_DEFINED));
+    let kind = |mark: &str| if mark.starts_with("<|") { CONTROL } else { USER_DEFINED };
+    replace("tokenizer.ggml.token_type", &|mark| Metadata::I32(kind(mark)));
     gguf
 }
 

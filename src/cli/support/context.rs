@@ -137,19 +137,8 @@ impl Context {
             AccountArgument::Id(id) => return Ok(id),
             AccountArgument::Name(name) => name,
         };
-        let found = self.admin(AdminCommand::AccountFind { name: name.clone() }).await?;
-        let ids: Vec<AccountId> =
-            serde_json::from_value(found["ids"].clone()).map_err(CommandError::new)?;
-        match ids[..] {
-            [id] => Ok(id),
-            [] => Err(CommandError::new(format!("no account is called {name:?}"))
-                .remedy("`cresset accounts list` shows those there are")),
-            _ => {
-                let all = ids.iter().map(AccountId::to_string).collect::<Vec<_>>().join(", ");
-                Err(CommandError::new(format!("{} accounts are called {name:?}", ids.len()))
-                    .remedy(format!("name one by its id: {all}")))
-            }
-        }
+        let mut found = self.admin(AdminCommand::AccountFind { name }).await?;
+        serde_json::from_value(found["id"].take()).map_err(CommandError::new)
     }
 
     /// Runs an operator command and prints its result.

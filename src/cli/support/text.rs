@@ -102,6 +102,14 @@ pub(crate) fn ahead(seconds: i64) -> String {
     }
 }
 
+/// The age of something that happened, in its largest unit.
+pub(crate) fn age(seconds: Option<u64>) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let Some(seconds) = seconds else { return "none known".to_owned() };
+    let (unit, name) = UNITS.into_iter().find(|(unit, _)| seconds >= 2 * unit).unwrap_or(UNITS[3]);
+    format!("{} {name} ago", seconds / unit)
+}
+
 /// Microcredits as credits: `1500` is `0.0015`.
 pub(crate) fn credits(units: u64) -> String {
     let text = format!("{}.{:06}", units / 1_000_000, units % 1_000_000);
@@ -129,6 +137,16 @@ mod tests {
         for (seconds, expect) in cases {
             assert_eq!(utc(seconds), expect);
         }
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        for (seconds, expect) in
+            [(0, "0 s ago"), (119, "119 s ago"), (7_199, "119 min ago"), (86_400, "24 h ago")]
+        {
+            assert_eq!(age(Some(seconds)), expect);
+        }
+        assert_eq!((age(Some(200_000)), age(None)), ("2 d ago".into(), "none known".into()));
     }
 
     #[test]

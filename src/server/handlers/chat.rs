@@ -30,6 +30,8 @@ pub async fn create(
     headers::refuse_cache_namespaces(request.headers())?;
     services.plans.check_rate(&caller.account).map_err(|retry_after| {
         let plan = services.plans.of(&caller.account);
+        let name = services.plans.name_of(&caller.account);
+        services.metrics.limit_reached(&name, "requests_per_minute");
         ApiError::RateLimited {
             per_minute: plan.requests_per_minute,
             burst: plan.burst,

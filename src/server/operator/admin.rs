@@ -1,7 +1,7 @@
 //! Executes operator commands, on a store alone or beside a running node: the answers are the same.
 
 use super::command::{AdminCommand, AdminError, RequestScope};
-use super::lists::{self, find_account};
+use super::lists::{self, RequestFilter, find_account};
 use super::{Actor, Live, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
 use crate::clock::UnixMillis;
 use crate::config::Config;
@@ -68,10 +68,7 @@ impl Operator<'_> {
             C::AccountList { after, matching } => {
                 self.read(lists::accounts(self.store.clone(), after, matching)).await
             }
-            C::AccountFind { name } => {
-                let found = self.read(lists::accounts_named(self.store.clone(), name)).await?;
-                Ok(json!({ "ids": found }))
-            }
+            C::AccountFind { name } => Ok(json!({ "id": self.account_named(name).await? })),
             C::AccountShow { id } => self.show_account(id).await,
             C::KeyCreate { account, label, expires_at } => {
                 let (kind, budgets) = (CredentialKind::ApiKey, Budgets::default());
@@ -107,8 +104,9 @@ impl Operator<'_> {
                 let period = from.unwrap_or(UnixMillis(0))..until.unwrap_or(UnixMillis(u64::MAX));
                 self.read(lists::statement(self.store.clone(), account, after, limit, period)).await
             }
-            C::RequestList { account, state, after } => {
-                self.read(lists::requests(self.store.clone(), account, state, after)).await
+            C::RequestList { account, state, after, since } => {
+                let filter = RequestFilter { state, since };
+                self.read(lists::requests(self.store.clone(), account, filter, after)).await
             }
             C::RequestShow { request, scope } => self.show_request(request, scope).await,
             C::RequestUnblock { request, scope } => self.unblock(request, scope).await,
@@ -122,7 +120,7 @@ impl Operator<'_> {
             C::LedgerAudit => self.audit().await,
             C::LedgerBackup { to } => self.backup(BackupScope::Ledger, "ledger", to).await,
             C::Backup { to, files } => self.backup(BackupScope::Node(files), "node", to).await,
-            C::Status => Ok(self.status()),
+            C::Status => Ok(view::merged(self.status(), view::files(&self.store.stats().await))),
             // Boxed, so that the future of every command is no larger than it needs to be.
             command => Box::pin(self.execute_on_account(command)).await,
         }
@@ -157,7 +155,7 @@ impl Operator<'_> {
     }
 
     /// Reads what may be many rows when the turn comes.
-    async fn read<T: Send + 'static>(
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         reads: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
@@ -206,9 +204,11 @@ impl Operator<'_> {
             return Ok(());
         }
         let known = known.join(", ");
-        Err(AdminError::Invalid(format!(
-            "no plan {plan:?} in the configuration; there are: {known}"
-        )))
+        let place = match self.live {
+            None => "in the configuration",
+            Some(_) => "in force (`cresset reload` takes over one that was added)",
+        };
+        Err(AdminError::Invalid(format!("no plan {plan:?} {place}; there are: {known}")))
     }
 
     pub(super) async fn show_account(&self, id: AccountId) -> Result {

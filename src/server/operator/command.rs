@@ -30,7 +30,7 @@ pub enum AdminCommand {
         after: Option<AccountId>,
         matching: Option<String>,
     },
-    /// The accounts with this name.
+    /// The only account with this name.
     AccountFind {
         name: String,
     },
@@ -139,6 +139,9 @@ pub enum AdminCommand {
         account: AccountId,
         state: Option<AttemptState>,
         after: u64,
+        /// Only those that came at this time or later.
+        #[serde(default)]
+        since: Option<UnixMillis>,
     },
     RequestShow {
         request: RequestId,

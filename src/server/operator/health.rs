@@ -51,5 +51,6 @@ async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
 }
 
 async fn scrape(State(live): State<Arc<Live>>) -> Response {
+    metrics::sample_care(&live);
     ([(CONTENT_TYPE, OPEN_METRICS)], metrics::text(&live.node).await).into_response()
 }

@@ -5,7 +5,9 @@ use super::command::AdminError;
 use super::view;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::{Account, AttemptState, Credential, CredentialKind, Refusal, RequestRecord};
+use crate::ledger::{
+    Account, AttemptState, Credential, CredentialKind, JournalEntry, Refusal, RequestRecord,
+};
 use crate::store::{Snapshot, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -163,12 +165,20 @@ pub(super) async fn statement(
     Ok(view::merged(view::credits(&account, snapshot.balances(of).await?), lines))
 }
 
+/// Which requests of an account are listed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RequestFilter {
+    pub state: Option<AttemptState>,
+    /// Those that came at this time or later.
+    pub since: Option<UnixMillis>,
+}
+
 /// The requests whose first reservations are among the account's next entries, in the order of
 /// time. Requests that the ledger has forgotten since are left out.
 pub(super) async fn requests(
     store: Store,
     of: AccountId,
-    state: Option<AttemptState>,
+    filter: RequestFilter,
     after: u64,
 ) -> Result {
     let snapshot = store.read().await?;
@@ -176,10 +186,12 @@ pub(super) async fn requests(
     let entries = snapshot.entries(of, after, PAGE_ROWS + 1).await?;
     let page = ListPage::of(entries, PAGE_ROWS, |entry| entry.sequence);
     let mut rows = Vec::new();
-    for entry in &page.rows {
+    let is_late = |entry: &&JournalEntry| filter.since.is_none_or(|since| entry.at >= since);
+    for entry in page.rows.iter().filter(is_late) {
         let Some((key, attempt)) = entry.reservation() else { continue };
         let begun_here = |record: &RequestRecord| record.attempts[0].id == attempt;
-        let wanted = |record: &RequestRecord| state.is_none_or(|s| record.latest().state == s);
+        let wanted =
+            |record: &RequestRecord| filter.state.is_none_or(|s| record.latest().state == s);
         let found = snapshot.request(&key).await?;
         rows.extend(found.filter(begun_here).filter(wanted).as_ref().map(view::request));
     }
@@ -281,7 +293,8 @@ mod tests {
         fail_once(&store, &sent).await;
         let (mut listed, mut after, mut pages) = (Vec::new(), 0, 0);
         let more = loop {
-            let page = requests(store.clone(), owner.0, None, after).await.unwrap();
+            let page =
+                requests(store.clone(), owner.0, RequestFilter::default(), after).await.unwrap();
             let rows = page["data"].as_array().unwrap();
             assert!(rows.len() <= PAGE_ROWS, "a page is bounded");
             listed.extend(rows.iter().map(|row| row["id"].as_str().unwrap().to_owned()));
@@ -296,8 +309,15 @@ mod tests {
         listed.sort();
         expect.sort();
         assert_eq!(listed, expect);
-        let none = requests(store.clone(), owner.0, Some(AttemptState::Failed), 0).await.unwrap();
-        assert_eq!(none["data"], json!([]), "all of them run again");
+        let listed = async |state, since| {
+            let filter = RequestFilter { state, since };
+            requests(store.clone(), owner.0, filter, 0).await.unwrap()["data"].take()
+        };
+        let now = store.now();
+        assert_ne!(listed(None, Some(UnixMillis(now.0 - 3_600_000))).await, json!([]));
+        assert_eq!(listed(None, Some(UnixMillis(now.0 + 3_600_000))).await, json!([]));
+        let none = listed(Some(AttemptState::Failed), None).await;
+        assert_eq!(none, json!([]), "all of them run again");
         let first =
             statement(store.clone(), owner.0, 0, usize::MAX, UnixMillis(0)..UnixMillis(u64::MAX))
                 .await

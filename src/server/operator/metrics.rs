@@ -1,5 +1,7 @@
 //! The node's metrics, sampled when they are asked for.
 
+use super::Live;
+use crate::clock::UnixMillis;
 use crate::config::resident_bytes;
 use crate::engine::EngineHandle;
 use crate::metrics::ProcessSample;
@@ -26,6 +28,15 @@ pub async fn text(services: &Services) -> String {
     metrics.sample_ledger(&ledger);
     metrics.sample_process(process());
     metrics.text()
+}
+
+/// Sets the ages of the last backups and of the last audit.
+pub(super) fn sample_care(live: &Live) {
+    let (store, backups) = (&live.node.store, live.files.backups.read());
+    let since = |at: u64| store.now().seconds().saturating_sub(at);
+    let backups = ["node", "ledger"].map(|kind| (kind, backups[kind]["at"].as_u64().map(since)));
+    let audit = store.fully_audited_at().map(UnixMillis::seconds).map(since);
+    live.node.metrics.sample_care(backups, audit);
 }
 
 /// The figures that the system has of this process; zero where it has none.

@@ -1,6 +1,7 @@
 //! The operator's side of the node, never reachable from the public listener: commands over a Unix
 //! socket in the data folder, and health, readiness and metrics over TCP.
 
+mod account_names;
 mod acts;
 pub mod admin;
 mod budgets;

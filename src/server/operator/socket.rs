@@ -1,12 +1,13 @@
 //! The operator socket: one POST route on a Unix socket that only the node's own user may open.
 
-use super::{Actor, AdminCommand, AdminError, Live, Operator};
+use super::{Actor, AdminError, Live, Operator, account_names};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
+use serde_json::Value;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -68,16 +69,23 @@ async fn command(State(live): State<Arc<Live>>, body: Bytes) -> Response {
 
 /// Executes the command in a request's body and answers.
 pub(super) async fn execute(live: &Live, actor: &Actor, body: &[u8]) -> Response {
-    let answer = match serde_json::from_slice::<AdminCommand>(body) {
-        Ok(command) => Operator::of(live).execute_for(actor, command).await,
-        Err(error) => Err(AdminError::Invalid(format!(
-            "the running node does not know this command: {error}"
-        ))),
-    };
-    match answer {
+    match execute_json(&Operator::of(live), actor, body).await {
         Ok(value) => Json(value).into_response(),
         Err(error) => refused(&error),
     }
+}
+
+async fn execute_json(
+    operator: &Operator<'_>,
+    actor: &Actor,
+    body: &[u8],
+) -> Result<Value, AdminError> {
+    let unknown = |error: serde_json::Error| {
+        AdminError::Invalid(format!("the running node does not know this command: {error}"))
+    };
+    let said: Value = serde_json::from_slice(body).map_err(unknown)?;
+    let command = account_names::resolved(operator, said).await?;
+    operator.execute_for(actor, serde_json::from_value(command).map_err(unknown)?).await
 }
 
 pub(super) fn refused(error: &AdminError) -> Response {

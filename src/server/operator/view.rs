@@ -10,11 +10,16 @@ use crate::ledger::{
     Microcredits, RequestRecord, TokenQuotas,
 };
 use crate::server::wire::objects::{CreditBalance, RequestObject};
-use crate::store::AuditReport;
+use crate::store::{AuditReport, StoreStats};
 use serde_json::{Value, json};
 
 pub fn list(data: impl IntoIterator<Item = Value>) -> Value {
     json!({ "object": "list", "data": data.into_iter().collect::<Vec<_>>() })
+}
+
+/// What the ledger's files take, and what is free beside them.
+pub(super) fn files(ledger: &StoreStats) -> Value {
+    json!({ "file_bytes": ledger.file_bytes, "disk_free_bytes": ledger.free_bytes })
 }
 
 /// Merges two objects into one; the second wins where both have a field.

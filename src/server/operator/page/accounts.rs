@@ -5,7 +5,7 @@ use super::super::Live;
 use super::layout::{
     self, both_balances, command_form, credits, field, filled, hidden, rows, text, time,
 };
-use super::{HtmlPage, Visitor};
+use super::{HtmlPage, Visitor, plans};
 use crate::clock::UnixMillis;
 use crate::ids::AccountId;
 use axum::extract::{Path, Query, State};
@@ -39,12 +39,12 @@ pub(super) async fn list(
     visitor: Visitor,
 ) -> HtmlPage {
     let found = visitor.ask(&live, query.command()).await;
-    let plans = live.node.plans.names();
+    let names = live.node.plans.names();
     let content = match &found {
         Err(error) => layout::failure(error),
         Ok(page) => account_table(page, &query),
     };
-    let content = html! { (content) (new_account(&visitor, &plans)) };
+    let content = html! { (content) (new_account(&visitor, &names)) (plans::table(&live)) };
     visitor.page(&live, "/accounts", "Accounts", &content)
 }
 

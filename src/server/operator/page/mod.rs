@@ -11,6 +11,7 @@ pub mod history;
 mod layout;
 mod models;
 mod overview;
+mod plans;
 mod requests;
 mod session;
 mod visit;

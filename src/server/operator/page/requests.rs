@@ -22,7 +22,8 @@ pub(super) async fn list(
     Query(query): Query<RequestsQuery>,
     visitor: Visitor,
 ) -> HtmlPage {
-    let command = AdminCommand::RequestList { account, state: None, after: query.after };
+    let command =
+        AdminCommand::RequestList { account, state: None, after: query.after, since: None };
     let content = match visitor.ask(&live, command).await {
         Err(error) => layout::failure(error),
         Ok(page) => request_table(&page, account),
