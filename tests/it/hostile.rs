@@ -5,10 +5,13 @@ use super::raw::{answers, ask, completion, header_lines, talk};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
 use bytes::Bytes;
 use cresset::ledger::{AttemptState, JournalEntry};
-use http_body_util::{BodyExt, Full};
+use futures_util::{StreamExt, stream};
+use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::Request;
+use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::json;
+use std::convert::Infallible;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -248,6 +251,53 @@ const CONTINUATION: u8 = 9;
 
 fn greeting() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+/// A client that still sends its body must be able to read why it was refused. A stream that is
+/// reset before the answer has ended takes it away, in a race that was lost for some in a hundred.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_early_refusal_over_http2_is_read_to_its_end() {
+    let world =
+        World::with(|setup| setup.config.plans.get_mut("default").unwrap().requests_per_minute = 1)
+            .await;
+    let ledger = world.node.store.read().await.unwrap();
+    let account = ledger.account(world.account).await.unwrap().unwrap();
+    let burst = world.node.config.plans["default"].burst;
+    (0..burst).for_each(|_| world.node.plans.check_rate(&account).unwrap());
+    let io = TokioIo::new(TcpStream::connect(world.address).await.unwrap());
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (mut sender, connection) = builder.handshake(io).await.unwrap();
+    tokio::spawn(connection);
+    let mut statuses = Vec::new();
+    for _ in 0..40 {
+        let asked = (0..25).map(|_| {
+            let mut request = Request::post(format!("http://node{CHAT}"));
+            let id = Uuid::new_v4().to_string();
+            for (name, value) in super::support::chat_headers(&world.key, &id) {
+                request = request.header(name, value);
+            }
+            // A body whose second piece comes after the answer.
+            let piece =
+                |text: &'static [u8]| Ok::<_, Infallible>(Frame::data(Bytes::from_static(text)));
+            let later = Box::pin(async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                piece(b"}")
+            });
+            let body = stream::iter([piece(b"{")]).chain(stream::once(later));
+            let answer = sender.send_request(request.body(StreamBody::new(body)).unwrap());
+            async {
+                let response = answer.await.map_err(|error| format!("{error:?}"))?;
+                let status = response.status().as_u16();
+                let body = response.into_body().collect().await.map_err(|e| format!("{e:?}"))?;
+                assert!(!body.to_bytes().is_empty());
+                Ok::<_, String>(status)
+            }
+        });
+        statuses.extend(futures_util::future::join_all(asked).await);
+    }
+    let wrong: Vec<_> = statuses.iter().filter(|status| **status != Ok(429)).collect();
+    assert!(wrong.is_empty(), "{} of {}: {:?}", wrong.len(), statuses.len(), wrong[0]);
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,13 +3,15 @@
 
 use axum::body::{Body, Bytes};
 use axum::response::Response;
-use hyper::body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::time::{Instant, sleep_until};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until, timeout};
 
 tokio::task_local! {
     static PACE: Arc<Pace>;
@@ -107,10 +109,53 @@ async fn unless_stalled(stream: impl Future, pace: &Pace, stall: Duration) {
     }
 }
 
-/// Returns the response with its pieces timed. To be called while its stream runs.
-pub(super) fn timed(response: Response) -> Response {
+/// A request's body, which is kept until its response has ended: the library resets a stream whose
+/// body is dropped unread, and the client would lose an answer that it has not read by then.
+#[derive(Clone)]
+pub(super) struct KeptBody(Arc<Mutex<Incoming>>);
+
+impl KeptBody {
+    pub(super) fn new(body: Incoming) -> Self {
+        Self(Arc::new(Mutex::new(body)))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Incoming> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Throws away what still comes, for so long at most, so that the stream ends without a reset.
+    /// Clients cannot hold more of them than they may have streams.
+    async fn drain(mut self, time: Duration) {
+        let all = async { while self.frame().await.is_some_and(|frame| frame.is_ok()) {} };
+        let _ = timeout(time, all).await;
+    }
+}
+
+impl hyper::body::Body for KeptBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut *self.inner()).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner().size_hint()
+    }
+}
+
+/// Returns the response with its pieces timed. What its request still sends is read for the time of
+/// `linger` after its end. To be called while its stream runs.
+pub(super) fn timed(response: Response, request: KeptBody, linger: Duration) -> Response {
     match PACE.try_with(Arc::clone) {
-        Ok(pace) => response.map(|body| Body::new(Timed { body, pace })),
+        Ok(pace) => response.map(|body| Body::new(Timed { body, pace, request, linger })),
         Err(_) => response,
     }
 }
@@ -118,6 +163,16 @@ pub(super) fn timed(response: Response) -> Response {
 struct Timed {
     body: Body,
     pace: Arc<Pace>,
+    request: KeptBody,
+    linger: Duration,
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        if let (false, Ok(runtime)) = (self.request.is_end_stream(), Handle::try_current()) {
+            runtime.spawn(self.request.clone().drain(self.linger));
+        }
+    }
 }
 
 impl hyper::body::Body for Timed {

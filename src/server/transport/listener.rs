@@ -2,7 +2,7 @@
 //! clients.
 
 use super::client_stream::{ClientStream, HeadRefusal};
-use super::http2::{self, Streams};
+use super::http2::{self, KeptBody, Streams};
 use super::permits::{ConnectionPermit, ConnectionPermits, Peer};
 use super::unheard::{UnheardConnection, UnheardConnections};
 use crate::config::HttpSettings;
@@ -171,13 +171,13 @@ impl ClientConnection {
         let io =
             TokioIo::new(ClientStream::http1(socket, read, self.limits.clone(), refusal.clone()));
         let (router, peer, unheard) = (self.router.clone(), self.peer, self.unheard.clone());
-        let service = service_fn(move |request| {
+        let service = service_fn(move |request: Request<Incoming>| {
             unheard.heard();
             let (router, refused) = (router.clone(), refusal.get().cloned());
             async move {
                 match refused {
                     Some(error) => Ok(finish_response::outside(error)),
-                    None => answer(router, peer, request).await,
+                    None => answer(router, peer, request.map(Body::new)).await,
                 }
             }
         });
@@ -202,14 +202,21 @@ impl ClientConnection {
     async fn http2(self, socket: Socket, read: BytesMut) -> hyper::Result<()> {
         let stall = Duration::from_secs(self.limits.write_stall_seconds);
         let idle = Duration::from_secs(self.limits.idle_seconds);
+        let linger = Duration::from_secs(self.limits.linger_seconds);
         let streams = Streams::new(stall);
         let builder = http2_builder(&self.limits, streams.clone());
         let io = TokioIo::new(ClientStream::http2(socket, read, self.limits.clone()));
         let (router, peer, unheard) = (self.router.clone(), self.peer, self.unheard.clone());
-        let service = service_fn(move |request| {
+        let service = service_fn(move |request: Request<Incoming>| {
             unheard.heard();
             let router = router.clone();
-            async move { answer(router, peer, request).await.map(http2::timed) }
+            async move {
+                let (head, body) = request.into_parts();
+                let body = KeptBody::new(body);
+                let request = Request::from_parts(head, Body::new(body.clone()));
+                let response = answer(router, peer, request).await?;
+                Ok::<_, Infallible>(http2::timed(response, body, linger))
+            }
         });
         let mut connection = pin!(builder.serve_connection(io, service));
         let patience = tokio::select! {
@@ -257,11 +264,11 @@ fn http2_builder(limits: &HttpSettings, streams: Streams) -> hyper_http2::Builde
 async fn answer(
     router: Router,
     peer: Peer,
-    mut request: Request<Incoming>,
+    mut request: Request<Body>,
 ) -> Result<Response, Infallible> {
     request.extensions_mut().insert(peer);
     let chunked = request.headers().contains_key(header::TRANSFER_ENCODING);
-    let mut response = router.oneshot(request.map(Body::new)).await?;
+    let mut response = router.oneshot(request).await?;
     if chunked {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
