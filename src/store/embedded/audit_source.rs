@@ -1,7 +1,7 @@
 //! A snapshot as the audit reads it, row by row.
 
 use super::bodies;
-use super::codec::StoredField;
+use crate::store::codec::StoredField;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};

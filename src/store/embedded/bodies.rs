@@ -1,7 +1,7 @@
 //! Stored answers. They are kept for replays until they expire, and the bytes that each account's
 //! take are summed as they come and go.
 
-use super::codec;
+use crate::store::codec;
 use super::files::Files;
 use super::tables::{self, ReadOnly, Writable, due_key, get, put};
 use crate::clock::UnixMillis;

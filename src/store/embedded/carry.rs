@@ -1,7 +1,7 @@
 //! What a restore takes over from the ledger that it replaces: who was locked out there since the
 //! backup was made stays locked out. It also finds what the backup does not know.
 
-use super::codec::StoredField;
+use crate::store::codec::StoredField;
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::schema;

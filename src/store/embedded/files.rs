@@ -1,6 +1,6 @@
 //! The open databases and the epoch that makes them one ledger.
 
-use super::codec::StoredField;
+use crate::store::codec::StoredField;
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;

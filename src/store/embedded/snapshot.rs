@@ -1,7 +1,7 @@
 //! Reads: one consistent view of both files. It never waits for the writer, nor the writer for it.
 
 use super::bodies;
-use super::codec::StoredField;
+use crate::store::codec::StoredField;
 use super::disk::CONTRADICTION;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};

@@ -1,6 +1,6 @@
 //! Rows survive encoding and decoding, and other bytes are never taken for a row.
 
-use super::super::codec::{StoredField, decode, encode};
+use crate::store::codec::{StoredField, decode, encode};
 use super::model::{attempt, request, units};
 use super::*;
 use crate::ledger::records::EntryKind;

@@ -17,7 +17,7 @@ mod segments;
 mod starts;
 mod time;
 
-use super::EmbeddedBackend;
+use super::{EmbeddedBackend, EmbeddedConfig};
 use super::disk::File;
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::AccountId;
@@ -86,8 +86,12 @@ impl Fixture {
         fixture
     }
 
+    fn files(&self) -> EmbeddedConfig {
+        EmbeddedConfig::new(self.dir.path())
+    }
+
     fn config(&self) -> StoreConfig {
-        StoreConfig::folder(self.dir.path())
+        StoreConfig::Embedded(self.files())
     }
 
     fn open(&self) -> Store {
@@ -152,7 +156,7 @@ fn unusable<T>(result: Result<T, StoreError>) -> String {
 fn the_embedded_backend_keeps_its_promises() {
     contract::keeps_all(|| {
         let dir = tempfile::tempdir().unwrap();
-        let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path());
+        let config = EmbeddedConfig::new(dir.path());
         crate::store::embedded::init(&config).unwrap();
         move || {
             let _kept = &dir;
