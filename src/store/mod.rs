@@ -48,8 +48,8 @@ pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
-pub use postgres::PostgresConfig;
 use postgres::PostgresBackend;
+pub use postgres::PostgresConfig;
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -153,10 +153,11 @@ impl Store {
     /// Takes the ledger of a folder for this process, which opens it then. A second process gets
     /// `InUse`. A ledger in a database is taken when it is opened.
     pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
-        Ok(match config {
-            StoreConfig::Embedded(config) => LockedStore::Embedded(embedded::lock(config)?),
-            StoreConfig::Postgres(place) => LockedStore::Postgres(place.clone()),
-        })
+        let place = match config {
+            StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
+            StoreConfig::Postgres(place) => LockedPlace::Database(place.clone()),
+        };
+        Ok(LockedStore { place })
     }
 
     /// `lock`, then `LockedStore::open`.
@@ -381,9 +382,13 @@ impl Store {
 }
 
 /// A ledger that this process has taken and not opened yet.
-pub enum LockedStore {
-    Embedded(Arc<dyn embedded::Disk>),
-    Postgres(PostgresConfig),
+pub struct LockedStore {
+    place: LockedPlace,
+}
+
+enum LockedPlace {
+    Folder(Arc<dyn embedded::Disk>),
+    Database(PostgresConfig),
 }
 
 impl LockedStore {
@@ -406,12 +411,12 @@ impl LockedStore {
         policy: AuditPolicy,
         progress: &OpenProgress,
     ) -> StoreResult<Store> {
-        match self {
-            Self::Embedded(disk) => {
+        match self.place {
+            LockedPlace::Folder(disk) => {
                 let backend = Arc::new(EmbeddedBackend::open_on(disk)?);
                 Store::start(&backend, clock, limits, policy, progress)
             }
-            Self::Postgres(place) => {
+            LockedPlace::Database(place) => {
                 let backend = Arc::new(PostgresBackend::open(&place)?);
                 Store::start(&backend, clock, limits, policy, progress)
             }

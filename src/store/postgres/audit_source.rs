@@ -74,7 +74,7 @@ impl<'b> AuditReading<'b> {
     }
 
     /// All rows of a query without parameters, fetched page by page.
-    fn all<'s, T: 's>(
+    pub(super) fn all<'s, T: 's>(
         &'s self,
         query: &str,
         read: impl Fn(&Row) -> StateResult<T> + 's,
@@ -276,7 +276,8 @@ impl AuditSource for AuditReading<'_> {
     }
 
     fn entry(&self, chain: JournalChain, sequence: u64) -> StateResult<Option<JournalEntry>> {
-        const SELECT: &str = "select sequence, row from entries where account = $1 and sequence = $2";
+        const SELECT: &str =
+            "select sequence, row from entries where account = $1 and sequence = $2";
         let JournalChain::Account(account) = chain else { return Ok(None) };
         let ask = Ask::new(SELECT).with(account.0).with(signed(sequence));
         self.one(ask, |row| entry(account, row))

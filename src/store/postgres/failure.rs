@@ -32,14 +32,6 @@ impl Failure {
         ];
         self.code.as_ref().is_some_and(|code| races.contains(code))
     }
-
-    /// Whether a server was reached that will give the same answer every time.
-    pub(super) fn is_refusal(&self) -> bool {
-        // Starting up, shutting down, too many connections.
-        let passing = ["57P", "533"];
-        let code = self.code.as_ref().map(SqlState::code);
-        code.is_some_and(|code| !passing.iter().any(|class| code.starts_with(class)))
-    }
 }
 
 impl From<tokio_postgres::Error> for Failure {

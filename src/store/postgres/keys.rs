@@ -54,7 +54,8 @@ impl Keys {
                 self.accounts.insert(*account);
                 self.applications.insert(*id);
             }
-            Command::Grant { account, reference, .. } | Command::Debit { account, reference, .. } => {
+            Command::Grant { account, reference, .. }
+            | Command::Debit { account, reference, .. } => {
                 self.accounts.insert(*account);
                 self.grants.insert((*account, reference.clone()));
             }

@@ -76,10 +76,7 @@ async fn answer_all(mut waiting: mpsc::Receiver<Lookup>, connector: Arc<Connecto
     }
 }
 
-async fn find(
-    session: &Session,
-    lookups: &[Lookup],
-) -> Result<HashMap<[u8; 32], Found>, Failure> {
+async fn find(session: &Session, lookups: &[Lookup]) -> Result<HashMap<[u8; 32], Found>, Failure> {
     let digests: Vec<_> = lookups.iter().map(|lookup| lookup.digest.to_vec()).collect();
     let answer = session.ask(Ask::new(FIND).with(digests)).await?;
     let mut found = HashMap::new();

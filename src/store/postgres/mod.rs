@@ -131,6 +131,10 @@ impl PostgresBackend {
         self.tenure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn check_open(&self) -> Result<(), Failure> {
+        self.is_open.load(Ordering::Acquire).then_some(()).ok_or_else(closed)
+    }
+
     fn boot(&self) -> Option<BootId> {
         self.tenure().as_ref().map(|tenure| tenure.boot)
     }
@@ -147,13 +151,8 @@ impl PostgresBackend {
     }
 
     /// `work` with a session for reads.
-    async fn read<T>(
-        &self,
-        work: impl AsyncFnOnce(&Session) -> StateResult<T>,
-    ) -> StoreResult<T> {
-        if !self.is_open.load(Ordering::Acquire) {
-            return Err(closed().into());
-        }
+    async fn read<T>(&self, work: impl AsyncFnOnce(&Session) -> StateResult<T>) -> StoreResult<T> {
+        self.check_open()?;
         let reading = async {
             let session = self.pool.take().await?;
             let done = work(&session).await;
@@ -209,9 +208,7 @@ fn closed() -> Failure {
 impl LedgerReader for PostgresBackend {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>> {
         Box::pin(async {
-            if !self.is_open.load(Ordering::Acquire) {
-                return Err(closed().into());
-            }
+            self.check_open()?;
             let taking = snapshot::take(&self.pool);
             let snapshot = self.connector.within(READ, taking).await?;
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
@@ -224,8 +221,9 @@ impl LedgerReader for PostgresBackend {
     ) -> ReadFuture<'_, Option<(Credential, Account)>> {
         let digest = *digest;
         Box::pin(async move {
+            self.check_open()?;
             let found = async { Ok(self.lookups.find(digest).await) };
-            Ok(self.connector.within(READ, found).await??)
+            self.connector.within(READ, found).await?
         })
     }
 
@@ -286,7 +284,7 @@ impl Backend for PostgresBackend {
     fn stored_time(&self) -> StateResult<UnixMillis> {
         let latest = Ask::new("select coalesce(max(clock), 0) from accounts");
         let found = self.with_writer(async |session| session.ask(latest).await)?;
-        let latest = found.rows.first().map_or(0, |row| row.get(0));
+        let latest: i64 = found.rows.first().map_or(0, |row| row.get(0));
         Ok(UnixMillis(u64::try_from(latest).unwrap_or_default()))
     }
 

@@ -50,7 +50,7 @@ const CONFIRM: &str = "update nodes set confirmed = confirmed + 1 where boot = $
 /// What this process holds in the table. It is renewed until it is dropped.
 pub(super) struct Tenure {
     pub boot: BootId,
-    renewing: AbortHandle,
+    pub renewing: AbortHandle,
 }
 
 impl Tenure {
@@ -84,7 +84,9 @@ async fn renew(boot: BootId, lease: Duration, connector: Arc<Connector>) {
             Ok((kept, renewed)) => {
                 session = Some(kept);
                 if !renewed {
-                    tracing::error!("another node has taken the ledger over: this one admits nothing any more");
+                    tracing::error!(
+                        "another node has taken the ledger over: this one admits nothing any more"
+                    );
                     return;
                 }
             }
@@ -106,7 +108,8 @@ pub(super) async fn wait_for_others(session: &Session) -> StoreResult {
         let Some((boot, left)) = alive.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else {
             return Ok(());
         };
-        let renewed = |(boot, left): (&Uuid, &f64)| seen.get(boot).is_some_and(|before| left > before);
+        let renewed =
+            |(boot, left): (&Uuid, &f64)| seen.get(boot).is_some_and(|before| left > before);
         if let Some((boot, _)) = alive.iter().find(|(boot, left)| renewed((boot, left))) {
             return Err(StoreError::InUse(in_use(*boot)));
         }
@@ -133,7 +136,8 @@ fn in_use(boot: Uuid) -> String {
 pub(super) async fn claim(session: &Session, boot: BootId, lease: Duration) -> StateResult {
     session.script("begin").await?;
     session.ask(Ask::new(ONE_BY_ONE)).await?;
-    if let Some((other, _)) = alive(session).await?.into_iter().find(|(other, _)| *other != boot.0) {
+    if let Some((other, _)) = alive(session).await?.into_iter().find(|(other, _)| *other != boot.0)
+    {
         session.script("rollback").await?;
         return Err(StateError::Io(in_use(other)));
     }
@@ -147,10 +151,7 @@ pub(super) async fn claim(session: &Session, boot: BootId, lease: Duration) -> S
 }
 
 /// Returns once no earlier transaction of this boot is open: what was in doubt is decided then.
-pub(super) async fn wait_for_own(
-    session: &Session,
-    boot: Option<BootId>,
-) -> Result<(), Failure> {
+pub(super) async fn wait_for_own(session: &Session, boot: Option<BootId>) -> Result<(), Failure> {
     let Some(boot) = boot else { return Ok(()) };
     session.ask(Ask::new("select 1 from nodes where boot = $1 for update").with(boot.0)).await?;
     Ok(())
@@ -179,7 +180,8 @@ pub(super) async fn confirm(
     mut doubts: u64,
 ) -> Result<(), Failure> {
     while session.doubts() != doubts {
-        let boot = boot.ok_or_else(|| Failure::lost("a commit may not have reached the standbys"))?;
+        let boot =
+            boot.ok_or_else(|| Failure::lost("a commit may not have reached the standbys"))?;
         doubts = session.doubts();
         if session.ask(Ask::new(CONFIRM).with(boot.0)).await?.affected == 0 {
             return Err(Failure::lost("a commit may not have reached the standbys"));

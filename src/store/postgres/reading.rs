@@ -17,7 +17,7 @@ const BEGIN: &str = "begin";
 /// Holds the node's row, so that whoever declares the node dead waits for this transaction.
 const NODE: &str = "select state from nodes where boot = $1 for key share";
 /// In one order for all, so that two transactions do not wait for each other.
-const ACCOUNTS: &str = "select id, answer_bytes, row from accounts where id = any(array( \
+const ACCOUNTS: &str = "select id, row from accounts where id = any(array( \
     select unnest($1::uuid[]) union select account from credentials where id = any($2::uuid[]))) \
     order by id for update";
 const CREDENTIALS: &str = "select id, row from credentials where id = any(array( \
@@ -144,13 +144,11 @@ fn bytes<'a>(all: impl Iterator<Item = &'a [u8; 32]>) -> Vec<Vec<u8>> {
 /// Takes the answers to `read_asks`, in its order.
 fn take(keys: &Keys, answers: Vec<Answer>, rows: &mut BatchRows) {
     let mut answers = answers.into_iter().map(|answer| answer.rows);
-    let mut next = |asked: bool| if asked { answers.next().unwrap_or_default() } else { Vec::new() };
+    let mut next =
+        |asked: bool| if asked { answers.next().unwrap_or_default() } else { Vec::new() };
     for row in next(locks(keys)) {
         let id = AccountId(row.get(0));
-        if !rows.accounts.knows(&id) {
-            rows.answer_bytes.insert(id, row.get(1));
-        }
-        rows.accounts.found(id, content(&row, 2, id.0.as_bytes()));
+        rows.accounts.found(id, content(&row, 1, id.0.as_bytes()));
     }
     rows.accounts.absent(&keys.accounts);
     for row in next(!keys.credentials.is_empty() || !keys.requests.is_empty()) {

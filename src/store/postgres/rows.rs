@@ -37,9 +37,9 @@ impl AccountRow {
 /// The content of a row under the bytes of its key. A value of another type is as damaged as one
 /// with a wrong checksum.
 pub(super) fn content<T: StoredField>(row: &Row, column: usize, key: &[u8]) -> StateResult<T> {
-    let stored: &[u8] = row.try_get(column).map_err(|error| {
-        StateError::Corrupt(format!("{error}, under key {}", hex::encode(key)))
-    })?;
+    let stored: &[u8] = row
+        .try_get(column)
+        .map_err(|error| StateError::Corrupt(format!("{error}, under key {}", hex::encode(key))))?;
     decode(key, stored)
 }
 
@@ -146,8 +146,6 @@ impl<K: Clone + Hash + Ord, T: Clone> Rows<K, T> {
 #[derive(Default)]
 pub(super) struct BatchRows {
     pub accounts: Rows<AccountId, AccountRow>,
-    /// Bytes of the stored answers of each account that was read.
-    pub answer_bytes: HashMap<AccountId, i64>,
     pub credentials: Rows<CredentialId, Credential>,
     /// Credentials by the digests of their secrets.
     pub digests: Rows<[u8; 32], Credential>,

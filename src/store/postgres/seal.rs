@@ -37,8 +37,10 @@ pub(super) async fn read(session: &Session) -> StateResult<Option<Seal>> {
     let answer = session.ask(Ask::new(READ).with(KEY)).await?;
     let Some(row) = answer.rows.first() else { return Ok(None) };
     let SealedChains { chains, fully_audited_at } = content(row, 0, KEY.as_bytes())?;
-    let heads: JournalHeads =
-        chains.into_iter().map(|sealed| (JournalChain::Account(sealed.account), sealed.head)).collect();
+    let heads: JournalHeads = chains
+        .into_iter()
+        .map(|sealed| (JournalChain::Account(sealed.account), sealed.head))
+        .collect();
     Ok(Some(Seal { heads, fully_audited_at }))
 }
 

@@ -119,8 +119,8 @@ where
 {
     while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
         let AsyncMessage::Notice(notice) = message else { continue };
-        tracing::warn!(code = notice.code().code(), said = notice.message(), "database");
         if [SqlState::WARNING, SqlState::ADMIN_SHUTDOWN].contains(notice.code()) {
+            tracing::warn!(said = notice.message(), "the database warns");
             doubts.fetch_add(1, Ordering::AcqRel);
         }
     }

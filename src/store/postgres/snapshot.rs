@@ -11,10 +11,10 @@ use crate::ledger::state::{Crashes, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use crate::store::StoredBody;
 use crate::store::backend::{ReadFuture, Snapshot};
 use crate::store::codec::StoredField;
 use crate::store::keys::{crash_key, entry_key, request_key};
-use crate::store::StoredBody;
 use std::sync::Arc;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -218,4 +218,3 @@ pub(super) fn entry(account: AccountId, row: &Row) -> StateResult<JournalEntry> 
     let sequence = u64::try_from(row.get::<_, i64>(0)).unwrap_or_default();
     content(row, 1, &entry_key(account, sequence))
 }
-

@@ -76,7 +76,7 @@ impl<'t> BatchState<'t> {
     }
 
     fn account_row(&self, id: AccountId) -> StateResult<Option<AccountRow>> {
-        self.get(|rows| &rows.accounts, &id, |keys| drop(keys.accounts.insert(id)))
+        self.get(|rows| &rows.accounts, &id, |keys| keys.accounts.extend([id]))
     }
 
     /// Changes the row of an account that is there.
@@ -141,7 +141,7 @@ impl LedgerState for BatchState<'_> {
     }
 
     fn application(&self, id: ApplicationId) -> StateResult<Option<Application>> {
-        self.get(|rows| &rows.applications, &id, |keys| drop(keys.applications.insert(id)))
+        self.get(|rows| &rows.applications, &id, |keys| keys.applications.extend([id]))
     }
 
     fn put_application(&mut self, application: &Application) -> StateResult {
@@ -154,7 +154,7 @@ impl LedgerState for BatchState<'_> {
     }
 
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
-        self.get(|rows| &rows.digests, digest, |keys| drop(keys.digests.insert(*digest)))
+        self.get(|rows| &rows.digests, digest, |keys| keys.digests.extend([*digest]))
     }
 
     fn put_credential(&mut self, credential: &Credential) -> StateResult {
@@ -166,7 +166,7 @@ impl LedgerState for BatchState<'_> {
 
     fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
         let key = (account, reference.to_owned());
-        self.get(|rows| &rows.adjustments, &key, |keys| drop(keys.grants.insert(key.clone())))
+        self.get(|rows| &rows.adjustments, &key, |keys| keys.grants.extend([key.clone()]))
     }
 
     fn put_adjustment(

@@ -6,13 +6,13 @@ use super::session::Ask;
 use crate::ids::AccountId;
 use crate::ledger::records::EntryKind;
 use crate::ledger::{
-    Balance, Bucket, JournalEntry, Microcredits, RequestKey, RequestRecord,
+    Balance, Bucket, Command, JournalEntry, Microcredits, RequestKey, RequestRecord,
 };
 use crate::store::StoredBody;
 use crate::store::codec::{StoredField, encode};
 use crate::store::keys::{crash_key, entry_key, grant_key, request_key};
 use crate::store::queue::WriteAction;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 
 const UPDATE_ACCOUNTS: &str = "update accounts a set in_flight = u.in_flight, \
@@ -239,13 +239,19 @@ fn settled_bodies<'a>(
     rows: &BatchRows,
     actions: &[&'a WriteAction],
 ) -> BTreeMap<RequestKey, &'a StoredBody> {
-    let settled: Vec<_> = rows.entries.iter().filter_map(JournalEntry::settlement).collect();
-    let stores = |key: &RequestKey| {
-        rows.accounts.sound(&key.account).is_some_and(|row| row.account.stores_answers)
-    };
-    let bodies = actions.iter().filter_map(|action| action.body.as_ref());
-    let bodies = bodies.filter(|(key, _)| settled.iter().any(|(of, _)| of == key) && stores(key));
-    bodies.map(|(key, body)| (*key, body)).collect()
+    let settled: HashSet<_> = rows.entries.iter().filter_map(JournalEntry::settlement).collect();
+    let mut bodies = BTreeMap::new();
+    for action in actions {
+        let Command::Settle { key, attempt, .. } = &action.command else { continue };
+        let owner = rows.accounts.sound(&key.account);
+        let stores = owner.is_some_and(|row| row.account.stores_answers);
+        if let Some((_, body)) = action.body.as_ref().filter(|_| stores)
+            && settled.contains(&(*key, *attempt))
+        {
+            bodies.entry(*key).or_insert(body);
+        }
+    }
+    bodies
 }
 
 fn put_bodies(bodies: &BTreeMap<RequestKey, &StoredBody>) -> [Ask; 2] {

@@ -17,8 +17,8 @@ mod segments;
 mod starts;
 mod time;
 
-use super::{EmbeddedBackend, EmbeddedConfig};
 use super::disk::File;
+use super::{EmbeddedBackend, EmbeddedConfig};
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::AccountId;
 use crate::ledger::{JournalEntry, RequestRecord};
@@ -125,10 +125,6 @@ fn spent(store: &Store) -> (u64, u64) {
     let balances = store.read().now().unwrap().balances(AccountId(id(1))).now().unwrap();
     let premium = balances.premium;
     (premium.debited.get(), premium.reserved.get())
-}
-
-fn is_admitted(outcome: &Result<Outcome, StoreError>) -> bool {
-    matches!(outcome, Ok(Outcome::Admitted(_)))
 }
 
 fn assert_sound(store: &Store) {
