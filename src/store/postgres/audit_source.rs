@@ -5,7 +5,7 @@ use super::driver::Driver;
 use super::failure::Failure;
 use super::keys::request_of;
 use super::rows::{AccountRow, content, fixed};
-use super::session::{Answer, Ask, Connector, Session, SessionKind};
+use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
 use super::snapshot::{by_id, by_request, entry, of_request, signed};
 use super::writing;
 use crate::ids::{AccountId, ApplicationId};
@@ -49,7 +49,7 @@ const COUNT: &str = "select (select count(*) from accounts) * 3 \
 
 pub(super) struct AuditReading<'b> {
     driver: &'b Driver,
-    session: Session,
+    session: DatabaseSession,
     /// Number of the next cursor.
     next: Cell<u64>,
 }
@@ -64,7 +64,7 @@ impl<'b> AuditReading<'b> {
         Ok(Self { driver, session, next: Cell::default() })
     }
 
-    fn ask(&self, ask: Ask) -> StateResult<Answer> {
+    fn ask(&self, ask: Ask) -> StateResult<QueryAnswer> {
         Ok(self.driver.wait(self.session.ask(ask))?)
     }
 

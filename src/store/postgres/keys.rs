@@ -65,7 +65,9 @@ impl Keys {
             }
             other => {
                 self.accounts.extend(account_named(other));
-                credential_named(other).into_iter().for_each(|id| self.add_owner(id));
+                if let Some(id) = credential_named(other) {
+                    self.add_owner(id);
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use super::failure::Failure;
 use super::rows::{AccountRow, content, fixed};
-use super::session::{Ask, Connector, Session, SessionKind};
+use super::session::{Ask, Connector, DatabaseSession, SessionKind};
 use crate::ledger::state::StateResult;
 use crate::ledger::{Account, Credential};
 use crate::store::StoreResult;
@@ -21,11 +21,11 @@ const WAITING: usize = 4_096;
 const FIND: &str = "select c.digest, c.id, c.row, a.id, a.row from credentials c \
     join accounts a on a.id = c.account where c.digest = any($1::bytea[])";
 
-type Found = StateResult<Option<(Credential, Account)>>;
+type FoundPair = StateResult<Option<(Credential, Account)>>;
 
 struct Lookup {
     digest: [u8; 32],
-    reply: oneshot::Sender<Result<Found, Failure>>,
+    reply: oneshot::Sender<Result<FoundPair, Failure>>,
 }
 
 pub(super) struct Lookups {
@@ -54,7 +54,7 @@ impl Lookups {
 
 /// Answers look-ups until the backend is dropped.
 async fn answer_all(mut waiting: mpsc::Receiver<Lookup>, connector: Arc<Connector>) {
-    let mut session: Option<Session> = None;
+    let mut session: Option<DatabaseSession> = None;
     let mut taken = Vec::new();
     while waiting.recv_many(&mut taken, TOGETHER).await > 0 {
         let connected = match session.take().filter(|session| !session.is_closed()) {
@@ -76,7 +76,10 @@ async fn answer_all(mut waiting: mpsc::Receiver<Lookup>, connector: Arc<Connecto
     }
 }
 
-async fn find(session: &Session, lookups: &[Lookup]) -> Result<HashMap<[u8; 32], Found>, Failure> {
+async fn find(
+    session: &DatabaseSession,
+    lookups: &[Lookup],
+) -> Result<HashMap<[u8; 32], FoundPair>, Failure> {
     let digests: Vec<_> = lookups.iter().map(|lookup| lookup.digest.to_vec()).collect();
     let answer = session.ask(Ask::new(FIND).with(digests)).await?;
     let mut found = HashMap::new();

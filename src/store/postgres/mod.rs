@@ -44,9 +44,9 @@ use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::Tenure;
-use pool::Pool;
+use pool::SessionPool;
 use rows::BatchRows;
-use session::{Ask, Connector, Session, SessionKind};
+use session::{Ask, Connector, DatabaseSession, SessionKind};
 use state::BatchState;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -65,7 +65,7 @@ const READ: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct PostgresConfig {
     /// Hosts, database, user and password.
-    pub server: Config,
+    pub server: Box<Config>,
     /// How TLS is spoken to it; without it only unencrypted connections are made.
     pub tls: Option<Arc<ClientConfig>>,
     /// Sessions that answer reads, at most.
@@ -88,8 +88,8 @@ pub(super) struct PostgresBackend {
     driver: Driver,
     connector: Arc<Connector>,
     /// The session of the writer; `None` while a failed one is being replaced.
-    writer: Mutex<Option<Session>>,
-    pool: Arc<Pool>,
+    writer: Mutex<Option<DatabaseSession>>,
+    pool: Arc<SessionPool>,
     lookups: Lookups,
     /// False from a failure to reopen until a success, and after the end.
     is_open: AtomicBool,
@@ -110,7 +110,7 @@ impl PostgresBackend {
             nodes::wait_for_others(&session).await?;
             Ok::<_, StoreError>(session)
         })?;
-        let pool = Arc::new(Pool::new(Arc::clone(&connector), place.connections));
+        let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
         Ok(Self {
             place: place.clone(),
             lookups: Lookups::start(Arc::clone(&connector)),
@@ -123,7 +123,7 @@ impl PostgresBackend {
         })
     }
 
-    fn writer(&self) -> MutexGuard<'_, Option<Session>> {
+    fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -142,7 +142,7 @@ impl PostgresBackend {
     /// `work` in the session of the writer.
     fn with_writer<T, E: From<Failure>>(
         &self,
-        work: impl AsyncFnOnce(&Session) -> Result<T, E>,
+        work: impl AsyncFnOnce(&DatabaseSession) -> Result<T, E>,
     ) -> Result<T, E> {
         match &*self.writer() {
             Some(session) => self.driver.wait(work(session)),
@@ -151,7 +151,10 @@ impl PostgresBackend {
     }
 
     /// `work` with a session for reads.
-    async fn read<T>(&self, work: impl AsyncFnOnce(&Session) -> StateResult<T>) -> StoreResult<T> {
+    async fn read<T>(
+        &self,
+        work: impl AsyncFnOnce(&DatabaseSession) -> StateResult<T>,
+    ) -> StoreResult<T> {
         self.check_open()?;
         let reading = async {
             let session = self.pool.take().await?;
@@ -166,7 +169,7 @@ impl PostgresBackend {
     /// succeed.
     fn attempt<T>(
         &self,
-        session: &Session,
+        session: &DatabaseSession,
         actions: &[&WriteAction],
         now: UnixMillis,
         run: &mut impl FnMut(&mut BatchState<'_>) -> Result<T, BatchFailure>,
@@ -388,7 +391,7 @@ pub(super) fn own_tools() -> StoreError {
 
 fn with_session<T>(
     place: &PostgresConfig,
-    work: impl AsyncFnOnce(&Session) -> StoreResult<T>,
+    work: impl AsyncFnOnce(&DatabaseSession) -> StoreResult<T>,
 ) -> StoreResult<T> {
     let driver = Driver::start()?;
     let connector = Arc::new(Connector::new(place, driver.handle()));

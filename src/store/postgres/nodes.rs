@@ -8,7 +8,7 @@
 
 use super::failure::Failure;
 use super::reading::ACTIVE;
-use super::session::{Answer, Ask, Connector, Session, SessionKind};
+use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
 use crate::ids::BootId;
 use crate::ledger::state::{StateError, StateResult};
 use crate::store::{StoreError, StoreResult};
@@ -68,7 +68,7 @@ impl Drop for Tenure {
 }
 
 async fn renew(boot: BootId, lease: Duration, connector: Arc<Connector>) {
-    let mut session: Option<Session> = None;
+    let mut session: Option<DatabaseSession> = None;
     loop {
         sleep(lease / RENEWALS).await;
         let renewed = async {
@@ -101,7 +101,7 @@ fn milliseconds(span: Duration) -> f64 {
 
 /// Returns once no other node's lease runs. A node that is alive renews its own before that, and
 /// then this fails.
-pub(super) async fn wait_for_others(session: &Session) -> StoreResult {
+pub(super) async fn wait_for_others(session: &DatabaseSession) -> StoreResult {
     let mut seen: HashMap<Uuid, f64> = HashMap::new();
     loop {
         let alive = alive(session).await?;
@@ -120,8 +120,8 @@ pub(super) async fn wait_for_others(session: &Session) -> StoreResult {
     }
 }
 
-async fn alive(session: &Session) -> Result<Vec<(Uuid, f64)>, Failure> {
-    let Answer { rows, .. } = session.ask(Ask::new(ALIVE)).await?;
+async fn alive(session: &DatabaseSession) -> Result<Vec<(Uuid, f64)>, Failure> {
+    let QueryAnswer { rows, .. } = session.ask(Ask::new(ALIVE)).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
 }
 
@@ -133,7 +133,7 @@ fn in_use(boot: Uuid) -> String {
 }
 
 /// Declares every other node ended and registers this one, or does neither.
-pub(super) async fn claim(session: &Session, boot: BootId, lease: Duration) -> StateResult {
+pub(super) async fn claim(session: &DatabaseSession, boot: BootId, lease: Duration) -> StateResult {
     session.script("begin").await?;
     session.ask(Ask::new(ONE_BY_ONE)).await?;
     if let Some((other, _)) = alive(session).await?.into_iter().find(|(other, _)| *other != boot.0)
@@ -151,20 +151,27 @@ pub(super) async fn claim(session: &Session, boot: BootId, lease: Duration) -> S
 }
 
 /// Returns once no earlier transaction of this boot is open: what was in doubt is decided then.
-pub(super) async fn wait_for_own(session: &Session, boot: Option<BootId>) -> Result<(), Failure> {
+pub(super) async fn wait_for_own(
+    session: &DatabaseSession,
+    boot: Option<BootId>,
+) -> Result<(), Failure> {
     let Some(boot) = boot else { return Ok(()) };
     session.ask(Ask::new("select 1 from nodes where boot = $1 for update").with(boot.0)).await?;
     Ok(())
 }
 
 /// Whether the node that used the ledger last did not leave it.
-pub(super) async fn was_left_open(session: &Session) -> Result<bool, Failure> {
+pub(super) async fn was_left_open(session: &DatabaseSession) -> Result<bool, Failure> {
     let ask = Ask::new("select 1 from nodes where state = $1 limit 1").with(ACTIVE);
     Ok(!session.ask(ask).await?.rows.is_empty())
 }
 
 /// Ends the use of the ledger. A stop that was not orderly leaves the node active, without a lease.
-pub(super) async fn leave(session: &Session, boot: BootId, clean: bool) -> Result<(), Failure> {
+pub(super) async fn leave(
+    session: &DatabaseSession,
+    boot: BootId,
+    clean: bool,
+) -> Result<(), Failure> {
     let state = if clean { LEFT } else { ACTIVE };
     session.ask(Ask::new(LEAVE).with(boot.0).with(state)).await?;
     Ok(())
@@ -175,7 +182,7 @@ pub(super) async fn leave(session: &Session, boot: BootId, clean: bool) -> Resul
 /// seen by all, and a failover loses them. Once a later commit on the same server has reached the
 /// standbys, so has that one.
 pub(super) async fn confirm(
-    session: &Session,
+    session: &DatabaseSession,
     boot: Option<BootId>,
     mut doubts: u64,
 ) -> Result<(), Failure> {

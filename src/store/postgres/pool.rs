@@ -1,26 +1,26 @@
 //! The sessions that answer reads, at most `ledger.connections` of them.
 
 use super::failure::Failure;
-use super::session::{Connector, Session, SessionKind};
+use super::session::{Connector, DatabaseSession, SessionKind};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub(super) struct Pool {
+pub(super) struct SessionPool {
     connector: Arc<Connector>,
-    idle: Mutex<Vec<Session>>,
+    idle: Mutex<Vec<DatabaseSession>>,
     permits: Arc<Semaphore>,
 }
 
 /// A session of the pool. It is closed when it is dropped, because its last statement may still
 /// run, and goes back by `give_back`.
 pub(super) struct PooledSession {
-    pool: Arc<Pool>,
-    session: Option<Session>,
+    pool: Arc<SessionPool>,
+    session: Option<DatabaseSession>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Pool {
+impl SessionPool {
     pub(super) fn new(connector: Arc<Connector>, sessions: usize) -> Self {
         Self { connector, idle: Mutex::default(), permits: Arc::new(Semaphore::new(sessions)) }
     }
@@ -37,7 +37,7 @@ impl Pool {
         Ok(PooledSession { pool: Arc::clone(self), session: Some(session), _permit: permit })
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Session>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<DatabaseSession>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -61,9 +61,9 @@ impl PooledSession {
 }
 
 impl Deref for PooledSession {
-    type Target = Session;
+    type Target = DatabaseSession;
 
-    fn deref(&self) -> &Session {
+    fn deref(&self) -> &DatabaseSession {
         self.session.as_ref().expect("invariant: it is there until it is given back")
     }
 }

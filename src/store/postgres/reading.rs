@@ -5,7 +5,7 @@
 use super::failure::Failure;
 use super::keys::{Keys, RequestColumns, request_of};
 use super::rows::{BatchRows, content, fixed};
-use super::session::{Answer, Ask, Session};
+use super::session::{Ask, DatabaseSession, QueryAnswer};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use crate::ledger::RequestKey;
 use crate::store::keys::{crash_key, grant_key, request_key};
@@ -51,7 +51,7 @@ pub(super) const ACTIVE: i16 = 0;
 /// Begins a transaction and reads into `rows` what `keys` name. Returns whether the node of this
 /// boot may admit.
 pub(super) async fn begin(
-    session: &Session,
+    session: &DatabaseSession,
     boot: Option<BootId>,
     keys: &Keys,
     rows: &mut BatchRows,
@@ -70,7 +70,7 @@ pub(super) async fn begin(
 
 /// Reads into `rows` what `keys` name, in the transaction that is open.
 pub(super) async fn read(
-    session: &Session,
+    session: &DatabaseSession,
     keys: &Keys,
     rows: &mut BatchRows,
 ) -> Result<(), Failure> {
@@ -81,7 +81,7 @@ pub(super) async fn read(
 
 /// The requests that hold reservations of boots that have ended, at most `limit` of them.
 pub(super) async fn foreign(
-    session: &Session,
+    session: &DatabaseSession,
     boot: BootId,
     limit: usize,
 ) -> Result<Keys, Failure> {
@@ -142,7 +142,7 @@ fn bytes<'a>(all: impl Iterator<Item = &'a [u8; 32]>) -> Vec<Vec<u8>> {
 }
 
 /// Takes the answers to `read_asks`, in its order.
-fn take(keys: &Keys, answers: Vec<Answer>, rows: &mut BatchRows) {
+fn take(keys: &Keys, answers: Vec<QueryAnswer>, rows: &mut BatchRows) {
     let mut answers = answers.into_iter().map(|answer| answer.rows);
     let mut next =
         |asked: bool| if asked { answers.next().unwrap_or_default() } else { Vec::new() };

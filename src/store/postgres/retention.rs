@@ -3,7 +3,7 @@
 //! forgotten; past their replay time they are known and nothing more.
 
 use super::failure::Failure;
-use super::session::{Ask, Session};
+use super::session::{Ask, DatabaseSession};
 use super::snapshot::signed;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, RequestId};
@@ -41,7 +41,7 @@ const OLD_CRASHES: &str = "delete from crashes where (account, fingerprint) in \
 
 /// One pass; true when more is due.
 pub(super) async fn sweep(
-    session: &Session,
+    session: &DatabaseSession,
     now: UnixMillis,
     limits: &Limits,
 ) -> Result<bool, Failure> {
@@ -61,7 +61,7 @@ pub(super) async fn sweep(
 
 /// Erases some of an account's answers, or of its requests with one id, and returns how many.
 pub(super) async fn erase(
-    session: &Session,
+    session: &DatabaseSession,
     account: AccountId,
     request: Option<RequestId>,
 ) -> Result<u64, Failure> {
@@ -70,7 +70,7 @@ pub(super) async fn erase(
     answers(session, due).await
 }
 
-async fn answers(session: &Session, ask: Ask) -> Result<u64, Failure> {
+async fn answers(session: &DatabaseSession, ask: Ask) -> Result<u64, Failure> {
     let gone = session.ask(ask).await?;
     Ok(gone.rows.iter().map(|row| row.get::<_, i64>(0).unsigned_abs()).sum())
 }

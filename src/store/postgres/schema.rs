@@ -4,7 +4,7 @@
 //! The rules that the database itself keeps are the last line of defence. A bucket is never
 //! overdrawn. A journal has one entry of each number. An attempt is reserved once and ended once.
 
-use super::session::{Answer, Ask, Session};
+use super::session::{Ask, DatabaseSession, QueryAnswer};
 use crate::store::codec::{decode, encode};
 use crate::store::{StoreError, StoreResult};
 
@@ -111,7 +111,7 @@ const NAMES: &str = "select table_name::text from information_schema.tables \
     'bodies') order by table_name limit 1";
 
 /// Makes the tables of an empty ledger; refuses where there is a table of such a name.
-pub(super) async fn create(session: &Session) -> StoreResult {
+pub(super) async fn create(session: &DatabaseSession) -> StoreResult {
     if let Some(row) = session.ask(Ask::new(NAMES)).await?.rows.first() {
         let table: String = row.get(0);
         return Err(StoreError::Unusable(format!(
@@ -127,7 +127,7 @@ pub(super) async fn create(session: &Session) -> StoreResult {
 }
 
 /// Fails unless the tables are those of this build.
-pub(super) async fn check(session: &Session) -> StoreResult {
+pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
     let missing = || {
         StoreError::Unusable(
             "the database has no ledger: name another database, or make one with `cresset init --ledger`".into(),
@@ -137,7 +137,7 @@ pub(super) async fn check(session: &Session) -> StoreResult {
         return Err(missing());
     }
     let select = Ask::new("select row from meta where key = $1").with(IDENTITY);
-    let Answer { rows, .. } = session.ask(select).await.map_err(|failure| {
+    let QueryAnswer { rows, .. } = session.ask(select).await.map_err(|failure| {
         StoreError::Unusable(format!("the tables are not those of a ledger: {failure}"))
     })?;
     let stored: &[u8] = rows.first().ok_or_else(missing)?.get(0);

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::rows::content;
-use super::session::{Ask, Session};
+use super::session::{Ask, DatabaseSession};
 use crate::clock::UnixMillis;
 use crate::ids::AccountId;
 use crate::ledger::audit::{JournalChain, JournalHeads};
@@ -33,7 +33,7 @@ struct SealedChains {
 row!(SealedChain { account, head });
 row!(SealedChains { chains, fully_audited_at });
 
-pub(super) async fn read(session: &Session) -> StateResult<Option<Seal>> {
+pub(super) async fn read(session: &DatabaseSession) -> StateResult<Option<Seal>> {
     let answer = session.ask(Ask::new(READ).with(KEY)).await?;
     let Some(row) = answer.rows.first() else { return Ok(None) };
     let SealedChains { chains, fully_audited_at } = content(row, 0, KEY.as_bytes())?;
@@ -44,7 +44,7 @@ pub(super) async fn read(session: &Session) -> StateResult<Option<Seal>> {
     Ok(Some(Seal { heads, fully_audited_at }))
 }
 
-pub(super) async fn write(session: &Session, seal: Option<&Seal>) -> Result<(), Failure> {
+pub(super) async fn write(session: &DatabaseSession, seal: Option<&Seal>) -> Result<(), Failure> {
     let ask = match seal {
         None => Ask::new(REMOVE).with(KEY),
         Some(Seal { heads, fully_audited_at }) => {

@@ -1,7 +1,7 @@
 //! What a server must be for a ledger to be kept there.
 
 use super::failure::Failure;
-use super::session::{Ask, Session};
+use super::session::{Ask, DatabaseSession};
 use crate::store::{StoreError, StoreResult};
 
 /// PostgreSQL 15, as `server_version_num` has it.
@@ -14,7 +14,7 @@ const SETTINGS: &str = "select current_setting('server_version_num')::integer, \
 
 /// Fails unless the server is new enough, keeps what it acknowledges, and waits for this many
 /// standbys.
-pub(super) async fn check(session: &Session, standbys: u32) -> StoreResult {
+pub(super) async fn check(session: &DatabaseSession, standbys: u32) -> StoreResult {
     let answer = session.ask(Ask::new(SETTINGS)).await?;
     let row = answer.rows.first().ok_or_else(|| Failure::lost("it says nothing of itself"))?;
     let (number, version): (i32, String) = (row.get(0), row.get(1));

@@ -56,7 +56,7 @@ pub(super) struct Connector {
 
 impl Connector {
     pub(super) fn new(place: &PostgresConfig, handle: Handle) -> Self {
-        let mut config = place.server.clone();
+        let mut config = (*place.server).clone();
         config
             .application_name("cresset")
             .target_session_attrs(TargetSessionAttrs::ReadWrite)
@@ -69,25 +69,25 @@ impl Connector {
     }
 
     /// A new session. The threads of the backend drive it, whoever asks for it.
-    pub(super) async fn connect(self: &Arc<Self>, kind: SessionKind) -> Result<Session, Failure> {
+    pub(super) async fn connect(
+        self: &Arc<Self>,
+        kind: SessionKind,
+    ) -> Result<DatabaseSession, Failure> {
         let this = Arc::clone(self);
         let connecting = self.handle.spawn(async move { this.connect_here(kind).await });
         connecting.await.unwrap_or_else(|_| Err(Failure::lost("the node is stopping")))
     }
 
-    async fn connect_here(&self, kind: SessionKind) -> Result<Session, Failure> {
+    async fn connect_here(&self, kind: SessionKind) -> Result<DatabaseSession, Failure> {
         let doubts = Arc::new(AtomicU64::new(0));
-        let client = match self.tls.clone() {
-            Some(tls) => {
-                let (client, connection) = self.config.connect(tls).await?;
-                self.handle.spawn(drive(connection, Arc::clone(&doubts)));
-                client
-            }
-            None => {
-                let (client, connection) = self.config.connect(NoTls).await?;
-                self.handle.spawn(drive(connection, Arc::clone(&doubts)));
-                client
-            }
+        let client = if let Some(tls) = self.tls.clone() {
+            let (client, connection) = self.config.connect(tls).await?;
+            self.handle.spawn(drive(connection, Arc::clone(&doubts)));
+            client
+        } else {
+            let (client, connection) = self.config.connect(NoTls).await?;
+            self.handle.spawn(drive(connection, Arc::clone(&doubts)));
+            client
         };
         client
             .batch_execute(match kind {
@@ -96,7 +96,7 @@ impl Connector {
                 SessionKind::Auditor => AUDITOR,
             })
             .await?;
-        Ok(Session { client, doubts, statements: Mutex::default() })
+        Ok(DatabaseSession { client, doubts, statements: Mutex::default() })
     }
 
     /// `work` on a session, or a failure where it takes longer than `most`.
@@ -144,20 +144,20 @@ impl Ask {
 }
 
 /// What a statement returned.
-pub(super) struct Answer {
+pub(super) struct QueryAnswer {
     pub rows: Vec<Row>,
     /// Rows that it changed.
     pub affected: u64,
 }
 
-pub(super) struct Session {
+pub(super) struct DatabaseSession {
     client: Client,
     doubts: Arc<AtomicU64>,
     /// Statements that were prepared in this session, by their text.
     statements: Mutex<HashMap<&'static str, Statement>>,
 }
 
-impl Session {
+impl DatabaseSession {
     pub(super) fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
@@ -169,7 +169,7 @@ impl Session {
 
     /// Executes the statements in their order and in one round trip. After one that failed in a
     /// transaction the others fail, too, except a `commit`, which then rolls back and succeeds.
-    pub(super) async fn pipeline(&self, asks: Vec<Ask>) -> Result<Vec<Answer>, Failure> {
+    pub(super) async fn pipeline(&self, asks: Vec<Ask>) -> Result<Vec<QueryAnswer>, Failure> {
         let mut prepared = Vec::with_capacity(asks.len());
         for ask in &asks {
             prepared.push(self.statement(ask.sql).await?);
@@ -179,7 +179,7 @@ impl Session {
         join_all(sent).await.into_iter().collect()
     }
 
-    pub(super) async fn ask(&self, ask: Ask) -> Result<Answer, Failure> {
+    pub(super) async fn ask(&self, ask: Ask) -> Result<QueryAnswer, Failure> {
         let statement = self.statement(ask.sql).await?;
         self.send(&statement, &ask).await
     }
@@ -194,12 +194,12 @@ impl Session {
         Ok(self.client.batch_execute(sql).await?)
     }
 
-    async fn send(&self, statement: &Statement, ask: &Ask) -> Result<Answer, Failure> {
+    async fn send(&self, statement: &Statement, ask: &Ask) -> Result<QueryAnswer, Failure> {
         let parameters = ask.parameters.iter().map(|parameter| &**parameter as &(dyn ToSql + Sync));
         let parameters: Vec<_> = parameters.collect();
         let mut stream = pin!(self.client.query_raw(statement, parameters).await?);
         let rows = stream.as_mut().by_ref().try_collect().await?;
-        Ok(Answer { rows, affected: stream.rows_affected().unwrap_or_default() })
+        Ok(QueryAnswer { rows, affected: stream.rows_affected().unwrap_or_default() })
     }
 
     async fn statement(&self, sql: &'static str) -> Result<Statement, Failure> {

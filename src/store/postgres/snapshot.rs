@@ -2,9 +2,9 @@
 
 use super::failure::Failure;
 use super::keys::{application_column, request_of};
-use super::pool::{Pool, PooledSession};
+use super::pool::{PooledSession, SessionPool};
 use super::rows::{AccountRow, content};
-use super::session::{Answer, Ask, Session};
+use super::session::{Ask, DatabaseSession, QueryAnswer};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::state::{Crashes, StateResult};
@@ -50,7 +50,7 @@ pub(super) struct DatabaseSnapshot {
 }
 
 /// A snapshot of what is committed now.
-pub(super) async fn take(pool: &Arc<Pool>) -> Result<DatabaseSnapshot, Failure> {
+pub(super) async fn take(pool: &Arc<SessionPool>) -> Result<DatabaseSnapshot, Failure> {
     let session = pool.take().await?;
     session.pipeline(vec![Ask::new(BEGIN), Ask::new(LOOK)]).await?;
     Ok(DatabaseSnapshot { session: Some(session) })
@@ -65,7 +65,7 @@ impl Drop for DatabaseSnapshot {
 }
 
 impl DatabaseSnapshot {
-    async fn ask(&self, ask: Ask) -> Result<Answer, Failure> {
+    async fn ask(&self, ask: Ask) -> Result<QueryAnswer, Failure> {
         let session = self.session.as_ref().expect("invariant: it is there until the drop");
         session.ask(ask).await
     }
@@ -177,7 +177,7 @@ impl Snapshot for DatabaseSnapshot {
 
 /// The stored answer of a request, unless it has expired at `now`.
 pub(super) async fn body(
-    session: &Session,
+    session: &DatabaseSession,
     key: &RequestKey,
     now: UnixMillis,
 ) -> StateResult<Option<StoredBody>> {

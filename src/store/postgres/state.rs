@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::keys::{Keys, account_named, credential_named};
 use super::reading;
 use super::rows::{AccountRow, BatchRows, Rows};
-use super::session::Session;
+use super::session::DatabaseSession;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use crate::ledger::state::{
@@ -21,7 +21,7 @@ use std::hash::Hash;
 
 pub(in crate::store) struct BatchState<'t> {
     driver: &'t Driver,
-    session: &'t Session,
+    session: &'t DatabaseSession,
     now: UnixMillis,
     may_admit: bool,
     rows: RefCell<BatchRows>,
@@ -32,7 +32,7 @@ pub(in crate::store) struct BatchState<'t> {
 impl<'t> BatchState<'t> {
     pub(super) fn new(
         driver: &'t Driver,
-        session: &'t Session,
+        session: &'t DatabaseSession,
         now: UnixMillis,
         (may_admit, rows): (bool, BatchRows),
     ) -> Self {

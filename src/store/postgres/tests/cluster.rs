@@ -3,7 +3,7 @@
 
 use super::super::PostgresConfig;
 use super::super::driver::Driver;
-use super::super::session::{Connector, Session, SessionKind};
+use super::super::session::{Connector, DatabaseSession, SessionKind};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
@@ -121,7 +121,7 @@ impl Cluster {
     pub fn with_session<T>(
         &self,
         place: &PostgresConfig,
-        work: impl AsyncFnOnce(&Session) -> T,
+        work: impl AsyncFnOnce(&DatabaseSession) -> T,
     ) -> T {
         let connector = Arc::new(Connector::new(place, self.driver.handle()));
         self.driver.wait(async {
@@ -133,7 +133,7 @@ impl Cluster {
 
 /// The place behind the socket in a folder, with these options of the session.
 pub fn place_in(folder: &Path, options: &str) -> PostgresConfig {
-    let mut server = tokio_postgres::Config::new();
+    let mut server = Box::new(tokio_postgres::Config::new());
     server.host_path(folder).user("cresset").dbname("postgres").options(options);
     PostgresConfig { server, tls: None, connections: 4, standbys: 0, lease: LEASE }
 }

@@ -30,7 +30,7 @@ fn certificates_are_verified() {
         )
     });
     let options = cluster.ledger().server.get_options().unwrap().to_owned();
-    let mut server = tokio_postgres::Config::new();
+    let mut server = Box::new(tokio_postgres::Config::new());
     server.host("localhost").port(port).user("cresset").dbname("postgres").options(options);
     server.ssl_mode(SslMode::Require);
     let client = |authority: Option<&Path>| Arc::new(crate::tls::client(authority).unwrap());

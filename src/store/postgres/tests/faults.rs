@@ -1,6 +1,6 @@
 //! What must not happen to money, whatever the database, another node or a person does.
 
-use super::super::session::Session;
+use super::super::session::DatabaseSession;
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
 use super::node::{Node, SetClock};
@@ -200,7 +200,7 @@ fn a_commit_that_reached_no_standby_is_not_acknowledged() {
     let Some(programs) = cluster::programs() else { return };
     let cluster = Cluster::start(&programs);
     let (place, backend, boot) = with_requests(&cluster);
-    let standby = async |session: &Session, name: &str| {
+    let standby = async |session: &DatabaseSession, name: &str| {
         session
             .script(&format!("alter system set synchronous_standby_names = '{name}'"))
             .await

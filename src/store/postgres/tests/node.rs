@@ -70,7 +70,8 @@ impl Node {
 
     /// Ends as a killed process does and starts again.
     pub fn kill(self) -> Self {
-        let Self { place, clock, .. } = self;
+        let (place, clock) = (self.place.clone(), self.clock.clone());
+        drop(self);
         Self::open(&place, &clock)
     }
 
