@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -35,8 +35,15 @@ pub struct Cluster {
     folder: PathBuf,
     port: u16,
     driver: Driver,
-    /// The server ends when this is closed.
-    _stop: ChildStdin,
+    /// What stops the server once its standard input is closed.
+    guard: Child,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        drop(self.guard.stdin.take());
+        self.guard.wait().unwrap();
+    }
 }
 
 /// The cluster that the tests of a process share; `None` where PostgreSQL is not installed.
@@ -89,8 +96,7 @@ impl Cluster {
         let said = BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready);
         let log = || std::fs::read_to_string(folder.join("log")).unwrap_or_default();
         assert!(said.is_ok() && ready == "ready\n", "PostgreSQL does not start: {}", log());
-        let stop = server.stdin.take().unwrap();
-        Self { folder, port, driver: Driver::start().unwrap(), _stop: stop }
+        Self { folder, port, driver: Driver::start().unwrap(), guard: server }
     }
 
     /// Where its socket is.

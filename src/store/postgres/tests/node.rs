@@ -3,7 +3,8 @@
 use super::super::audit_source::AuditReading;
 use super::super::{PostgresBackend, PostgresConfig};
 use crate::clock::{Clock, UnixMillis};
-use crate::ledger::audit;
+use crate::ledger::audit::{self, AuditSource};
+use crate::ledger::state::JournalHead;
 use crate::store::backend::Backend;
 use crate::store::queue::{WriteAction, WriteJob};
 use crate::store::shared::StoreShared;
@@ -96,7 +97,7 @@ impl Node {
         let reading = self.reading();
         for report in [
             audit::everything(&reading, &audit::unpaced).unwrap(),
-            audit::since(&reading, self.middle(&reading), &audit::unpaced).unwrap(),
+            audit::since(&reading, middle(&reading), &audit::unpaced).unwrap(),
         ] {
             assert_eq!(report.violations, Vec::<String>::new());
         }
@@ -105,17 +106,15 @@ impl Node {
     pub fn reading(&self) -> AuditReading<'_> {
         AuditReading::begin(&self.backend.driver, &self.backend.connector).unwrap()
     }
+}
 
-    /// A head in the middle of each chain.
-    fn middle(&self, reading: &AuditReading<'_>) -> audit::JournalHeads {
-        use crate::ledger::audit::AuditSource;
-        use crate::ledger::state::JournalHead;
-        let heads = AuditSource::heads(reading).unwrap().map(Result::unwrap);
-        let heads: Vec<_> = heads.collect();
-        let half = heads.into_iter().filter(|(_, head)| head.sequence > 1).map(|(chain, head)| {
-            let entry = reading.entry(chain, head.sequence / 2).unwrap().unwrap();
-            (chain, JournalHead { sequence: entry.sequence, hash: entry.hash })
-        });
-        half.collect()
-    }
+/// A head in the middle of each chain.
+fn middle(reading: &AuditReading<'_>) -> audit::JournalHeads {
+    let heads = AuditSource::heads(reading).unwrap().map(Result::unwrap);
+    let heads: Vec<_> = heads.collect();
+    let half = heads.into_iter().filter(|(_, head)| head.sequence > 1).map(|(chain, head)| {
+        let entry = reading.entry(chain, head.sequence / 2).unwrap().unwrap();
+        (chain, JournalHead { sequence: entry.sequence, hash: entry.hash })
+    });
+    half.collect()
 }

@@ -72,7 +72,7 @@ impl Proxy {
 
 impl Wires {
     fn forward(&self, mut from: UnixStream, mut to: UnixStream) {
-        let mut bytes = [0; 1 << 16];
+        let mut bytes = vec![0; 1 << 16];
         while let Ok(length @ 1..) = from.read(&mut bytes) {
             let mut next_cut = self.next_cut.lock().unwrap();
             let cut = next_cut.as_mut().is_some_and(|cut| cut.portions == 0);
