@@ -25,9 +25,9 @@
 //! 5. **A body is durable before its settlement.** Bodies among the actions of a batch are durable
 //!    no later than its commands. Bodies whose settlement never came are not stored, or removed by
 //!    `claim`.
-//! 6. **Ended requests are found in the order of their ends.** `sweep` forgets the oldest first, and
-//!    before that it may move them into an archive. A request's copy there is durable before the
-//!    original goes, and a request that lives again or ended again is not moved by its earlier end.
+//! 6. **Ended requests are found in the order of their ends.** `sweep` forgets the oldest first. It
+//!    may move them into an archive before: a request's copy there is durable before the original
+//!    goes, and a request that lives again or ended again is not moved by its earlier end.
 //! 7. **Reads see what was acknowledged.** A snapshot taken after an acknowledgement contains it.
 //!    All answers of one snapshot come from one committed state. Reads and the writer never wait
 //!    for each other.
