@@ -5,7 +5,7 @@ use crate::clock::{SystemClock, built_at};
 use crate::config::Config;
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
-    ClockLimits, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
+    ClockLimits, EmbeddedConfig, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
 };
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -40,7 +40,7 @@ pub fn limits(config: &Config) -> Limits {
 
 /// The place of a data folder's ledger, as the configuration sets it.
 pub fn place(data_dir: &Path, config: &Config) -> StoreConfig {
-    StoreConfig::folder(data_dir).with_cache_mib(config.ledger.cache_mib)
+    StoreConfig::Embedded(EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib))
 }
 
 /// Takes the ledger for a node. Fails when there is none, or when another process has it open.

@@ -2,8 +2,8 @@
 //!
 //! The policy decides which commands wait, what becomes one batch, what callers are told, what is
 //! repeated after a failure, and when the ledger is audited and swept. A backend keeps the rows.
-//! `embedded` is the only one today: two files of this machine. The traits are shaped so that
-//! another one can be a database that several nodes share.
+//! `embedded` are two files of this machine, `postgres` is a database that other machines reach,
+//! too.
 //!
 //! # What every backend promises
 //!
@@ -23,10 +23,11 @@
 //!    two is settled when `reopen` returns: it may not become visible later. Commands are
 //!    idempotent, so callers may send theirs again.
 //! 5. **A body is durable before its settlement.** Bodies among the actions of a batch are durable
-//!    no later than its commands. Bodies whose settlement never came are removed by `claim`.
-//! 6. **Ended requests are found in the order of their ends.** `sweep` archives the oldest first. A
-//!    request's copy in the archive is durable before the original goes, and a request that lives
-//!    again or ended again is not archived by its earlier end.
+//!    no later than its commands. Bodies whose settlement never came are not stored, or removed by
+//!    `claim`.
+//! 6. **Ended requests are found in the order of their ends.** `sweep` forgets the oldest first. It
+//!    may move them into an archive before: a request's copy there is durable before the original
+//!    goes, and a request that lives again or ended again is not moved by its earlier end.
 //! 7. **Reads see what was acknowledged.** A snapshot taken after an acknowledgement contains it.
 //!    All answers of one snapshot come from one committed state. Reads and the writer never wait
 //!    for each other.
@@ -158,6 +159,9 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
 pub(super) trait LedgerTxn: LedgerState {
     /// The time at which to apply `command`; see the tenth promise.
     fn time_of(&self, command: &Command) -> UnixMillis;
+
+    /// Why this transaction may admit no request, although the ledger works.
+    fn admits_nothing_because(&self) -> Option<&'static str>;
 }
 
 /// A place where a ledger is kept. Only the writer thread calls these methods.

@@ -15,11 +15,15 @@
 mod auditor;
 mod backend;
 mod clock_check;
+mod codec;
 mod embedded;
+mod keys;
 mod limits;
 mod open_progress;
+mod postgres;
 mod queue;
 mod restore;
+mod rows;
 mod scope;
 mod shared;
 mod stats;
@@ -44,6 +48,8 @@ pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
+use postgres::PostgresBackend;
+pub use postgres::PostgresConfig;
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -93,18 +99,13 @@ pub type StoreResult<T = ()> = Result<T, StoreError>;
 #[derive(Clone, Debug)]
 pub enum StoreConfig {
     Embedded(EmbeddedConfig),
+    Postgres(PostgresConfig),
 }
 
 impl StoreConfig {
     /// An embedded ledger in this folder.
     pub fn folder(dir: impl Into<PathBuf>) -> Self {
         Self::Embedded(EmbeddedConfig::new(dir))
-    }
-
-    /// The same place, where each of the ledger's files uses this much memory for its pages.
-    pub fn with_cache_mib(self, mib: u32) -> Self {
-        let Self::Embedded(config) = self;
-        Self::Embedded(EmbeddedConfig { cache_bytes: (mib as usize) << 20, ..config })
     }
 }
 
@@ -134,20 +135,29 @@ impl Drop for StoreInner {
 impl Store {
     /// Creates an empty ledger; refuses where there is one.
     pub fn init(config: &StoreConfig) -> StoreResult {
-        let StoreConfig::Embedded(config) = config;
-        embedded::init(config)
+        match config {
+            StoreConfig::Embedded(config) => embedded::init(config),
+            StoreConfig::Postgres(place) => postgres::init(place),
+        }
     }
 
-    /// Whether there is a ledger. It need not be one that can be opened.
+    /// Whether there is a ledger in a folder. It need not be one that can be opened. A database is
+    /// asked when its ledger is opened.
     pub fn exists(config: &StoreConfig) -> bool {
-        let StoreConfig::Embedded(config) = config;
-        embedded::exists(config)
+        match config {
+            StoreConfig::Embedded(config) => embedded::exists(config),
+            StoreConfig::Postgres(_) => true,
+        }
     }
 
-    /// Takes the ledger for this process, which opens it then. A second process gets `InUse`.
+    /// Takes the ledger of a folder for this process, which opens it then. A second process gets
+    /// `InUse`. A ledger in a database is taken when it is opened.
     pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
-        let StoreConfig::Embedded(config) = config;
-        Ok(LockedStore { disk: embedded::lock(config)? })
+        let place = match config {
+            StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
+            StoreConfig::Postgres(place) => LockedPlace::Database(place.clone()),
+        };
+        Ok(LockedStore { place })
     }
 
     /// `lock`, then `LockedStore::open`.
@@ -162,8 +172,8 @@ impl Store {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> StoreResult<Self> {
-        let backend = Arc::new(EmbeddedBackend::open_on(Self::lock(config)?.disk)?);
-        Self::start(&backend, clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
+        let policy = AuditPolicy::AfterCrash;
+        Self::lock(config)?.open_with(clock, limits, policy, &OpenProgress::default())
     }
 
     fn start(
@@ -202,8 +212,10 @@ impl Store {
 
     /// The latest time stored in a ledger that no process has open.
     pub fn stored_time(config: &StoreConfig) -> StoreResult<UnixMillis> {
-        let StoreConfig::Embedded(config) = config;
-        embedded::stored_time(config)
+        match config {
+            StoreConfig::Embedded(config) => embedded::stored_time(config),
+            StoreConfig::Postgres(place) => postgres::stored_time(place),
+        }
     }
 
     /// Applies one command and returns after its commit is durable. An admission whose caller stops
@@ -319,8 +331,10 @@ impl Store {
     /// Audits a ledger that no process has open, also one that `open` refuses for its violations.
     /// Changes no record.
     pub fn inspect(config: &StoreConfig) -> StoreResult<AuditReport> {
-        let StoreConfig::Embedded(config) = config;
-        embedded::inspect(config)
+        match config {
+            StoreConfig::Embedded(config) => embedded::inspect(config),
+            StoreConfig::Postgres(place) => postgres::inspect(place),
+        }
     }
 
     /// Copies a consistent snapshot of what `scope` names into a new file, verifies it, renames it
@@ -337,8 +351,10 @@ impl Store {
         from: &Path,
         scope: RestoreScope,
     ) -> StoreResult<RestoreReport> {
-        let StoreConfig::Embedded(config) = config;
-        embedded::restore(config, from, scope)
+        match config {
+            StoreConfig::Embedded(config) => embedded::restore(config, from, scope),
+            StoreConfig::Postgres(_) => Err(postgres::own_tools()),
+        }
     }
 
     /// True while commits succeed and no audit has failed.
@@ -367,7 +383,12 @@ impl Store {
 
 /// A ledger that this process has taken and not opened yet.
 pub struct LockedStore {
-    disk: Arc<dyn embedded::Disk>,
+    place: LockedPlace,
+}
+
+enum LockedPlace {
+    Folder(Arc<dyn embedded::Disk>),
+    Database(PostgresConfig),
 }
 
 impl LockedStore {
@@ -380,8 +401,26 @@ impl LockedStore {
         limits: Limits,
         progress: &OpenProgress,
     ) -> StoreResult<Store> {
-        let backend = Arc::new(EmbeddedBackend::open_on(self.disk)?);
-        Store::start(&backend, clock, limits, AuditPolicy::Always, progress)
+        self.open_with(clock, limits, AuditPolicy::Always, progress)
+    }
+
+    fn open_with(
+        self,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+        policy: AuditPolicy,
+        progress: &OpenProgress,
+    ) -> StoreResult<Store> {
+        match self.place {
+            LockedPlace::Folder(disk) => {
+                let backend = Arc::new(EmbeddedBackend::open_on(disk)?);
+                Store::start(&backend, clock, limits, policy, progress)
+            }
+            LockedPlace::Database(place) => {
+                let backend = Arc::new(PostgresBackend::open(&place)?);
+                Store::start(&backend, clock, limits, policy, progress)
+            }
+        }
     }
 }
 

@@ -176,7 +176,7 @@ impl<B: Backend> Writer<B> {
         command: &Command,
         index: usize,
     ) -> Result<StoreResult<Outcome>, BatchFailure> {
-        if let Err(why) = self.permit(command) {
+        if let Err(why) = self.permit(txn, command) {
             return Ok(Err(StoreError::Unavailable(why)));
         }
         let now = txn.time_of(command);
@@ -197,7 +197,7 @@ impl<B: Backend> Writer<B> {
     /// Admissions, grants and accounts, which may come with a grant, need a ledger that no check
     /// found broken; admissions also need free disk space, so that they can be ended, and files in
     /// their place.
-    fn permit(&mut self, command: &Command) -> Result<(), String> {
+    fn permit(&mut self, txn: &B::Txn<'_>, command: &Command) -> Result<(), String> {
         if matches!(
             command,
             Command::Admit(_)
@@ -208,7 +208,8 @@ impl<B: Backend> Writer<B> {
             self.shared.health.trusted()?;
         }
         if matches!(command, Command::Admit(_)) {
-            return self.admits_nothing_because().map_or(Ok(()), |why| Err(why.into()));
+            let reason = self.admits_nothing_because().or_else(|| txn.admits_nothing_because());
+            return reason.map_or(Ok(()), |why| Err(why.into()));
         }
         Ok(())
     }

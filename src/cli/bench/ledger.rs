@@ -15,7 +15,6 @@ use crate::ledger::commands::SettleEnd;
 use crate::ledger::{
     Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas, Usage,
 };
-use crate::node::ledger;
 use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
 use serde_json::{Value, json};
@@ -38,7 +37,7 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
         ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(&context.data_dir))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    let StoreConfig::Embedded(place) = ledger::place(&scratch.0, &context.config);
+    let place = EmbeddedConfig::new(&scratch.0).with_cache_mib(context.config.ledger.cache_mib);
     let config = StoreConfig::Embedded(EmbeddedConfig { meter: Some(meter.clone()), ..place });
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())

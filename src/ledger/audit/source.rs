@@ -43,7 +43,7 @@ impl JournalHeads {
         self
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (JournalChain, JournalHead)> {
+    pub fn iter(&self) -> impl Iterator<Item = (JournalChain, JournalHead)> {
         self.0.iter().map(|(chain, head)| (*chain, *head))
     }
 }
@@ -52,6 +52,12 @@ impl JournalHeads {
 impl From<JournalHead> for JournalHeads {
     fn from(head: JournalHead) -> Self {
         Self([(JournalChain::Shared, head)].into())
+    }
+}
+
+impl FromIterator<(JournalChain, JournalHead)> for JournalHeads {
+    fn from_iter<I: IntoIterator<Item = (JournalChain, JournalHead)>>(heads: I) -> Self {
+        Self(heads.into_iter().collect())
     }
 }
 

@@ -1,7 +1,6 @@
 //! A snapshot as the audit reads it, row by row.
 
 use super::bodies;
-use super::codec::StoredField;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
 use crate::ids::{AccountId, ApplicationId, CredentialId};
@@ -10,6 +9,7 @@ use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, Sta
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use crate::store::codec::StoredField;
 use redb::ReadableTableMetadata;
 use std::iter;
 use uuid::Uuid;

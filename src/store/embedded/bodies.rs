@@ -1,7 +1,6 @@
 //! Stored answers. They are kept for replays until they expire, and the bytes that each account's
 //! take are summed as they come and go.
 
-use super::codec;
 use super::files::Files;
 use super::tables::{self, ReadOnly, Writable, due_key, get, put};
 use crate::clock::UnixMillis;
@@ -11,6 +10,7 @@ use crate::ledger::audit::RowIter;
 use crate::ledger::state::{Reservation, StateError, StateResult};
 use crate::ledger::{Account, RequestKey};
 use crate::store::StoredBody;
+use crate::store::codec;
 use crate::store::queue::WriteAction;
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::cell::RefCell;

@@ -1,7 +1,6 @@
 //! What a restore takes over from the ledger that it replaces: who was locked out there since the
 //! backup was made stays locked out. It also finds what the backup does not know.
 
-use super::codec::StoredField;
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::schema;
@@ -9,6 +8,7 @@ use super::tables::{self, Definition, ReadOnly};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, AccountStatus, Credential};
 use crate::store::StoreResult;
+use crate::store::codec::StoredField;
 use crate::store::restore::{LostRows, ReplacedState, RestoreReport};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 

@@ -1,6 +1,5 @@
 //! The open databases and the epoch that makes them one ledger.
 
-use super::codec::StoredField;
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;
@@ -11,6 +10,7 @@ use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
 use crate::ids::BootId;
 use crate::ledger::state::StateResult;
+use crate::store::codec::StoredField;
 use crate::store::{StoreError, StoreResult};
 use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::sync::Arc;

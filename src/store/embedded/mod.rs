@@ -7,7 +7,6 @@ mod backup;
 mod backup_seal;
 mod bodies;
 mod carry;
-mod codec;
 mod disk;
 mod files;
 mod journal_view;
@@ -69,6 +68,12 @@ pub struct EmbeddedConfig {
 impl EmbeddedConfig {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), cache_bytes: disk::CACHE_BYTES, meter: None }
+    }
+
+    /// The same place, where each of the files uses this much memory for its pages.
+    #[must_use]
+    pub fn with_cache_mib(self, mib: u32) -> Self {
+        Self { cache_bytes: (mib as usize) << 20, ..self }
     }
 }
 

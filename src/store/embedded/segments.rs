@@ -295,7 +295,7 @@ impl EmbeddedSnapshot {
             return Ok(None);
         };
         let (key, stored) = row?;
-        let last = super::codec::decode(key.value(), stored.value())?;
+        let last = crate::store::codec::decode(key.value(), stored.value())?;
         Ok(Some(segment(key.value(), last)))
     }
 

@@ -1,7 +1,6 @@
 //! Reads: one consistent view of both files. It never waits for the writer, nor the writer for it.
 
 use super::bodies;
-use super::codec::StoredField;
 use super::disk::CONTRADICTION;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};
@@ -13,6 +12,7 @@ use crate::ledger::{
 };
 use crate::store::StoreError;
 use crate::store::backend::{ReadFuture, Snapshot};
+use crate::store::codec::StoredField;
 use redb::ReadTransaction;
 use std::collections::BTreeMap;
 use std::future;

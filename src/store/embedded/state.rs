@@ -96,6 +96,10 @@ impl LedgerTxn for WriteState<'_> {
     fn time_of(&self, _: &Command) -> UnixMillis {
         self.position.clock
     }
+
+    fn admits_nothing_because(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 impl LedgerState for WriteState<'_> {

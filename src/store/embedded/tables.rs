@@ -1,11 +1,10 @@
 //! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what
 //! they name.
 
-use super::codec::{self, StoredField};
 use crate::clock::UnixMillis;
-use crate::ids::{AccountId, RequestId};
-use crate::ledger::RequestKey;
 use crate::ledger::state::{StateError, StateResult};
+use crate::store::codec::{self, StoredField};
+pub(super) use crate::store::keys::{crash_key, entry_key, grant_key, request_key, request_prefix};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 
@@ -93,17 +92,6 @@ pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResu
     Ok(())
 }
 
-/// Account, request, then scope: all scopes of an id lie together.
-pub(super) fn request_key(key: &RequestKey) -> Vec<u8> {
-    let mut bytes = request_prefix(key.account, key.request);
-    key.application.write(&mut bytes);
-    bytes
-}
-
-pub(super) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> {
-    [account.0.into_bytes(), request.0.into_bytes()].concat()
-}
-
 /// The key of an index by time: `at`, then the key of the row that is due.
 pub(super) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
     [&at.0.to_be_bytes(), key].concat()
@@ -112,18 +100,6 @@ pub(super) fn due_key(at: UnixMillis, key: &[u8]) -> Vec<u8> {
 /// The key of the row that is due, out of a key made by `due_key`.
 pub(super) fn due_subject(key: &[u8]) -> &[u8] {
     key.get(8..).unwrap_or_default()
-}
-
-pub(super) fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
-    [account.0.as_bytes(), reference.as_bytes()].concat()
-}
-
-pub(super) fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
-    [account.0.as_bytes().as_slice(), fingerprint].concat()
-}
-
-pub(super) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
-    [account.0.as_bytes().as_slice(), &sequence.to_be_bytes()].concat()
 }
 
 pub(super) fn get<T: StoredField>(

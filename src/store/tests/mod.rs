@@ -2,6 +2,8 @@
 //! `contract` checks. A backend's own tests lie beside it.
 
 pub mod contract;
+pub mod load;
+pub mod random_commands;
 
 use crate::clock::UnixMillis;
 pub use crate::ids::{
@@ -13,6 +15,7 @@ pub use crate::ledger::{
     Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits, Outcome, Prices,
     Refusal, RequestKey, SpendingLimit, TokenQuotas, Usage,
 };
+use crate::store::StoreError;
 use crate::store::stored_body::{StoredBody, StoredContent};
 use uuid::Uuid;
 
@@ -89,6 +92,10 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         retention_ms: u64::MAX,
         crash_block_ms: u64::MAX,
     }))
+}
+
+pub fn is_admitted(outcome: &Result<Outcome, StoreError>) -> bool {
+    matches!(outcome, Ok(Outcome::Admitted(_)))
 }
 
 /// An answer as it is stored until `expires_at`.

@@ -261,8 +261,9 @@ fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
 }
 
 /// Paths that may be named only in files whose path begins with one of the given prefixes.
-const NAMED_ONLY_IN: [(&str, &[&str]); 8] = [
-    ("redb", &["src/store/"]),
+const NAMED_ONLY_IN: [(&str, &[&str]); 9] = [
+    ("redb", &["src/store/embedded/"]),
+    ("tokio_postgres", &["src/store/postgres/"]),
     ("axum", &["src/server/", "src/gateway/"]),
     ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/", "src/tls.rs", "src/traces/"]),
     ("std::env::var", ENVIRONMENT),

@@ -177,7 +177,7 @@ pub struct History {
 impl History {
     /// The last of its days ends now.
     pub fn begin(folder: &Path, requests: u64, accounts: u64) -> Self {
-        let StoreConfig::Embedded(config) = StoreConfig::folder(folder);
+        let config = EmbeddedConfig::new(folder);
         let backend =
             Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
         let now = crate::clock::SystemClock.now().0;

@@ -5,7 +5,7 @@ use super::layout::{entry, record};
 use crate::ledger::state::{Adjustment, Crashes, Reservation};
 use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
 use crate::store::StoredBody;
-use crate::store::embedded::codec::{StoredField, decode, encode};
+use crate::store::codec::{StoredField, decode, encode};
 use crate::store::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
 use cresset_models::testing::{Mutation, mutated};
 use proptest::strategy::{Strategy, ValueTree};

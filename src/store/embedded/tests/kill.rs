@@ -4,12 +4,8 @@
 use super::media::Random;
 use super::*;
 use crate::ledger::AttemptState;
-use std::io::{BufRead, BufReader};
+use crate::store::tests::load;
 use std::path::Path;
-use std::process::{self, Stdio};
-
-/// Printed by the killed process for each settlement that was acknowledged.
-const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Not a test of its own: the one below starts it in a folder with a ledger, and kills it.
 #[test]
@@ -24,56 +20,15 @@ fn load_until_killed() {
         Limits::default(),
     )
     .unwrap();
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                loop {
-                    load(&store);
-                }
-            });
-        }
-    });
-}
-
-fn load(store: &Store) {
-    let request = Uuid::now_v7().as_u128();
-    let charge = (request % 10) as u32;
-    assert!(is_admitted(&store.submit_blocking(admit(request, request, store.boot(), 10))));
-    store.submit_blocking(start(request, request)).unwrap();
-    if charge == 0 {
-        // The reservation stays open, so the next start has to release it.
-        return;
-    }
-    let answer = (key(request), body_of(answer_to(request), u64::MAX));
-    let settled = store.submit_with(settle(request, request, charge), Some(answer));
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(settled).unwrap();
-    println!("{ACKNOWLEDGED}{request}");
-}
-
-fn answer_to(request: u128) -> bytes::Bytes {
-    format!("the answer to {request}").into()
+    load::without_end(&store);
 }
 
 /// Starts a process under load, waits for `wait` acknowledgements and kills it. Returns every
 /// request that it acknowledged.
 pub fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
     let name = "store::embedded::tests::kill::load_until_killed";
-    let mut child = process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--ignored", "--nocapture"])
-        .current_dir(dir)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut acknowledged =
-        lines.filter_map(|line| line.ok()?.split_once(ACKNOWLEDGED)?.1.parse().ok());
-    let mut known: Vec<u128> = acknowledged.by_ref().take(wait).collect();
-    child.kill().unwrap();
-    known.extend(acknowledged);
-    child.wait().unwrap();
-    known
+    let mut child = load::process(name);
+    load::kill_after(child.current_dir(dir), wait)
 }
 
 fn kill_often(rounds: usize) {
@@ -91,7 +46,7 @@ fn kill_often(rounds: usize) {
             assert_eq!(record.latest().state, AttemptState::Completed);
             assert_eq!(u128::from(record.latest().charged.total().get()), request % 10);
             let answer = store.body(&key(request)).now().unwrap();
-            assert_eq!(answer, Some(answer_to(request)), "round {round}");
+            assert_eq!(answer, Some(load::answer_to(request)), "round {round}");
         }
         assert_eq!(read.live_requests().now().unwrap(), [], "round {round}");
         let (_, reserved) = spent(&store);

@@ -1,11 +1,11 @@
 //! Rows survive encoding and decoding, and other bytes are never taken for a row.
 
-use super::super::codec::{StoredField, decode, encode};
-use super::model::{attempt, request, units};
 use super::*;
 use crate::ledger::records::EntryKind;
 use crate::ledger::state::StateError;
 use crate::ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};
+use crate::store::codec::{StoredField, decode, encode};
+use crate::store::tests::random_commands::{attempt, request, units};
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = BucketAmounts> {

@@ -236,7 +236,7 @@ fn a_changed_balance_is_not_served() {
 #[test]
 fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let fixture = Fixture::new(50);
-    let StoreConfig::Embedded(config) = fixture.config();
+    let config = fixture.files();
     let backend = Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
     let clock = Arc::new(fixture.clock.clone());
     let store = Store::start(

@@ -8,7 +8,9 @@ use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
 use super::super::{files, schema};
 use super::{TestClock, opening};
 use crate::ledger::state::StateResult;
-use crate::store::{Limits, LockedStore, OpenProgress, Store, StoreError, StoreResult};
+use crate::store::{
+    Limits, LockedPlace, LockedStore, OpenProgress, Store, StoreError, StoreResult,
+};
 use redb::{Builder, Database, ReadOnlyDatabase, StorageBackend, WriteTransaction};
 use std::collections::BTreeMap;
 use std::io;
@@ -163,7 +165,7 @@ impl SimulatedDisk {
 
     /// A store on this disk, whose account 1 has one key and a premium balance.
     pub fn store(&self, balance: u64) -> Store {
-        let locked = LockedStore { disk: Arc::new(self.clone()) };
+        let locked = LockedStore { place: LockedPlace::Folder(Arc::new(self.clone())) };
         let clock = Arc::new(TestClock::at(1));
         let store = locked.open(clock, Limits::default(), &OpenProgress::default()).unwrap();
         for command in opening(balance) {

@@ -17,8 +17,8 @@ mod segments;
 mod starts;
 mod time;
 
-use super::EmbeddedBackend;
 use super::disk::File;
+use super::{EmbeddedBackend, EmbeddedConfig};
 use crate::clock::{Clock, UnixMillis};
 use crate::ids::AccountId;
 use crate::ledger::{JournalEntry, RequestRecord};
@@ -86,8 +86,12 @@ impl Fixture {
         fixture
     }
 
+    fn files(&self) -> EmbeddedConfig {
+        EmbeddedConfig::new(self.dir.path())
+    }
+
     fn config(&self) -> StoreConfig {
-        StoreConfig::folder(self.dir.path())
+        StoreConfig::Embedded(self.files())
     }
 
     fn open(&self) -> Store {
@@ -123,10 +127,6 @@ fn spent(store: &Store) -> (u64, u64) {
     (premium.debited.get(), premium.reserved.get())
 }
 
-fn is_admitted(outcome: &Result<Outcome, StoreError>) -> bool {
-    matches!(outcome, Ok(Outcome::Admitted(_)))
-}
-
 fn assert_sound(store: &Store) {
     assert_eq!(store.audit().unwrap().violations, Vec::<String>::new());
     assert!(store.healthy());
@@ -152,7 +152,7 @@ fn unusable<T>(result: Result<T, StoreError>) -> String {
 fn the_embedded_backend_keeps_its_promises() {
     contract::keeps_all(|| {
         let dir = tempfile::tempdir().unwrap();
-        let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path());
+        let config = EmbeddedConfig::new(dir.path());
         crate::store::embedded::init(&config).unwrap();
         move || {
             let _kept = &dir;

@@ -1,7 +1,6 @@
 //! Files and rows of every released schema are kept for ever and must open, and steps lead from one
 //! schema to the next.
 
-use super::super::codec::{StoredField, decode, encode};
 use super::super::files::write;
 use super::super::rows::{
     CleanMarker, FileIdentity, GrantAlone, JournalPosition, SealedPosition, TimelessCrashes,
@@ -18,6 +17,7 @@ use crate::ledger::{
     BucketAmounts, Consumption, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord,
     SamplingValue,
 };
+use crate::store::codec::{StoredField, decode, encode};
 use crate::store::stored_body::{StoredBody, StoredContent};
 use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
@@ -569,7 +569,7 @@ fn a_wrong_sum_of_answers_is_a_violation() {
         })
         .unwrap();
         drop(database);
-        let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path());
+        let config = EmbeddedConfig::new(dir.path());
         let report = super::super::inspect(&config).unwrap();
         assert!(report.violations.len() == 1, "{:?}", report.violations);
         assert!(report.violations[0].contains("has answers of"), "{:?}", report.violations);

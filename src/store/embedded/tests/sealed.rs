@@ -60,7 +60,7 @@ fn audit_everything(fixture: &Fixture) -> AuditReport {
 
 /// What a start audits.
 fn audit_at_start(fixture: &Fixture) -> AuditReport {
-    let StoreConfig::Embedded(config) = fixture.config();
+    let config = fixture.files();
     let backend = Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
     let (reader, clock) = (Arc::clone(&backend), Arc::new(fixture.clock.clone()));
     let shared = StoreShared::new(reader as Arc<dyn LedgerReader>, clock, 0);
@@ -85,7 +85,7 @@ fn a_start_reads_what_came_after_the_seal() {
 }
 
 /// Changes one row. `T` is its content.
-fn edit<T: super::super::codec::StoredField>(
+fn edit<T: crate::store::codec::StoredField>(
     txn: &WriteTransaction,
     table: Definition,
     key: &[u8],

@@ -52,7 +52,7 @@ fn a_kill_after_a_sweep_leaves_a_file_that_is_open_at_once() {
 }
 
 fn backend_of(fixture: &Fixture) -> EmbeddedBackend {
-    let StoreConfig::Embedded(config) = fixture.config();
+    let config = fixture.files();
     EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap()
 }
 
@@ -119,7 +119,7 @@ fn a_damaged_answer_is_told_after_two_kills_in_a_row() {
 fn pages_take_no_more_memory_than_the_operator_allows() {
     const MIB: usize = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
-    let StoreConfig::Embedded(config) = StoreConfig::folder(dir.path()).with_cache_mib(1);
+    let config = EmbeddedConfig::new(dir.path()).with_cache_mib(1);
     super::super::init(&config).unwrap();
     let backend = EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap();
     let rows: Vec<_> = (0..6_000).map(|number| (key(number), noise(number))).collect();

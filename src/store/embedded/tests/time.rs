@@ -320,7 +320,7 @@ fn a_ledger_of_a_clock_that_was_ahead_is_mended() {
 #[test]
 fn time_goes_back_only_where_an_operator_set_it_back() {
     let fixture = Fixture::new(1_000);
-    let StoreConfig::Embedded(config) = fixture.config();
+    let config = fixture.files();
     let backend = EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap();
     backend.set_time(UnixMillis(500)).unwrap();
     backend

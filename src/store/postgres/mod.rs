@@ -1,0 +1,399 @@
+//! The backend in a PostgreSQL database, which nodes on several machines can reach. Nothing outside
+//! this folder knows its tables or its client. It speaks plain SQL: no functions, triggers,
+//! advisory locks or notifications of its own.
+//!
+//! A batch takes two round trips, whatever its size: one that locks the accounts and reads what the
+//! commands need (`reading`), one that writes what they changed and commits (`writing`). In between
+//! `apply` runs over rows in memory (`state`). Each account has a journal chain of its own.
+
+mod audit_source;
+mod driver;
+mod failure;
+mod keys;
+mod lookups;
+mod nodes;
+mod pool;
+mod reading;
+mod retention;
+mod rows;
+mod schema;
+mod seal;
+mod server;
+mod session;
+mod snapshot;
+mod state;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod writing;
+
+use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Seal, Snapshot};
+use super::limits::Limits;
+use super::queue::WriteAction;
+use super::scope::BackupScope;
+use super::{AuditReport, StoreError, StoreResult, StoredBody};
+use crate::clock::UnixMillis;
+use crate::failpoint::failpoint;
+use crate::ids::{AccountId, BootId, RequestId};
+use crate::ledger::audit::{self, AuditPace, AuditSource};
+use crate::ledger::state::{StateError, StateResult};
+use crate::ledger::{Account, Credential, RequestKey};
+use audit_source::AuditReading;
+use driver::Driver;
+use failure::Failure;
+use keys::Keys;
+use lookups::Lookups;
+use nodes::Tenure;
+use pool::SessionPool;
+use rows::BatchRows;
+use session::{Ask, Connector, DatabaseSession, SessionKind};
+use state::BatchState;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio_postgres::Config;
+use tokio_rustls::rustls::ClientConfig;
+
+/// How often a batch is tried that others come before. Each time somebody got ahead.
+const MAX_RACES: u32 = 20;
+/// How long a reader waits for the database.
+const READ: Duration = Duration::from_secs(10);
+
+/// The place of a ledger in a database.
+#[derive(Clone)]
+pub struct PostgresConfig {
+    /// Hosts, database, user and password.
+    pub server: Box<Config>,
+    /// How TLS is spoken to it; without it only unencrypted connections are made.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// Sessions that answer reads, at most.
+    pub connections: usize,
+    /// Standbys that a commit waits for.
+    pub standbys: u32,
+    /// How long a node that is not heard of counts as alive.
+    pub lease: Duration,
+}
+
+impl std::fmt::Debug for PostgresConfig {
+    /// The password is left out.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresConfig").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+pub(super) struct PostgresBackend {
+    place: PostgresConfig,
+    driver: Driver,
+    connector: Arc<Connector>,
+    /// The session of the writer; `None` while a failed one is being replaced.
+    writer: Mutex<Option<DatabaseSession>>,
+    pool: Arc<SessionPool>,
+    lookups: Lookups,
+    /// False from a failure to reopen until a success, and after the end.
+    is_open: AtomicBool,
+    /// What this process holds in the table of nodes, once it has claimed the ledger.
+    tenure: Mutex<Option<Tenure>>,
+}
+
+impl PostgresBackend {
+    /// Connects, checks server and tables, and waits for the end of a node that is not heard of
+    /// any more. Fails where another node uses the ledger.
+    pub(super) fn open(place: &PostgresConfig) -> StoreResult<Self> {
+        let driver = Driver::start()?;
+        let connector = Arc::new(Connector::new(place, driver.handle()));
+        let writer = driver.wait(async {
+            let session = connector.connect(SessionKind::Writer).await?;
+            server::check(&session, place.standbys).await?;
+            schema::check(&session).await?;
+            nodes::wait_for_others(&session).await?;
+            Ok::<_, StoreError>(session)
+        })?;
+        let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
+        Ok(Self {
+            place: place.clone(),
+            lookups: Lookups::start(Arc::clone(&connector)),
+            driver,
+            connector,
+            writer: Mutex::new(Some(writer)),
+            pool,
+            is_open: AtomicBool::new(true),
+            tenure: Mutex::default(),
+        })
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
+        self.tenure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_open(&self) -> Result<(), Failure> {
+        self.is_open.load(Ordering::Acquire).then_some(()).ok_or_else(closed)
+    }
+
+    fn boot(&self) -> Option<BootId> {
+        self.tenure().as_ref().map(|tenure| tenure.boot)
+    }
+
+    /// `work` in the session of the writer.
+    fn with_writer<T, E: From<Failure>>(
+        &self,
+        work: impl AsyncFnOnce(&DatabaseSession) -> Result<T, E>,
+    ) -> Result<T, E> {
+        match &*self.writer() {
+            Some(session) => self.driver.wait(work(session)),
+            None => Err(closed().into()),
+        }
+    }
+
+    /// `work` with a session for reads.
+    async fn read<T>(
+        &self,
+        work: impl AsyncFnOnce(&DatabaseSession) -> StateResult<T>,
+    ) -> StoreResult<T> {
+        self.check_open()?;
+        let reading = async {
+            let session = self.pool.take().await?;
+            let done = work(&session).await;
+            session.give_back();
+            Ok(done)
+        };
+        Ok(self.connector.within(READ, reading).await??)
+    }
+
+    /// One try of a batch. The outer error is that of a database, after which another try may
+    /// succeed.
+    fn attempt<T>(
+        &self,
+        session: &DatabaseSession,
+        actions: &[&WriteAction],
+        now: UnixMillis,
+        run: &mut impl FnMut(&mut BatchState<'_>) -> Result<T, BatchFailure>,
+    ) -> Result<Result<T, BatchFailure>, Failure> {
+        let keys = Keys::of(actions.iter().map(|action| &action.command));
+        let mut rows = BatchRows::default();
+        let beginning = reading::begin(session, self.boot(), &keys, &mut rows);
+        let may_admit = self.driver.wait(beginning)?;
+        let mut state = BatchState::new(&self.driver, session, now, (may_admit, rows));
+        let result = run(&mut state);
+        let rows = state.finish()?;
+        let changed = rows.has_changed() && result.is_ok();
+        if !changed {
+            self.driver.wait(session.script("rollback"))?;
+            return Ok(result);
+        }
+        failpoint!("store::before_commit");
+        failpoint!("store::commit_lost", |_| {
+            drop(self.driver.wait(session.script("rollback")));
+            Ok(Err(BatchFailure::InDoubt("the commit failed".into())))
+        });
+        let doubts = session.doubts();
+        self.driver.wait(session.pipeline(writing::writes(&rows, actions)))?;
+        failpoint!("store::after_commit");
+        failpoint!("store::commit_unknown", |_| Ok(Err(BatchFailure::InDoubt(
+            "the commit failed".into()
+        ))));
+        if let Err(failure) = self.driver.wait(nodes::confirm(session, self.boot(), doubts)) {
+            return Ok(Err(failure.into()));
+        }
+        Ok(result)
+    }
+}
+
+fn closed() -> Failure {
+    Failure::lost("it is being reopened")
+}
+
+impl LedgerReader for PostgresBackend {
+    fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>> {
+        Box::pin(async {
+            self.check_open()?;
+            let taking = snapshot::take(&self.pool);
+            let snapshot = self.connector.within(READ, taking).await?;
+            Ok(Box::new(snapshot) as Box<dyn Snapshot>)
+        })
+    }
+
+    fn credential_and_account(
+        &self,
+        digest: &[u8; 32],
+    ) -> ReadFuture<'_, Option<(Credential, Account)>> {
+        let digest = *digest;
+        Box::pin(async move {
+            self.check_open()?;
+            let found = async { Ok(self.lookups.find(digest).await) };
+            self.connector.within(READ, found).await?
+        })
+    }
+
+    fn body(&self, key: &RequestKey, now: UnixMillis) -> ReadFuture<'_, Option<StoredBody>> {
+        let key = *key;
+        Box::pin(self.read(async move |session| snapshot::body(session, &key, now).await))
+    }
+
+    fn audit_source(&self) -> StoreResult<Box<dyn AuditSource + '_>> {
+        Ok(Box::new(AuditReading::begin(&self.driver, &self.connector)?))
+    }
+
+    /// The database keeps the journal as one table.
+    fn close_journal_part(&self, _: AuditPace<'_>) -> StoreResult<bool> {
+        Ok(false)
+    }
+
+    fn backup(&self, _: &BackupScope, _: &Path) -> StoreResult {
+        Err(own_tools())
+    }
+
+    fn erase_answers(&self, account: AccountId, request: Option<RequestId>) -> StoreResult<u64> {
+        let erasing =
+            self.read(async move |session| Ok(retention::erase(session, account, request).await?));
+        self.driver.wait(erasing)
+    }
+
+    /// The database's machine is not this one.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+
+    /// A database that moves takes its name along.
+    fn is_in_place(&self) -> bool {
+        true
+    }
+}
+
+impl Backend for PostgresBackend {
+    type Txn<'t> = BatchState<'t>;
+
+    fn was_left_open(&self) -> StateResult<bool> {
+        self.with_writer(async |session| Ok(nodes::was_left_open(session).await?))
+    }
+
+    fn seal(&self) -> StateResult<Option<Seal>> {
+        self.with_writer(seal::read)
+    }
+
+    fn set_seal(&self, seal: Option<&Seal>) -> StateResult {
+        self.with_writer(async |session| Ok(seal::write(session, seal).await?))
+    }
+
+    fn stored_time(&self) -> StateResult<UnixMillis> {
+        let latest = Ask::new("select coalesce(max(clock), 0) from accounts");
+        let found = self.with_writer(async |session| session.ask(latest).await)?;
+        let latest: i64 = found.rows.first().map_or(0, |row| row.get(0));
+        Ok(UnixMillis(u64::try_from(latest).unwrap_or_default()))
+    }
+
+    fn set_time(&self, _: UnixMillis) -> StateResult {
+        let why = "a ledger in a database goes by the database's clock, which nobody can vouch for here: start \
+                   without --accept-clock";
+        Err(StateError::Io(why.into()))
+    }
+
+    fn claim(&self, boot: BootId) -> StateResult {
+        let lease = self.place.lease;
+        self.with_writer(async |session| nodes::claim(session, boot, lease).await)?;
+        failpoint!("store::claimed");
+        *self.tenure() = Some(Tenure::begin(boot, lease, Arc::clone(&self.connector)));
+        Ok(())
+    }
+
+    fn transact<T>(
+        &self,
+        actions: &[&WriteAction],
+        now: UnixMillis,
+        mut run: impl FnMut(&mut BatchState<'_>) -> Result<T, BatchFailure>,
+    ) -> Result<T, BatchFailure> {
+        let writer = self.writer();
+        let session = writer.as_ref().ok_or_else(closed)?;
+        let mut races = 0;
+        loop {
+            let failure = match self.attempt(session, actions, now, &mut run) {
+                Ok(result) => return result,
+                Err(failure) => failure,
+            };
+            races += 1;
+            if !failure.is_race() || races >= MAX_RACES {
+                return Err(failure.into());
+            }
+            tracing::debug!(%failure, races, "a batch is tried again");
+            // After a commit there is no transaction any more, which is only a warning.
+            self.driver.wait(session.script("rollback"))?;
+        }
+    }
+
+    fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
+        self.with_writer(async |session| Ok(retention::sweep(session, now, limits).await?))
+    }
+
+    fn can_reopen(&self) -> bool {
+        true
+    }
+
+    fn reopen(&self, check: impl FnOnce(&dyn AuditSource) -> StoreResult) -> StoreResult {
+        self.is_open.store(false, Ordering::Release);
+        drop(self.writer().take());
+        failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
+        let boot = self.boot();
+        let session = self.driver.wait(async {
+            let session = self.connector.connect(SessionKind::Writer).await?;
+            server::check(&session, self.place.standbys).await?;
+            nodes::wait_for_own(&session, boot).await?;
+            Ok::<_, StoreError>(session)
+        })?;
+        check(&AuditReading::begin(&self.driver, &self.connector)?)?;
+        *self.writer() = Some(session);
+        self.is_open.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn close(&self, boot: BootId, clean: bool) -> StateResult {
+        drop(self.tenure().take());
+        let left = self.with_writer(async |session| nodes::leave(session, boot, clean).await);
+        self.is_open.store(false, Ordering::Release);
+        drop(self.writer().take());
+        Ok(left?)
+    }
+}
+
+/// Makes the tables of an empty ledger; refuses where there are any.
+pub(super) fn init(place: &PostgresConfig) -> StoreResult {
+    with_session(place, async |session| {
+        server::check(session, place.standbys).await?;
+        schema::create(session).await
+    })
+}
+
+/// The latest time stored in a ledger that no node uses.
+pub(super) fn stored_time(place: &PostgresConfig) -> StoreResult<UnixMillis> {
+    Ok(PostgresBackend::open(place)?.stored_time()?)
+}
+
+/// Audits a ledger that no node uses.
+pub(super) fn inspect(place: &PostgresConfig) -> StoreResult<AuditReport> {
+    let backend = PostgresBackend::open(place)?;
+    let source = backend.audit_source()?;
+    Ok(audit::everything(&*source, &audit::unpaced)?)
+}
+
+/// Why no backup of this program is made or restored.
+pub(super) fn own_tools() -> StoreError {
+    let why = "a ledger in a database is copied and restored with the database's own tools, such as pg_basebackup";
+    StoreError::Unusable(why.into())
+}
+
+fn with_session<T>(
+    place: &PostgresConfig,
+    work: impl AsyncFnOnce(&DatabaseSession) -> StoreResult<T>,
+) -> StoreResult<T> {
+    let driver = Driver::start()?;
+    let connector = Arc::new(Connector::new(place, driver.handle()));
+    driver.wait(async { work(&connector.connect(SessionKind::Writer).await?).await })
+}

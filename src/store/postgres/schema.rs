@@ -1,0 +1,151 @@
+//! The tables. Each row has its content as one value with a checksum, as the embedded ledger stores
+//! it; what stands beside it is for the database's own rules, its indexes, and people who read it.
+//!
+//! The rules that the database itself keeps are the last line of defence. A bucket is never
+//! overdrawn. A journal has one entry of each number. An attempt is reserved once and ended once.
+
+use super::session::{Ask, DatabaseSession, QueryAnswer};
+use crate::store::codec::{decode, encode};
+use crate::store::{StoreError, StoreResult};
+
+/// The version of the tables.
+const SCHEMA: u32 = 1;
+
+const IDENTITY: &str = "identity";
+
+const TABLES: &str = "
+create table meta (key text primary key, row bytea not null);
+create table nodes (
+    boot uuid primary key,
+    state smallint not null,
+    lease_until timestamptz not null,
+    confirmed bigint not null default 0
+);
+create table accounts (
+    id uuid primary key,
+    in_flight integer not null check (in_flight >= 0),
+    trial_credited bigint not null,
+    trial_debited bigint not null check (trial_debited >= 0),
+    trial_reserved bigint not null check (trial_reserved >= 0),
+    premium_credited bigint not null,
+    premium_debited bigint not null check (premium_debited >= 0),
+    premium_reserved bigint not null check (premium_reserved >= 0),
+    sequence bigint not null,
+    clock bigint not null,
+    answer_bytes bigint not null default 0 check (answer_bytes >= 0),
+    row bytea not null,
+    check (trial_credited >= trial_debited + trial_reserved),
+    check (premium_credited >= premium_debited + premium_reserved)
+) with (fillfactor = 40);
+create table applications (id uuid primary key, account uuid not null, row bytea not null);
+create table credentials (
+    id uuid primary key,
+    account uuid not null,
+    digest bytea not null unique,
+    row bytea not null
+) with (fillfactor = 60);
+create table grants (
+    account uuid,
+    reference text,
+    row bytea not null,
+    primary key (account, reference)
+);
+create table requests (
+    account uuid,
+    request uuid,
+    application uuid,
+    fingerprint bytea not null,
+    credential uuid not null,
+    boot uuid not null,
+    state smallint not null,
+    ended_at bigint,
+    row bytea not null,
+    primary key (account, request, application)
+) with (fillfactor = 70);
+create index requests_ended on requests (ended_at) where ended_at is not null;
+create table reservations (
+    account uuid,
+    request uuid,
+    application uuid,
+    attempt uuid not null,
+    boot uuid not null,
+    row bytea not null,
+    primary key (account, request, application)
+);
+create index reservations_boot on reservations (boot);
+create table entries (
+    account uuid,
+    sequence bigint,
+    kind smallint not null,
+    attempt uuid,
+    at bigint not null,
+    row bytea not null,
+    primary key (account, sequence)
+);
+create unique index one_reserve on entries (attempt) where kind = 1;
+create unique index one_end on entries (attempt) where kind in (2, 3);
+create table crashes (
+    account uuid,
+    fingerprint bytea,
+    at bigint not null,
+    row bytea not null,
+    primary key (account, fingerprint)
+);
+create table bodies (
+    account uuid,
+    request uuid,
+    application uuid,
+    expires_at bigint not null,
+    size bigint not null,
+    row bytea not null,
+    primary key (account, request, application)
+);
+alter table bodies alter column row set storage external;
+create index bodies_due on bodies (expires_at);
+";
+
+/// The names of all tables.
+const NAMES: &str = "select table_name::text from information_schema.tables \
+    where table_schema = current_schema() and table_name in ('meta', 'nodes', 'accounts', \
+    'applications', 'credentials', 'grants', 'requests', 'reservations', 'entries', 'crashes', \
+    'bodies') order by table_name limit 1";
+
+/// Makes the tables of an empty ledger; refuses where there is a table of such a name.
+pub(super) async fn create(session: &DatabaseSession) -> StoreResult {
+    if let Some(row) = session.ask(Ask::new(NAMES)).await?.rows.first() {
+        let table: String = row.get(0);
+        return Err(StoreError::Unusable(format!(
+            "the database has a table {table} already; it is left as it is: name an empty database"
+        )));
+    }
+    // All or nothing: what fails ends the session, and with it the transaction.
+    session.script("begin").await?;
+    session.script(TABLES).await?;
+    let row = encode(IDENTITY.as_bytes(), &SCHEMA);
+    session.ask(Ask::new("insert into meta values ($1, $2)").with(IDENTITY).with(row)).await?;
+    Ok(session.script("commit").await?)
+}
+
+/// Fails unless the tables are those of this build.
+pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
+    let missing = || {
+        StoreError::Unusable(
+            "the database has no ledger: name another database, or make one with `cresset init --ledger`".into(),
+        )
+    };
+    if session.ask(Ask::new(NAMES)).await?.rows.is_empty() {
+        return Err(missing());
+    }
+    let select = Ask::new("select row from meta where key = $1").with(IDENTITY);
+    let QueryAnswer { rows, .. } = session.ask(select).await.map_err(|failure| {
+        StoreError::Unusable(format!("the tables are not those of a ledger: {failure}"))
+    })?;
+    let stored: &[u8] = rows.first().ok_or_else(missing)?.get(0);
+    let schema: u32 = decode(IDENTITY.as_bytes(), stored)?;
+    if schema != SCHEMA {
+        return Err(StoreError::Unusable(format!(
+            "the ledger in the database has schema {schema} and this build knows {SCHEMA}: use the build that made it"
+        )));
+    }
+    Ok(())
+}

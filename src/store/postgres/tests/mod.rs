@@ -1,0 +1,24 @@
+//! Checks what the store promises over a real database. Without PostgreSQL on the machine these
+//! tests are skipped; see `cluster`.
+
+mod bench;
+mod cluster;
+mod encrypted;
+mod faults;
+mod kill;
+mod model;
+mod node;
+mod proxy;
+
+use super::PostgresBackend;
+use crate::store::tests::*;
+
+/// Every promise of a backend, each over a ledger of its own.
+#[test]
+fn the_database_backend_keeps_its_promises() {
+    let Some(cluster) = cluster::shared() else { return };
+    contract::keeps_all(|| {
+        let place = cluster.ledger();
+        move || PostgresBackend::open(&place).unwrap()
+    });
+}

@@ -1,0 +1,120 @@
+//! The writer without its thread, over a database: the test takes every step.
+
+use super::super::audit_source::AuditReading;
+use super::super::{PostgresBackend, PostgresConfig};
+use crate::clock::{Clock, UnixMillis};
+use crate::ledger::audit::{self, AuditSource};
+use crate::ledger::state::JournalHead;
+use crate::store::backend::Backend;
+use crate::store::queue::{WriteAction, WriteJob};
+use crate::store::shared::StoreShared;
+use crate::store::tests::*;
+use crate::store::writer::Writer;
+use crate::store::{AuditPolicy, Limits, OpenProgress, StoreResult, prepare};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// A clock that shows the time it was set to.
+#[derive(Clone, Default)]
+pub struct SetClock(Arc<AtomicU64>);
+
+impl SetClock {
+    pub fn set(&self, now: u64) {
+        self.0.store(now, Ordering::Relaxed);
+    }
+}
+
+impl Clock for SetClock {
+    fn now(&self) -> UnixMillis {
+        UnixMillis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+pub struct Node {
+    place: PostgresConfig,
+    clock: SetClock,
+    pub backend: Arc<PostgresBackend>,
+    pub shared: Arc<StoreShared>,
+    writer: Writer<PostgresBackend>,
+}
+
+impl Node {
+    pub fn open(place: &PostgresConfig, clock: &SetClock) -> Self {
+        let backend = Arc::new(PostgresBackend::open(place).unwrap());
+        let shown = Arc::new(clock.clone());
+        let (limits, policy) = (Limits::default(), AuditPolicy::Always);
+        let (shared, writer) =
+            prepare(&backend, shown, limits, policy, &OpenProgress::default()).unwrap();
+        Self { place: place.clone(), clock: clock.clone(), backend, shared, writer }
+    }
+
+    /// Applies a command with its body, which a caller waits for.
+    pub fn apply(&mut self, action: WriteAction) -> StoreResult<Outcome> {
+        let (reply, mut answer) = oneshot::channel();
+        self.writer.commit(vec![WriteJob::new(action, Some(reply))]);
+        answer.try_recv().unwrap()
+    }
+
+    pub fn sweep(&mut self) {
+        while self.writer.sweep().unwrap() {}
+    }
+
+    /// Stops in good order and starts again.
+    pub fn reopen(self) -> Self {
+        let Self { place, clock, backend, shared, writer } = self;
+        writer.close();
+        drop((backend, shared));
+        Self::open(&place, &clock)
+    }
+
+    /// Ends as a killed process does and starts again.
+    pub fn kill(self) -> Self {
+        let (place, clock) = (self.place.clone(), self.clock.clone());
+        drop(self);
+        Self::open(&place, &clock)
+    }
+
+    /// Connects again where the connection of the writer was cut after its last answer.
+    pub fn notice_cut(&mut self) {
+        let alive = self.backend.transact(&[], UnixMillis(0), |_| Ok(()));
+        if alive.is_err() && self.shared.health.reachable() {
+            self.shared.health.disconnect("the connection was cut");
+            self.reconnect();
+        }
+    }
+
+    /// Waits until the writer has a connection again.
+    pub fn reconnect(&mut self) {
+        while !self.shared.health.reachable() {
+            std::thread::sleep(Duration::from_millis(2));
+            self.writer.reconnect();
+        }
+    }
+
+    pub fn assert_sound(&self) {
+        let reading = self.reading();
+        for report in [
+            audit::everything(&reading, &audit::unpaced).unwrap(),
+            audit::since(&reading, middle(&reading), &audit::unpaced).unwrap(),
+        ] {
+            assert_eq!(report.violations, Vec::<String>::new());
+        }
+    }
+
+    pub fn reading(&self) -> AuditReading<'_> {
+        AuditReading::begin(&self.backend.driver, &self.backend.connector).unwrap()
+    }
+}
+
+/// A head in the middle of each chain.
+fn middle(reading: &AuditReading<'_>) -> audit::JournalHeads {
+    let heads = AuditSource::heads(reading).unwrap().map(Result::unwrap);
+    let heads: Vec<_> = heads.collect();
+    let half = heads.into_iter().filter(|(_, head)| head.sequence > 1).map(|(chain, head)| {
+        let entry = reading.entry(chain, head.sequence / 2).unwrap().unwrap();
+        (chain, JournalHead { sequence: entry.sequence, hash: entry.hash })
+    });
+    half.collect()
+}

@@ -1,0 +1,219 @@
+//! The layout of the rows that every backend stores. A change here is a new row version with a
+//! reader for the old one.
+
+use super::codec::{Malformed, Reader, StoredField, codes, grown_row, row, wrapper};
+use crate::clock::UnixMillis;
+use crate::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
+use crate::ledger::budgets::PeriodUse;
+use crate::ledger::records::EntryKind;
+use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
+use crate::ledger::{
+    Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
+    Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Credential, CredentialKind,
+    FailureCode, FinishReason, JournalEntry, Microcredits, Prices, ReceiptFacts, ReceiptProof,
+    RequestKey, RequestRecord, SamplingValue, SpendingLimit, Usage,
+};
+use crate::store::stored_body::{StoredBody, StoredContent};
+use std::sync::Arc;
+
+wrapper!(
+    AccountId,
+    ApplicationId,
+    AttemptId,
+    BootId,
+    CredentialId,
+    ModelId,
+    RequestId,
+    SessionId,
+    UnixMillis,
+);
+
+impl StoredField for Microcredits {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.get().write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Self::new(u64::read(input)?).ok_or(Malformed("amount out of range"))
+    }
+}
+
+row!(JournalHead { sequence, hash });
+
+codes!(AccountStatus { 0 => Active, 1 => Suspended });
+codes!(Bucket { 0 => Trial, 1 => Premium });
+codes!(CredentialKind { 0 => ApiKey, 1 => AccessToken });
+codes!(AttemptState { 0 => Queued, 1 => Running, 2 => Completed, 3 => Cancelled, 4 => Failed });
+codes!(FinishReason { 0 => Stop, 1 => Length, 2 => ToolCalls });
+codes!(FailureCode {
+    0 => GenerationFailed,
+    1 => NodeRestarted,
+    2 => DeadlineExceeded,
+    3 => Overloaded,
+    4 => Draining,
+    5 => ControlPlaneUnavailable,
+});
+
+row!(BucketAmounts { trial, premium });
+row!(Prices { revision, input, cached_input, output });
+row!(Usage { prompt_tokens, cached_tokens, completion_tokens });
+row!(SpendingLimit { units, alert_percent });
+row!(Budgets { day, month });
+row!(Consumption { units, tokens });
+row!(PeriodUse { number, reserved, spent });
+row!(CalendarUse { day, month });
+grown_row!(Account { id, name, plan, status, created_at, in_flight } then {
+    note = None,
+    stores_answers = true,
+    budgets = Budgets::default(),
+    used = CalendarUse::default(),
+});
+row!(Balance { credited, debited, reserved });
+row!(Balances { trial, premium });
+row!(Application { id, account, name, created_at });
+grown_row!(Credential {
+    id,
+    kind,
+    account,
+    application,
+    label,
+    digest,
+    hint,
+    created_at,
+    expires_at,
+    revoked_at
+} then { budgets = Budgets::default(), used = CalendarUse::default() });
+row!(Adjustment { bucket, units, is_debit });
+row!(RequestKey { account, application, request });
+row!(Attempt {
+    id,
+    number,
+    retry_of,
+    credential,
+    boot,
+    state,
+    failure,
+    finish_reason,
+    cancel_requested,
+    prices,
+    reserved,
+    charged,
+    usage,
+    created_at,
+    started_at,
+    finished_at
+});
+grown_row!(Reservation { key, attempt, boot, amount } then { tokens = 0 });
+row!(Crashes { count, boot, at });
+row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
+
+row!(ReceiptProof { record, grade, like, release, files, version, executable, lockfile });
+row!(SamplingValue { name, bits });
+row!(AskedGeneration { prompt, seed, sampling, max_tokens, min_tokens, ignore_eos });
+row!(ReceiptFacts { proof, asked, answer_tokens, answer_text });
+
+/// Version 1 had the answer as it is, version 2 nothing of its receipt.
+impl StoredField for StoredBody {
+    const VERSION: u8 = 3;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let (plain_bytes, bytes) = match &self.content {
+            StoredContent::Plain(bytes) => (None, bytes),
+            StoredContent::Deflated { plain_bytes, bytes } => (Some(*plain_bytes), bytes),
+        };
+        self.expires_at.write(out);
+        plain_bytes.write(out);
+        bytes.write(out);
+        self.receipt.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let body = Self::read_earlier(2, input)?;
+        Ok(Self { receipt: StoredField::read(input)?, ..body })
+    }
+    fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let expires_at = StoredField::read(input)?;
+        let plain_bytes = match version {
+            1 => None,
+            2 => StoredField::read(input)?,
+            _ => return Err(Malformed("unknown row version")),
+        };
+        let bytes = StoredField::read(input)?;
+        let content = match plain_bytes {
+            None => StoredContent::Plain(bytes),
+            Some(plain_bytes) => StoredContent::Deflated { plain_bytes, bytes },
+        };
+        Ok(Self { expires_at, content, receipt: None })
+    }
+}
+
+impl<T: StoredField> StoredField for Arc<T> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_ref().write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        T::read(input).map(Self::new)
+    }
+}
+
+impl StoredField for RequestRecord {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.key.write(out);
+        self.fingerprint.write(out);
+        self.session.write(out);
+        self.model.write(out);
+        self.stream.write(out);
+        self.attempts.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let record = Self {
+            key: StoredField::read(input)?,
+            fingerprint: StoredField::read(input)?,
+            session: StoredField::read(input)?,
+            model: StoredField::read(input)?,
+            stream: StoredField::read(input)?,
+            attempts: StoredField::read(input)?,
+        };
+        let started = !record.attempts.is_empty();
+        started.then_some(record).ok_or(Malformed("request without attempts"))
+    }
+}
+
+impl StoredField for EntryKind {
+    fn write(&self, out: &mut Vec<u8>) {
+        let (code, key, attempt) = match self {
+            Self::Grant { reference } => {
+                out.push(0);
+                return reference.write(out);
+            }
+            Self::Debit { reference } => {
+                out.push(4);
+                return reference.write(out);
+            }
+            Self::Reserve { key, attempt } => (1, key, attempt),
+            Self::Settle { key, attempt } => (2, key, attempt),
+            Self::Release { key, attempt } => (3, key, attempt),
+        };
+        out.push(code);
+        key.write(out);
+        attempt.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let code = u8::read(input)?;
+        if code == 0 || code == 4 {
+            let reference = StoredField::read(input)?;
+            return Ok(if code == 0 {
+                Self::Grant { reference }
+            } else {
+                Self::Debit { reference }
+            });
+        }
+        let (key, attempt) = (StoredField::read(input)?, StoredField::read(input)?);
+        match code {
+            1 => Ok(Self::Reserve { key, attempt }),
+            2 => Ok(Self::Settle { key, attempt }),
+            3 => Ok(Self::Release { key, attempt }),
+            _ => Err(Malformed("unknown entry kind")),
+        }
+    }
+}
