@@ -33,6 +33,7 @@ pub mod linear;
 mod memory;
 pub mod norm;
 pub mod operand;
+pub mod recurrence;
 pub mod rope;
 pub mod sampling;
 mod simd;
@@ -51,11 +52,23 @@ use embedding::Embedding;
 use experts::Experts;
 use linear::Linear;
 use norm::Norm;
+use recurrence::Recurrence;
 use rope::Rope;
 
 /// All ops of a model. The two implementations are [`Compute`] (the CPU) and [`DeviceOps`].
 pub trait Ops:
-    Norm + Linear + Rope + Attention + Gated + SoftCap + Embedding + Experts + Send + Sync + 'static
+    Norm
+    + Linear
+    + Rope
+    + Attention
+    + Recurrence
+    + Gated
+    + SoftCap
+    + Embedding
+    + Experts
+    + Send
+    + Sync
+    + 'static
 {
 }
 
@@ -64,6 +77,7 @@ impl<T> Ops for T where
         + Linear
         + Rope
         + Attention
+        + Recurrence
         + Gated
         + SoftCap
         + Embedding

@@ -138,6 +138,20 @@ impl<'a, T> Parts<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// The values in `range`, for reading: tasks may share them.
+    ///
+    /// # Safety
+    /// No live slice that can be written overlaps.
+    pub(crate) unsafe fn shared(&self, range: Range<usize>) -> &'a [T] {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "part {range:?} of values {}",
+            self.len
+        );
+        // SAFETY: in bounds by the assertion; not written meanwhile by the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
+
     /// A pointer to the value at `index`, from which a task writes the values that it owns.
     pub(crate) fn at(&self, index: usize) -> *mut T {
         assert!(index <= self.len, "index {index} of an output of {} values", self.len);

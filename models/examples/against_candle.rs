@@ -58,6 +58,7 @@ impl Side for Ours {
             seq_lens: vec![len as u32],
             block_tables: vec![(0..len.div_ceil(BLOCK_SIZE) as u32).collect()],
             logits_indices: vec![n - 1],
+            ..ForwardBatch::default()
         };
         Ok(self.model.forward(&batch.spread(self.model.cache_kinds(), BLOCK_SIZE))?)
     }

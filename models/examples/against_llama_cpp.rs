@@ -124,6 +124,7 @@ impl Side {
                 .map(|s| (s * own..(s + 1) * own).map(|b| b as u32).collect())
                 .collect(),
             logits_indices: (1..=streams).map(|s| (s * n - 1) as u32).collect(),
+            ..ForwardBatch::default()
         };
         self.model.forward(&batch.spread(self.model.cache_kinds(), BLOCK_SIZE))?;
         Ok(())
@@ -143,6 +144,7 @@ impl Side {
             seq_lens: vec![n],
             block_tables: vec![(0..n.div_ceil(BLOCK_SIZE as u32)).collect()],
             logits_indices: (0..n).collect(),
+            ..ForwardBatch::default()
         };
         let logits = self
             .model

@@ -62,5 +62,6 @@ fn step(new: &[u32], computed: usize) -> ForwardBatch {
         seq_lens: vec![len as u32],
         block_tables: vec![(0..len.div_ceil(BLOCK_SIZE) as u32).collect()],
         logits_indices: vec![new.len() as u32 - 1],
+        ..ForwardBatch::default()
     }
 }

@@ -2,11 +2,11 @@
 
 Transformers computes them in f32.
 
-    PYTHONPATH=LLAMA_CPP/gguf-py:LLAMA_CPP python make_architecture_goldens.py OUT_FOLDER
+    PYTHONPATH=LLAMA_CPP/gguf-py:LLAMA_CPP python make_architecture_goldens.py OUT_FOLDER [NAME…]
 
 LLAMA_CPP is `vendor/llama.cpp` of the unpacked sdist llama_cpp_python==0.3.36: its converter says
 what each family's GGUF file looks like. Weights are not stored: they follow from the tensors' names
-(see `weights`), here and in the tests.
+(see `weights`), here and in the tests. With names, only those cases are made; others stay.
 """
 
 import hashlib
@@ -59,6 +59,22 @@ def experts(count, chosen, width=32):
     return dict(num_experts=count, num_experts_per_tok=chosen, moe_intermediate_size=width)
 
 
+def delta_rule(key_heads, value_heads, dims=(16, 16), taps=4):
+    return dict(
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=dims[0],
+        linear_value_head_dim=dims[1],
+        linear_conv_kernel_dim=taps,
+    )
+
+
+def layer_types(*types):
+    return dict(layer_types=list(types))
+
+
+# The sections are those of the axes of images.
+MROPE = rope("default", partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True)
 GRANITE = dict(
     embedding_multiplier=6.0,
     residual_multiplier=0.22,
@@ -280,6 +296,38 @@ CASES = [
         ),
     ),
     (
+        "lfm2",
+        "lfm2",
+        "F32",
+        True,
+        dict(num_hidden_layers=4, block_multiple_of=32)
+        | layer_types("conv", "full_attention", "conv", "conv"),
+    ),
+    (
+        "lfm2-exact-width",
+        "lfm2",
+        "BF16",
+        True,
+        dict(conv_L_cache=5, block_auto_adjust_ff_dim=False, tie_word_embeddings=False)
+        | layer_types("full_attention", "conv", "full_attention"),
+    ),
+    (
+        "qwen3.5",
+        "qwen3_5_text",
+        "F32",
+        True,
+        dict(num_hidden_layers=4, head_dim=32, **delta_rule(2, 4)) | MROPE,
+    ),
+    (
+        "qwen3.5-odd",
+        "qwen3_5_text",
+        "BF16",
+        False,
+        dict(head_dim=16, tie_word_embeddings=True, **delta_rule(3, 3, (8, 24), 3))
+        | layer_types("full_attention", "linear_attention", "linear_attention")
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    (
         "gemma3-tower",
         "gemma3",
         "F32",
@@ -317,12 +365,32 @@ def weights(name, shape, dtype, family):
     if name.endswith("_proj.weight"):
         scale, shift = numpy.float32(2.5) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
     elif name.endswith("norm.weight"):
-        scale, shift = numpy.float32(0.2), numpy.float32(0 if family.startswith("gemma") else 1)
+        less_one = family.startswith("gemma") or (
+            family.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
+        )
+        scale, shift = numpy.float32(0.2), numpy.float32(0 if less_one else 1)
+    elif name.endswith("A_log"):
+        scale, shift = numpy.float32(1), numpy.float32(-3)  # a state lasts for some ten tokens
     else:
         scale, shift = numpy.float32(0.5), numpy.float32(0)
     values = random(name, numpy.prod(shape)) * scale + shift
     return torch.from_numpy(values.reshape(shape)).to(
         {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
+    )
+
+
+def older_lfm2(config):
+    types = config.pop("layer_types")
+    return config | dict(
+        full_attn_idxs=[at for at, kind in enumerate(types) if kind == "full_attention"],
+        block_ff_dim=config.pop("intermediate_size"),
+        tie_embedding=config.pop("tie_word_embeddings"),
+        block_dim=config["hidden_size"],
+        conv_dim=config["hidden_size"],
+        num_heads=config["num_attention_heads"],
+        block_norm_eps=config["norm_eps"],
+        block_use_swiglu=True,
+        block_mlp_init_scale=1.0,
     )
 
 
@@ -333,6 +401,8 @@ def older(config):
         config["torch_dtype"] = config.pop("dtype")
     if "text_config" in config:
         return config | {"text_config": older(config["text_config"])}
+    if config["model_type"] == "lfm2":
+        config = older_lfm2(config)
     parameters = config.pop("rope_parameters")
     if "full_attention" in parameters:
         config["rope_local_base_freq"], parameters = (
@@ -343,6 +413,8 @@ def older(config):
     scaling = {
         key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")
     }
+    if config["model_type"] == "qwen3_5_text":
+        config["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
     kind = "rope_type" if "rope_local_base_freq" in config else "type"
     config["rope_scaling"] = {kind: parameters["rope_type"], **scaling} if scaling else None
     if (
@@ -389,6 +461,7 @@ def converted(folder):
         json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []})
     )
     converter = get_model_class(config["architectures"][0], mmproj=False)
+    converter.no_mtp = True  # the models have no heads that predict further tokens
     out = folder / "model.gguf"
     writer = type(
         "Writer", (converter,), {"set_vocab": lambda self: None, "model_arch": converter.model_arch}
@@ -401,7 +474,11 @@ def converted(folder):
         if not key.startswith(("GGUF.", "general.")) or key == "general.architecture"
     }
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    extra = {name: data.tolist() for name, data in tensors.items() if name.startswith("rope")}
+    extra = {
+        name: data.tolist()
+        for name, data in tensors.items()
+        if name.startswith("rope") or name.endswith("ssm_a")
+    }
     digests = {
         name: hashlib.sha256(data.tobytes()).hexdigest()[:16] for name, data in tensors.items()
     }
@@ -487,10 +564,17 @@ def blocks():
     return found
 
 
-def main(out):
+def main(out, names):
     torch.use_deterministic_algorithms(True)
-    wanted, cases = {}, []
+    wanted, cases, kept = {}, [], {}
+    if names:
+        wanted = safetensors.torch.load_file(out / "architectures.safetensors")
+        stored = json.loads((out / "architectures.json").read_text())["cases"]
+        kept = {case["name"]: case for case in stored if case["name"] not in names}
     for settings in CASES:
+        if settings[0] in kept:
+            cases.append(kept[settings[0]])
+            continue
         with tempfile.TemporaryDirectory() as folder:
             wanted[settings[0]], described = case(*settings, pathlib.Path(folder))
             cases.append(described)
@@ -509,4 +593,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2:])

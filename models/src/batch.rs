@@ -1,6 +1,6 @@
 //! The input of one step, flattened over its sequences.
 
-use crate::cache_kinds::{CacheKinds, first_kept};
+use crate::cache_kinds::{CacheKinds, NO_STATE, first_kept};
 
 /// Sequence i owns rows `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` of the per-token arrays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,17 +23,30 @@ pub struct ForwardBatch {
     pub slot_mapping: Vec<u32>,
     /// Rows whose logits are computed, ascending.
     pub logits_indices: Vec<u32>,
+    /// `[sequences]`, or empty if no layer is recurrent: the slot of the state that each goes on
+    /// from; `NO_STATE` where it begins.
+    pub state_reads: Vec<u32>,
+    /// `[sequences]`, or empty: the slot that gets the state after the step, which no other
+    /// sequence of the step reads or writes.
+    pub state_writes: Vec<u32>,
 }
 
 impl ForwardBatch {
     /// Completes a batch for one group of layers whose model has several: a block of the batch
-    /// stands for as many blocks as there are groups.
+    /// stands for as many blocks as there are groups. A sequence's state is in the slot that has
+    /// the number of its first block.
     #[must_use]
     pub fn spread(mut self, kinds: &CacheKinds, block_size: usize) -> Self {
         let groups = kinds.windows.len() as u32;
         let block_size = block_size as u32;
         let slots = std::mem::take(&mut self.slot_mapping);
         let tables = std::mem::take(&mut self.block_tables);
+        if kinds.states > 0 {
+            self.state_writes = tables.iter().map(|table| table[0]).collect();
+            let begins = |i: usize| self.positions[self.cu_seqlens_q[i] as usize] == 0;
+            let read = |(i, slot): (usize, &u32)| if begins(i) { NO_STATE } else { *slot };
+            self.state_reads = self.state_writes.iter().enumerate().map(read).collect();
+        }
         for group in 0..groups {
             let block = |block: u32| block * groups + group;
             let slot = |slot: &u32| block(slot / block_size) * block_size + slot % block_size;
@@ -67,6 +80,7 @@ impl ForwardBatch {
         if let Some((_, id)) = tokens.find(|(feedback, id)| feedback.is_some() && **id != 0) {
             return Err(format!("a row is token {id} and a result of the previous step at once"));
         }
+        self.check_states(kinds.states)?;
         for (group, window) in kinds.windows.iter().enumerate() {
             for i in 0..self.seq_lens.len() {
                 self.check_blocks(group, i, *window, [block_size, num_blocks])?;
@@ -96,6 +110,26 @@ impl ForwardBatch {
         let ascending = self.logits_indices.windows(2).all(|w| w[0] < w[1]);
         if !ascending || self.logits_indices.last().is_some_and(|row| *row as usize >= n) {
             return Err(format!("logits are wanted of rows {:?} out of {n}", self.logits_indices));
+        }
+        Ok(())
+    }
+
+    /// Checks that a sequence begins without a state, and goes on from one of those that exist.
+    fn check_states(&self, slots: usize) -> Result<(), String> {
+        let sequences = if slots == 0 { 0 } else { self.seq_lens.len() };
+        let (reads, writes) = (&self.state_reads, &self.state_writes);
+        if reads.len() != sequences || writes.len() != sequences {
+            return Err(format!("states of {reads:?} and {writes:?} for {sequences} sequences"));
+        }
+        for (i, (read, write)) in reads.iter().zip(writes).enumerate() {
+            let new = self.cu_seqlens_q[i + 1] - self.cu_seqlens_q[i];
+            let fits =
+                if new == self.seq_lens[i] { *read == NO_STATE } else { (*read as usize) < slots };
+            if !fits || *write as usize >= slots {
+                return Err(format!(
+                    "sequence {i} cannot go on from state {read} to {write} of {slots}"
+                ));
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use cresset_kernels::experts::MAX_CHOSEN;
 use cresset_kernels::gpu::Kind;
+use cresset_kernels::recurrence::DeltaShape;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -17,6 +18,8 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
+    /// The layers without keys and values, in models that have some.
+    pub recurrent: Option<Recurrent>,
     /// The experts, in models that have some.
     pub mixture: Option<MixtureConfig>,
     /// The layers whose queries and keys are not rotated.
@@ -50,6 +53,22 @@ pub struct MixtureConfig {
     pub shared: Option<usize>,
     /// For each layer of the model, whether it has experts.
     pub layers: Vec<bool>,
+}
+
+/// Layers that carry a state of fixed size from token to token, in place of keys and values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recurrent {
+    pub kind: RecurrentKind,
+    /// For each layer of the model, whether it is one of them.
+    pub layers: Vec<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrentKind {
+    /// A gated convolution of so many taps, over the hidden size.
+    ShortConv { taps: usize },
+    /// The gated delta rule, over the results of a convolution of so many taps.
+    DeltaRule { shape: DeltaShape, taps: usize },
 }
 
 /// Layers whose queries see only the most recent tokens.
@@ -116,9 +135,43 @@ pub struct Yarn {
 }
 
 impl ModelConfig {
-    /// Bytes of one block of the KV cache over all layers, K and V.
+    /// Bytes of one block of the KV cache over all layers with attention, K and V.
     pub fn kv_block_bytes(&self, block_size: usize) -> usize {
-        2 * self.layers * self.kv_heads * self.head_dim * block_size * self.kv_kind.bytes()
+        self.attention_layers() * self.kv_layer_bytes(block_size)
+    }
+
+    /// Bytes of the K and V of one layer for so many tokens.
+    pub(crate) fn kv_layer_bytes(&self, tokens: usize) -> usize {
+        2 * self.kv_heads * self.head_dim * tokens * self.kv_kind.bytes()
+    }
+
+    /// The number of layers with keys and values.
+    pub(crate) fn attention_layers(&self) -> usize {
+        (0..self.layers).filter(|layer| self.recurrence(*layer).is_none()).count()
+    }
+
+    /// What a layer has in place of attention, if it is recurrent.
+    pub(crate) fn recurrence(&self, layer: usize) -> Option<RecurrentKind> {
+        self.recurrent.as_ref().filter(|recurrent| recurrent.layers[layer]).map(|r| r.kind)
+    }
+
+    /// Bytes of the state of one sequence, over all recurrent layers.
+    pub fn state_bytes(&self) -> usize {
+        let layers = self.layers - self.attention_layers();
+        self.recurrent.as_ref().map_or(0, |recurrent| {
+            let values: usize = recurrent.kind.state_lens(self.hidden_size).iter().sum();
+            layers * values * Kind::F32.bytes()
+        })
+    }
+}
+
+impl RecurrentKind {
+    /// The values of a layer's state: the last inputs of its convolution, and its memory.
+    pub(crate) fn state_lens(self, hidden_size: usize) -> [usize; 2] {
+        match self {
+            Self::ShortConv { taps } => [(taps - 1) * hidden_size, 0],
+            Self::DeltaRule { shape, taps } => [(taps - 1) * shape.width(), shape.state_len()],
+        }
     }
 }
 
@@ -135,6 +188,8 @@ const MAX_WIDTH: usize = 1 << 22;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_EXPERTS: usize = 1 << 12;
 const MAX_POSITIONS: usize = 1 << 26;
+const MAX_TAPS: usize = 64;
+const MAX_STATE_SIZE: usize = 1 << 12;
 
 impl ModelConfig {
     /// Checks the relations between the sizes that the forward pass relies on.
@@ -174,7 +229,39 @@ impl ModelConfig {
             sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
         }
         self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
+        self.recurrent.iter().try_for_each(|recurrent| recurrent.check(self))?;
         self.rope.check(self.head_dim)
+    }
+}
+
+impl Recurrent {
+    fn check(&self, config: &ModelConfig) -> Result<(), String> {
+        let (taps, sizes) = match self.kind {
+            RecurrentKind::ShortConv { taps } => (taps, [1; 4]),
+            RecurrentKind::DeltaRule { shape, taps } => {
+                let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+                (taps, [key_heads, value_heads / key_heads.max(1), key_dim, value_dim])
+            }
+        };
+        let divides = match self.kind {
+            RecurrentKind::ShortConv { .. } => true,
+            RecurrentKind::DeltaRule { shape, .. } => {
+                shape.key_heads > 0 && shape.value_heads.is_multiple_of(shape.key_heads)
+            }
+        };
+        let sound = (2..=MAX_TAPS).contains(&taps)
+            && divides
+            && sizes.iter().all(|size| (1..=MAX_STATE_SIZE).contains(size));
+        if !sound {
+            return Err(format!("recurrent layers of {:?}", self.kind));
+        }
+        if self.layers.len() != config.layers || self.layers.iter().all(|layer| *layer) {
+            return Err("the config does not say which layers have attention, or none has".into());
+        }
+        if config.sliding.is_some() {
+            return Err("windows beside recurrent layers are not supported".into());
+        }
+        Ok(())
     }
 }
 

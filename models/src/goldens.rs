@@ -102,13 +102,21 @@ impl GoldenModel {
         let (scale, shift) = match shape {
             [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
             _ if name.ends_with("norm.weight") => {
-                (0.2, if self.kind().starts_with("gemma") { 0.0 } else { 1.0 })
+                (0.2, if self.less_one(name) { 0.0 } else { 1.0 })
             }
+            // A state lasts for some ten tokens.
+            _ if name.ends_with("A_log") => (1.0, -3.0),
             _ => (0.5, 0.0),
         };
         random(name, shape.iter().product())
             .map(|x| self.dtype.rounded(x * scale + shift))
             .collect()
+    }
+
+    /// Whether one is added to the stored weights of a norm.
+    fn less_one(&self, name: &str) -> bool {
+        let plain = name.ends_with("linear_attn.norm.weight");
+        self.kind().starts_with("gemma") || (self.kind().starts_with("qwen3_5") && !plain)
     }
 
     /// Writes the model in Hugging Face's layout.
@@ -250,6 +258,7 @@ fn batch_of(part: &[u32], first: usize, blocks: usize) -> ForwardBatch {
         block_tables: vec![(0..blocks as u32).collect()],
         slot_mapping: positions.collect(),
         logits_indices: (0..part.len() as u32).collect(),
+        ..ForwardBatch::default()
     }
 }
 

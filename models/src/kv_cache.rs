@@ -1,11 +1,12 @@
-//! Paged key and value storage of all layers.
+//! What layers keep of the tokens before: paged keys and values, and states of fixed size.
 
 use crate::cache_kinds::{CacheLayout, LayerPlace};
 use crate::{ModelConfig, Result};
 use cresset_kernels::OpMemory;
+use cresset_kernels::gpu::Kind;
 
-/// K and V of every layer, in the layout that the ops of `M` read
-/// ([`RopeArgs`](cresset_kernels::rope::RopeArgs)).
+/// K and V of every layer with attention, in the layout that the ops of `M` read
+/// ([`RopeArgs`](cresset_kernels::rope::RopeArgs)), and the states of every other layer.
 pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
@@ -13,6 +14,14 @@ pub struct KvCache<M: OpMemory> {
     /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
+    /// For each recurrent layer.
+    states: Vec<StateBuffers<M>>,
+}
+
+/// The states of all slots of a layer, f32.
+struct StateBuffers<M: OpMemory> {
+    conv: M::Buffer,
+    memory: M::Buffer,
 }
 
 /// The place of one layer's K and V in the cache.
@@ -23,7 +32,16 @@ pub struct LayerCache<'a, M: OpMemory> {
     pub v: M::View<'a>,
 }
 
+/// The states of one recurrent layer.
+pub struct LayerStates<'a, M: OpMemory> {
+    /// `[slots, taps - 1, channels]`: the last inputs of its convolution.
+    pub conv: M::View<'a>,
+    /// `[slots, …]`: what its delta rule remembers; empty without one.
+    pub memory: M::View<'a>,
+}
+
 impl<M: OpMemory> KvCache<M> {
+    /// `layout.kinds` says how many states there are.
     pub(crate) fn new(
         ops: &M,
         config: &ModelConfig,
@@ -34,12 +52,29 @@ impl<M: OpMemory> KvCache<M> {
         let len = num_blocks * block_size * config.kv_heads * config.head_dim;
         let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
         let layers = || (0..layout.layers_per_block).map(layer).collect::<Result<_>>();
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, layout })
+        let state = |layer| {
+            let lens = config.recurrence(layer)?.state_lens(config.hidden_size);
+            let [conv, memory] = lens.map(|len| ops.allocate(Kind::F32, layout.kinds.states * len));
+            Some(conv.and_then(|conv| Ok(StateBuffers { conv, memory: memory? })))
+        };
+        let states = (0..config.layers).filter_map(state).collect::<Result<_, _>>()?;
+        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, states, layout })
     }
 
-    /// The part of a layer of the model.
+    /// The part of a layer of the model that has attention.
     pub fn of_layer(&self, layer: usize) -> LayerCache<'_, M> {
-        let LayerPlace { group, index } = self.layout.places[layer];
+        let LayerPlace::Blocks { group, index } = self.layout.places[layer] else {
+            panic!("invariant: layer {layer} has attention")
+        };
         LayerCache { group, k: M::view(&self.k[index]), v: M::view(&self.v[index]) }
+    }
+
+    /// The states of a layer of the model that is recurrent.
+    pub fn states_of_layer(&self, layer: usize) -> LayerStates<'_, M> {
+        let LayerPlace::State { index } = self.layout.places[layer] else {
+            panic!("invariant: layer {layer} is recurrent")
+        };
+        let StateBuffers { conv, memory } = &self.states[index];
+        LayerStates { conv: M::view(conv), memory: M::view(memory) }
     }
 }

@@ -18,6 +18,11 @@ pub struct ModelOptions {
     pub deterministic: bool,
     /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its own.
     pub kv_bytes: usize,
+    /// The part of `kv_bytes` that holds states of sequences, 0 to 1, in models with recurrent
+    /// layers.
+    pub state_share: f64,
+    /// Tokens of the first state of a prompt that is kept for later ones, in such models.
+    pub state_tokens: usize,
     /// The part of a GPU's memory that the model may take, 0 to 1.
     pub gpu_memory_share: f64,
     /// Bytes of a GPU's memory that the KV cache leaves free, whoever uses the rest: for recorded
@@ -46,6 +51,8 @@ impl Default for ModelOptions {
             dequantise: false,
             deterministic: false,
             kv_bytes: 1 << 30,
+            state_share: 0.25,
+            state_tokens: 64,
             gpu_memory_share: 0.9,
             gpu_reserve_bytes: 0,
             gpu_kv_bytes: 0,
@@ -59,15 +66,31 @@ impl Default for ModelOptions {
 }
 
 impl ModelOptions {
-    /// Blocks of the KV cache that `kv_bytes` hold.
-    pub(crate) fn num_blocks(&self, block_bytes: usize) -> Result<usize> {
-        match self.kv_bytes / block_bytes {
+    /// Blocks of the KV cache that `kv_bytes` hold, beside the states.
+    pub(crate) fn num_blocks(&self, block_bytes: usize, state_bytes: usize) -> Result<usize> {
+        let left = self.kv_bytes.saturating_sub(state_bytes);
+        match left / block_bytes {
             0 => Err(crate::Error::OutOfMemory(format!(
-                "the KV cache may take {} bytes, but one block of {} tokens takes {block_bytes}; \
-                 allow more",
-                self.kv_bytes, self.block_size
+                "the KV cache may take {left} bytes, but one block of {} tokens takes \
+                 {block_bytes}; allow more",
+                self.block_size
             ))),
             blocks => Ok(blocks),
+        }
+    }
+
+    /// States of sequences, of so many bytes each, that their share of `kv_bytes` holds. A sequence
+    /// that runs may take two.
+    pub(crate) fn num_states(&self, bytes: usize) -> Result<usize> {
+        let most = (self.kv_bytes as f64 * self.state_share) as usize;
+        match most.checked_div(bytes) {
+            None => Ok(0),
+            Some(0 | 1) => Err(crate::Error::OutOfMemory(format!(
+                "states of sequences may take {most} bytes, {} of the KV cache, but a sequence \
+                 needs two of {bytes} bytes; allow more for the cache or for them",
+                self.state_share
+            ))),
+            Some(states) => Ok(states),
         }
     }
 }

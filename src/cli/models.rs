@@ -354,6 +354,7 @@ fn card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
         "chat_template": "in its files",
         "cpu_weight_bytes": card.cpu_bytes,
         "cpu_cache_bytes_per_token": card.config.kv_block_bytes(1),
+        "cpu_state_bytes_per_sequence": card.config.state_bytes(),
     })
 }
 

@@ -95,6 +95,15 @@ pub struct EngineSettings {
     /// decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub kv_mib: usize = 1024,
+    /// Share of that memory that holds states of sequences, in models with recurrent layers. A
+    /// sequence that runs may need two of them; the others are kept for prompts that begin alike.
+    #[schemars(range(min = 0.01, max = 0.9))]
+    pub state_share: f64 = 0.25,
+    /// Length at which a prompt's first state is kept in such models, tokens; further ones are at
+    /// twice as many each, and at its end. A prompt that begins like an earlier one goes on from
+    /// the last of them that they have in common.
+    #[schemars(range(min = 16, max = 1 << 20))]
+    pub state_tokens: usize = 64,
     /// Share of a GPU's memory that all loaded models together may take.
     #[schemars(range(min = 0.05, max = 1))]
     pub gpu_memory_share: f64 = 0.9,

@@ -1,5 +1,6 @@
 //! Turns a scheduled step into the runner's input.
 
+use super::block_manager::StateMove;
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::Sequence;
 use cresset_kernels::sampling::params::RowSampling;
@@ -23,12 +24,17 @@ pub fn forward_batch(
         seq_lens: Vec::with_capacity(sequences),
         block_tables: Vec::with_capacity(sequences * groups),
         logits_indices: Vec::with_capacity(sequences),
+        ..ForwardBatch::default()
     };
     batch.cu_seqlens_q.push(0);
     let mut rows = Vec::with_capacity(sequences);
     for row in &step.rows {
         let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
         push_tokens(&mut batch, sequence, row);
+        if let Some(StateMove { read, write }) = sequence.table.state_move() {
+            batch.state_reads.push(read);
+            batch.state_writes.push(write);
+        }
         if row.samples {
             let end = batch.input_ids.len();
             batch.logits_indices.extend((end - row.results()..end).map(|index| index as u32));

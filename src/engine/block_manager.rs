@@ -1,4 +1,5 @@
-//! Hands out blocks of the cache: it counts references, finds prefixes again, and evicts. Pure.
+//! Hands out blocks of the cache, and slots for states: it counts references, finds prefixes again,
+//! and evicts. Pure.
 //!
 //! A sequence has one list of blocks for each group of layers. Layers that attend to everything
 //! keep all of them; layers with a window give those behind it back. Full blocks are found again by
@@ -9,11 +10,14 @@
 //! the assertions here stay on in release builds.
 
 mod pool;
+mod states;
 
 use crate::ids::{AccountId, ApplicationId};
 use cresset_models::cache_kinds::{CacheKinds, NO_BLOCK, first_kept};
 use pool::{BlockContent, BlockPool};
 use sha2::{Digest, Sha256};
+pub use states::StateMove;
+use states::StateTable;
 
 /// The first 128 bits of SHA-256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +35,8 @@ pub struct BlockOwner {
 #[derive(Debug)]
 pub struct BlockTable {
     owner: BlockOwner,
+    /// Tokens of the sequence's prompt.
+    prompt: usize,
     /// For each group of layers the blocks, all equally many; `NO_BLOCK` behind its window.
     groups: Vec<Vec<u32>>,
     /// Hashes of the sequence's leading full blocks, as far as they were needed. They depend on its
@@ -38,11 +44,14 @@ pub struct BlockTable {
     chain: Vec<BlockHash>,
     /// How many leading blocks are in the cache, or have their content there in another block.
     registered: usize,
+    states: StateTable,
 }
 
 impl BlockTable {
-    pub fn new(owner: BlockOwner) -> Self {
-        Self { owner, groups: Vec::new(), chain: Vec::new(), registered: 0 }
+    /// Of a sequence whose prompt has so many tokens.
+    pub fn new(owner: BlockOwner, prompt: usize) -> Self {
+        let (groups, chain, states) = (Vec::new(), Vec::new(), StateTable::default());
+        Self { owner, prompt, groups, chain, registered: 0, states }
     }
 
     /// The blocks in each group of layers.
@@ -57,6 +66,11 @@ impl BlockTable {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The states of the row that was claimed last, in models with recurrent layers.
+    pub fn state_move(&self) -> Option<StateMove> {
+        self.states.latest()
     }
 
     fn held(&self) -> impl Iterator<Item = (u32, BlockOwner)> {
@@ -76,6 +90,10 @@ pub struct Prefix {
     pub groups: Vec<Vec<u32>>,
     /// How many of them are in no table: adopting these lowers `available`.
     pub evictable: usize,
+    /// The slot of the state that goes on from there, if layers are recurrent.
+    pub state: Option<u32>,
+    /// The tokens that the other layers have, if no state goes on from there.
+    pub wanted: Option<usize>,
 }
 
 /// The accounting of blocks contradicts itself. The engine must not run another step.
@@ -90,6 +108,8 @@ pub struct BlockManager {
     /// For each group the most blocks that one sequence holds at a time.
     most_held: Vec<usize>,
     pool: BlockPool,
+    /// The slots of states, which are found by the same hashes.
+    states: BlockPool,
     secret: [u8; 32],
 }
 
@@ -106,7 +126,8 @@ impl BlockManager {
     ) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
         let most_held = kinds.most_held(block_size, in_flight);
-        Self { block_size, kinds, most_held, pool: BlockPool::new(num_blocks), secret }
+        let (pool, states) = (BlockPool::new(num_blocks), BlockPool::new(kinds.states));
+        Self { block_size, kinds, most_held, pool, states, secret }
     }
 
     pub fn total(&self) -> usize {
@@ -124,6 +145,11 @@ impl BlockManager {
 
     pub fn groups(&self) -> usize {
         self.kinds.windows.len()
+    }
+
+    /// Whether the model has recurrent layers.
+    pub fn has_states(&self) -> bool {
+        self.kinds.states > 0
     }
 
     /// Number of blocks that `tokens` take in each group of layers.
@@ -149,7 +175,7 @@ impl BlockManager {
         let mut found: Vec<Vec<u32>> = vec![Vec::new(); self.groups()];
         // For each group how many blocks before the current one follow each other without a gap.
         let mut runs = vec![0; self.groups()];
-        let mut longest = 0;
+        let (mut longest, mut reached, mut state) = (0, 0, None);
         for index in 0..full_blocks {
             for (group, (blocks, run)) in found.iter_mut().zip(&mut runs).enumerate() {
                 let content = self.content(table, group, index, tokens);
@@ -159,14 +185,20 @@ impl BlockManager {
             }
             let kept = |window: &Option<usize>| index + 1 - self.first_kept(*window, index + 1);
             if self.kinds.windows.iter().zip(&runs).all(|(window, run)| *run >= kept(window)) {
-                longest = index + 1;
+                reached = index + 1;
+                let content = self.content(table, 0, index, tokens);
+                let found = self.states.find(&content, table.owner);
+                if found.is_some() || !self.has_states() {
+                    (longest, state) = (reached, found);
+                }
             }
             // What a layer without a window lacks, no later block can replace.
             if self.kinds.windows.iter().zip(&runs).any(|(w, run)| w.is_none() && *run == 0) {
                 break;
             }
         }
-        self.cut(found, longest)
+        let wanted = (reached > longest).then_some(reached * self.block_size);
+        Prefix { state, wanted, ..self.cut(found, longest) }
     }
 
     /// The first `len` blocks of each group, without those behind its window.
@@ -179,7 +211,7 @@ impl BlockManager {
             blocks[..self.first_kept(*window, len)].fill(NO_BLOCK);
         }
         let evictable = held(&groups).filter(|id| !self.pool.is_held(*id)).count();
-        Prefix { groups, evictable }
+        Prefix { groups, evictable, ..Prefix::default() }
     }
 
     /// Makes `prefix` the beginning of an empty table. Returns how many tokens it holds.
@@ -190,7 +222,12 @@ impl BlockManager {
         }
         table.groups = prefix.groups;
         table.registered = table.len();
-        table.len() * self.block_size
+        let tokens = table.len() * self.block_size;
+        if let Some(slot) = prefix.state {
+            self.states.hold(slot, table.owner);
+        }
+        table.states.begin(prefix.state.map(|slot| (slot, tokens)), prefix.wanted);
+        tokens
     }
 
     /// Makes room for the tokens `from..to` of a sequence. False, and nothing changes, when too few
@@ -207,7 +244,26 @@ impl BlockManager {
                 self.pool.assert_writable(block, table.owner);
             }
         }
+        if self.has_states() && to > from {
+            let stays = self.next_kept(table, from) == Some(to);
+            table.states.advance(&mut self.states, table.owner, to, stays);
+        }
         true
+    }
+
+    /// How many of the `count` tokens after the first `from` a row may have: a state is kept where
+    /// a row ends.
+    pub fn row_within(&self, table: &BlockTable, from: usize, count: usize) -> usize {
+        let kept = self.next_kept(table, from).filter(|_| self.has_states());
+        kept.map_or(count, |at| count.min(at - from))
+    }
+
+    /// Where the sequence's next state after `from` tokens is kept.
+    fn next_kept(&self, table: &BlockTable, from: usize) -> Option<usize> {
+        let first = self.kinds.first_kept.max(1).next_multiple_of(self.block_size);
+        // The last token of a prompt is never part of a prefix.
+        let prompt_end = table.prompt.saturating_sub(1) / self.block_size * self.block_size;
+        table.states.next_kept(from, first, prompt_end)
     }
 
     /// Offers the full blocks among the computed `tokens` to later sequences of its owner, and
@@ -219,6 +275,10 @@ impl BlockManager {
                 self.pool.offer(table.groups[group][index], content);
             }
             table.registered = index + 1;
+        }
+        if let Some(slot) = table.states.commit(&mut self.states, table.owner, tokens.len()) {
+            let content = self.content(table, 0, tokens.len() / self.block_size - 1, tokens);
+            self.states.offer(slot, content);
         }
         for (blocks, window) in table.groups.iter_mut().zip(&self.kinds.windows) {
             let behind = first_kept(*window, tokens.len(), self.block_size);
@@ -239,13 +299,21 @@ impl BlockManager {
             }
         }
         table.registered = 0;
+        table.states.release(&mut self.states, table.owner);
     }
 
-    /// Empties a table whose content cannot be trusted: blocks that no other table holds leave the
-    /// cache as well.
+    /// Empties a table whose content cannot be trusted: blocks and states that no other table holds
+    /// leave the cache as well.
     pub fn discard(&mut self, table: &mut BlockTable) {
         for id in held(&table.groups) {
             self.pool.forget_if_private(id);
+        }
+        for slot in table.states.slots() {
+            self.states.forget_if_private(slot);
+        }
+        // The sequence left states behind that it does not hold any more.
+        for hash in &table.chain {
+            self.states.forget_unheld(&(0, *hash));
         }
         self.release(table);
     }
@@ -254,9 +322,10 @@ impl BlockManager {
     /// owners. `tables` must hold every table that exists.
     pub fn check_integrity<'a>(
         &self,
-        tables: impl Iterator<Item = &'a BlockTable>,
+        tables: impl Iterator<Item = &'a BlockTable> + Clone,
     ) -> Result<(), IntegrityError> {
-        self.pool.check(tables.flat_map(BlockTable::held))
+        self.pool.check(tables.clone().flat_map(BlockTable::held))?;
+        states::check(&self.states, tables.map(|table| (&table.states, table.owner)))
     }
 
     /// The number of leading blocks that no token behind the first `blocks` sees.

@@ -13,9 +13,10 @@
 //! There is no prefill or decode phase: every sequence has tokens beyond `num_computed_tokens`, and
 //! each step's token budget is handed out until it is spent. Sequences with only their last token
 //! to compute come first. The rest of the budget goes to prompts, in chunks: higher priorities
-//! first, fairly between accounts of the same priority. When blocks run out, the sequence that
-//! arrived last is preempted and computed again later. Rows and blocks are shared between accounts
-//! too: an account that runs nothing and finds no room takes it from the account that runs most.
+//! first, fairly between accounts of the same priority; in models with recurrent layers, chunks
+//! also end where a state is kept for later prompts. When blocks run out, the sequence that arrived
+//! last is preempted and computed again later. Rows and blocks are shared between accounts too: an
+//! account that runs nothing and finds no room takes it from the account that runs most.
 
 mod integrity;
 
@@ -44,12 +45,18 @@ pub struct EngineOptions {
     pub cache: CacheKinds,
     /// Longest prompt + output of a sequence, tokens.
     pub max_context: usize,
-    /// Most drafts of a sequence in one step. 0 switches them off, as does a runner with more than
-    /// one step in flight: drafts follow from tokens that are known.
+    /// Most drafts of a sequence in one step. 0 switches them off, as do recurrent layers and a
+    /// runner with more than one step in flight: drafts follow from tokens that are known.
     pub speculative_tokens: usize,
 }
 
 impl EngineOptions {
+    /// Most sequences that run at once: each gets a token of every step, and may need two states.
+    pub fn most_rows(&self) -> usize {
+        let rows = self.max_rows.min(self.max_batched_tokens);
+        if self.cache.states > 0 { rows.min(self.cache.states / 2) } else { rows }
+    }
+
     /// Most tokens of one sequence that are scheduled and not committed: those of two steps.
     pub fn most_in_flight(&self) -> usize {
         2 * self.max_batched_tokens
@@ -152,10 +159,13 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// `secret` seeds the hashes of the prefix cache; draw it once per boot. `max_rows` is lowered
-    /// to the step's tokens, because each running sequence gets at least one.
+    /// `secret` seeds the hashes of the prefix cache; draw it once per boot.
     pub fn new(mut options: EngineOptions, secret: [u8; 32]) -> Self {
-        options.max_rows = options.max_rows.min(options.max_batched_tokens);
+        options.max_rows = options.most_rows();
+        if options.cache.states > 0 {
+            // A state that has seen a wrong draft cannot go back.
+            options.speculative_tokens = 0;
+        }
         assert!(options.max_rows > 0, "a step has at least one row and one token");
         Self {
             blocks: BlockManager::new(
@@ -190,7 +200,7 @@ impl Scheduler {
         self.sequences.get(&id)
     }
 
-    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
+    pub fn sequences(&self) -> impl Iterator<Item = &Sequence> + Clone {
         self.sequences.values()
     }
 
@@ -494,6 +504,7 @@ impl Scheduler {
         let reachable = sequence.table.len() + more;
         let room = reachable * self.options.block_size - sequence.num_computed_tokens;
         let count = sequence.uncomputed().min(budget).min(room);
+        let count = self.blocks.row_within(&sequence.table, sequence.num_computed_tokens, count);
         assert!(self.allocate(id, count), "the chunk was cut to fit");
         count
     }

@@ -128,9 +128,9 @@ impl Sequence {
         Self {
             id,
             prompt_len: tokens.len(),
+            table: BlockTable::new(request.owner(), tokens.len()),
             tokens,
             num_computed_tokens: 0,
-            table: BlockTable::new(request.owner()),
             state: SequenceState::Waiting,
             rows_in_flight: 0,
             pending_tokens: 0,

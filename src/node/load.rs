@@ -193,6 +193,8 @@ impl Assembly {
             dequantise: engine.dequantise,
             deterministic: engine.deterministic,
             kv_bytes: self.kv_bytes(),
+            state_share: engine.state_share,
+            state_tokens: engine.state_tokens,
             gpu_memory_share: engine.gpu_memory_share,
             gpu_reserve_bytes: engine.gpu_reserve_mib << 20,
             gpu_kv_bytes: engine.gpu_kv_mib << 20,

@@ -182,7 +182,7 @@ impl Subject for EngineSubject {
         let options = self.engine.options();
         let groups = options.cache.windows.len();
         let (block_tokens, blocks) = (options.block_size, options.num_blocks / groups);
-        Some(EngineRoom { block_tokens, blocks, rows: options.max_rows })
+        Some(EngineRoom { block_tokens, blocks, rows: options.most_rows() })
     }
 
     fn preemptions(&self) -> u64 {

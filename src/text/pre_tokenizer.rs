@@ -82,7 +82,7 @@ const TABLE: &[NamedCuts] = &[
     named(&["smollm", "starcoder", "refact"], &[EachDigit, Gpt2]),
     named(&["command-r"], &[EachDigit, Gpt2]).after_nfc(),
     named(&["falcon"], &[Marks, Gpt2, AllDigits, Pattern("[0-9][0-9][0-9]")]),
-    named(&["llama3", "llama-v3", "llama-bpe"], &[Pattern(LLAMA3)]).ignoring_merges(),
+    named(&["llama3", "llama-v3", "llama-bpe", "lfm2"], &[Pattern(LLAMA3)]).ignoring_merges(),
     named(&["dbrx"], &[Pattern(LLAMA3)]),
     named(&["qwen2"], &[Pattern(QWEN2)]).after_nfc(),
     named(&["qwen35"], &[Pattern(QWEN35)]),
@@ -210,6 +210,7 @@ mod tests {
             assert_eq!(by_name(name).unwrap().ignore_merges, expect, "{name}");
         };
         check("llama-bpe", true);
+        check("lfm2", true);
         check("tekken", true);
         check("smollm", false);
         check("qwen2", false);

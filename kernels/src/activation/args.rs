@@ -1,4 +1,4 @@
-//! The arguments of the gated activation.
+//! The arguments of gated activations.
 
 use super::Activation;
 use crate::Result;
@@ -6,6 +6,7 @@ use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
 pub(super) const OP: &str = "gated";
+pub(super) const GATE: &str = "gate";
 
 /// `out = activation(gate) * up`.
 #[derive(Clone, Copy, Debug)]
@@ -28,5 +29,23 @@ impl<V: Operand> GatedArgs<V> {
             && out.len().is_multiple_of(width);
         ensure(OP, fits, || format!("{gate_up:?} and {out:?} for a width of {width}"))?;
         distinct(OP, out, &[gate_up])
+    }
+}
+
+/// `x = x * sigmoid(gate)`, in place.
+#[derive(Clone, Copy, Debug)]
+pub struct GateArgs<V> {
+    /// Activations (f32 or, on a device, bf16).
+    pub x: V,
+    /// As many of the same kind; it shares no memory with `x`.
+    pub gate: V,
+}
+
+impl<V: Operand> GateArgs<V> {
+    pub(super) fn check(&self) -> Result<()> {
+        let &Self { x, gate } = self;
+        let fits = is_activation(x.kind()) && gate.kind() == x.kind() && gate.len() == x.len();
+        ensure(GATE, fits, || format!("{x:?} gated by {gate:?}"))?;
+        distinct(GATE, x, &[gate])
     }
 }

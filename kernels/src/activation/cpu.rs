@@ -6,8 +6,8 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::args::OP;
-use super::{Activation, Gated, GatedArgs, SoftCap};
+use super::args::{GATE, OP};
+use super::{Activation, GateArgs, Gated, GatedArgs, SoftCap};
 use crate::element::load_some;
 use crate::operand::TensorView;
 use crate::simd::{self, Isa, LANES, Lanes, vectorised};
@@ -34,6 +34,16 @@ impl Gated for Compute {
             });
         })
     }
+
+    fn gate(&self, args: &GateArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        let gate = read::<f32>(GATE, args.gate)?;
+        write(GATE, args.x, |x: &mut [f32]| {
+            self.run_chunks(x, OUTPUTS_PER_TASK, |start, x| {
+                sigmoid_gate(Isa::best(), &gate[start..start + x.len()], x);
+            });
+        })
+    }
 }
 
 impl SoftCap for Compute {
@@ -49,7 +59,11 @@ impl SoftCap for Compute {
 const MINUS_2_SQRT_2_OVER_PI: f32 = -2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 
 vectorised! {
-    pub(super) fn gated_row(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) = gated
+    pub(crate) fn gated_row(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) = gated
+}
+
+vectorised! {
+    fn sigmoid_gate(gate: &[f32], x: &mut [f32]) = gate_values
 }
 
 vectorised! {
@@ -64,6 +78,25 @@ fn capped<L: Lanes>(cap: f32, values: &mut [f32]) {
     }
     let last = simd::soft_cap(load_some::<L, f32>(rest), cap).to_array();
     rest.copy_from_slice(&last[..rest.len()]);
+}
+
+#[inline(always)]
+fn gate_values<L: Lanes>(gate: &[f32], x: &mut [f32]) {
+    let one = L::splat(1.0);
+    for (x, gate) in x.chunks_mut(LANES).zip(gate.chunks(LANES)) {
+        let growth = load_some::<L, f32>(gate).mul(L::splat(-1.0)).exp();
+        let gated = load_some::<L, f32>(x).div(growth.add(one)).to_array();
+        x.copy_from_slice(&gated[..x.len()]);
+    }
+}
+
+/// SiLU of each value, in place.
+#[inline(always)]
+pub(crate) fn silu<L: Lanes>(values: &mut [f32]) {
+    for x in values.chunks_mut(LANES) {
+        let activated = activate(Activation::Silu, load_some::<L, f32>(x)).to_array();
+        x.copy_from_slice(&activated[..x.len()]);
+    }
 }
 
 #[inline(always)]

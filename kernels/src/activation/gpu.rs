@@ -1,8 +1,10 @@
 //! Launches the gated activations of `activation.cu` on a device.
 
-use super::{Activation, Gated, GatedArgs};
+use super::args::GATE;
+use super::{Activation, GateArgs, Gated, GatedArgs};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
+use crate::storage::unsupported;
 use crate::{Result, args};
 
 const THREADS: usize = 128;
@@ -22,6 +24,11 @@ impl Gated for DeviceOps {
         let blocks = [(out.len() / width) as u32, parts, 1];
         let launch = Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 };
         self.launch(&launch, &args![gate_up, out, width])
+    }
+
+    /// Only models with recurrent layers gate their attention, and a device takes none of them.
+    fn gate(&self, _: &GateArgs<View>) -> Result<()> {
+        Err(unsupported(GATE, "on a device: run the model on the CPU".into()))
     }
 }
 

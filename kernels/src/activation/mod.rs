@@ -9,7 +9,8 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use args::GatedArgs;
+pub use args::{GateArgs, GatedArgs};
+pub(crate) use cpu::{gated_row, silu};
 
 use crate::Result;
 use crate::operand::OpMemory;
@@ -23,6 +24,8 @@ pub enum Activation {
 
 pub trait Gated: OpMemory {
     fn gated(&self, args: &GatedArgs<Self::View<'_>>) -> Result<()>;
+
+    fn gate(&self, args: &GateArgs<Self::View<'_>>) -> Result<()>;
 }
 
 pub trait SoftCap: OpMemory {

@@ -78,3 +78,18 @@ fn a_wrong_shape_is_refused() {
     let result = compute().gated(&args);
     assert!(matches!(result, Err(crate::Error::Shape { .. })));
 }
+
+#[test]
+fn a_gate_multiplies_by_its_sigmoid() {
+    for len in [0, 1, 37, 20_000] {
+        let (x, gate) = (random(&[len], 6), (random(&[len], 7) * 9.0).unwrap());
+        let sigmoid = |gate: &f32| 1.0 / (1.0 + (-gate).exp());
+        let want: Vec<f32> =
+            values(&x).iter().zip(&values(&gate)).map(|(x, gate)| x * sigmoid(gate)).collect();
+        compute().gate(&GateArgs { x: (&x).into(), gate: (&gate).into() }).unwrap();
+        assert_close(&values(&x), &want, 1e-6, &format!("{len}"));
+    }
+    let (x, gate) = (random(&[4], 1), random(&[5], 1));
+    let wrong = compute().gate(&GateArgs { x: (&x).into(), gate: (&gate).into() });
+    assert!(matches!(wrong, Err(crate::Error::Shape { .. })));
+}

@@ -47,7 +47,7 @@ impl Norm for Compute {
 
 vectorised! {
     /// `x` and `out` hold whole rows of `weight.len()`.
-    pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = norm_rows
+    pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) = norm_rows
 }
 
 vectorised! {

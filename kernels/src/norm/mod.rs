@@ -11,6 +11,7 @@ pub(crate) mod reference;
 mod tests;
 
 pub use args::NormArgs;
+pub(crate) use cpu::rms_norm;
 
 use crate::Result;
 use crate::operand::OpMemory;

@@ -47,7 +47,8 @@ impl<'a> GgufConfigKeys<'a> {
         self.get(key, Value::as_usize)
     }
 
-    fn required(&mut self, key: &str) -> Result<usize> {
+    /// A size without which the file is damaged.
+    pub(super) fn needed(&mut self, key: &str) -> Result<usize> {
         let found = self.size(key)?;
         found.ok_or_else(|| self.bad(&format!("{}.{key} is missing", self.architecture)))
     }
@@ -56,14 +57,60 @@ impl<'a> GgufConfigKeys<'a> {
         self.get(key, |v| v.as_f32().filter(|v| v.is_finite() && *v > 0.0))
     }
 
+    /// A truth for each layer.
+    pub(super) fn flags(&mut self, key: &str) -> Result<Option<Vec<bool>>> {
+        self.get(key, |value| match value {
+            Value::Array(flags) => flags.iter().map(Value::as_bool).collect(),
+            _ => None,
+        })
+    }
+
+    /// How many pairs of each head are rotated by each axis of a position.
+    pub(super) fn sections(&mut self, key: &str) -> Result<Option<Vec<usize>>> {
+        self.get(key, |value| match value {
+            Value::Array(sizes) => sizes.iter().map(Value::as_usize).collect(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn unsupported(&self, what: &str) -> Error {
+        Error::Unsupported(format!("{}: {what}", self.file.path().display()))
+    }
+
     fn bad(&self, what: &str) -> Error {
         damaged(self.file.path(), what)
     }
 
     /// Reads what every decoder has. The heads of K and of V must have one size.
     pub(super) fn decoder(&mut self) -> Result<ModelConfig> {
+        let kv_heads = self.size("attention.head_count_kv")?;
+        self.decoder_with(kv_heads)
+    }
+
+    /// Reads the same of a decoder whose layers have KV heads, equally many, or none. Says of each
+    /// layer whether it has none.
+    pub(super) fn decoder_with_gaps(&mut self) -> Result<(ModelConfig, Vec<bool>)> {
+        let counts = |value: &Value| match value {
+            Value::Array(counts) => counts.iter().map(Value::as_usize).collect(),
+            one => one.as_usize().map(|count| vec![count]),
+        };
+        let counts: Vec<usize> = self.get("attention.head_count_kv", counts)?.unwrap_or_default();
+        let most = counts.iter().copied().max().filter(|most| *most > 0);
+        if counts.iter().any(|count| *count > 0 && Some(*count) != most) {
+            return Err(self.unsupported("layers have different numbers of KV heads"));
+        }
+        let config = self.decoder_with(most)?;
+        let layers = config.layers;
+        let gap = |layer: usize| counts.get(layer).is_some_and(|count| *count == 0);
+        if counts.len() > 1 && counts.len() != layers {
+            return Err(self.bad("attention.head_count_kv does not have a number for each layer"));
+        }
+        Ok((config, (0..layers).map(gap).collect()))
+    }
+
+    fn decoder_with(&mut self, kv_heads: Option<usize>) -> Result<ModelConfig> {
         let (hidden_size, heads) =
-            (self.required("embedding_length")?, self.required("attention.head_count")?);
+            (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
         if self.size("attention.value_length")?.is_some_and(|v| v != head_dim) {
             return Err(Error::Unsupported(
@@ -74,16 +121,17 @@ impl<'a> GgufConfigKeys<'a> {
         let config = ModelConfig {
             vocab_size: self.vocabulary()?,
             hidden_size,
-            intermediate_size: self.required("feed_forward_length")?,
-            layers: self.required("block_count")?,
+            intermediate_size: self.needed("feed_forward_length")?,
+            layers: self.needed("block_count")?,
             heads,
-            kv_heads: self.size("attention.head_count_kv")?.unwrap_or(heads),
+            kv_heads: kv_heads.unwrap_or(heads),
             head_dim,
             rms_norm_eps: epsilon
                 .ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
             rope: self.rope(head_dim)?,
-            max_positions: self.required("context_length")?,
+            max_positions: self.needed("context_length")?,
             sliding: None,
+            recurrent: None,
             mixture: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
@@ -113,8 +161,8 @@ impl<'a> GgufConfigKeys<'a> {
     ) -> Result<MixtureConfig> {
         let width = self.size("expert_feed_forward_length")?;
         Ok(MixtureConfig {
-            experts: self.required("expert_count")?,
-            chosen: self.required("expert_used_count")?,
+            experts: self.needed("expert_count")?,
+            chosen: self.needed("expert_used_count")?,
             intermediate_size: width.unwrap_or(config.intermediate_size),
             normalise: self.get("expert_weights_norm", Value::as_bool)?.unwrap_or(normalise),
             shared: self.size("expert_shared_feed_forward_length")?,
@@ -154,7 +202,7 @@ impl<'a> GgufConfigKeys<'a> {
     }
 
     fn yarn(&mut self, factor: f32) -> Result<Yarn> {
-        let original = self.required("rope.scaling.original_context_length")?;
+        let original = self.needed("rope.scaling.original_context_length")?;
         let attention_factor = self.float("rope.scaling.yarn_attn_factor")?;
         Ok(Yarn {
             factor,

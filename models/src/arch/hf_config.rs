@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 
 /// Switches that some families lack. Others carry them; they must then be off.
-const OFF: [&str; 6] = [
+const OFF: [&str; 7] = [
     "attention_bias",
+    "conv_bias",
     "lm_head_bias",
     "mlp_bias",
     "rope_interleaved",
@@ -25,7 +26,7 @@ const OFF: [&str; 6] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 16] = [
+const TOWERS: [&str; 18] = [
     "audio_config",
     "audio_token_id",
     "boi_token_id",
@@ -41,7 +42,9 @@ const TOWERS: [&str; 16] = [
     "video_token_id",
     "vision_config",
     "vision_feature_layer",
+    "vision_end_token_id",
     "vision_feature_select_strategy",
+    "vision_start_token_id",
 ];
 
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
@@ -145,6 +148,7 @@ impl HfConfigKeys {
             rope,
             max_positions,
             sliding: None,
+            recurrent: None,
             mixture: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
@@ -166,6 +170,47 @@ impl HfConfigKeys {
         if !given {
             self.values.insert(key.to_owned(), value.into());
         }
+    }
+
+    /// Takes out a key that repeats another, and refuses another value.
+    pub(super) fn take_repeated(&mut self, key: &str, of: &str) -> Result<()> {
+        let Some(value) = self.take::<Value>(key)? else { return Ok(()) };
+        if self.values.get(of).is_some_and(|other| *other == value) {
+            return Ok(());
+        }
+        Err(self.bad(&format!("`{key}` differs from `{of}`")))
+    }
+
+    /// The part of each head that is rotated: a setting of its own, or one of the rotation.
+    pub(super) fn rotated_part(&mut self, usual: f32) -> Result<f32> {
+        const KEY: &str = "partial_rotary_factor";
+        let own = self.take(KEY)?;
+        let newer = self.take_inside("rope_parameters", KEY)?;
+        let older = self.take_inside("rope_scaling", KEY)?;
+        let part: f32 = newer.or(older).or(own).unwrap_or(usual);
+        if part > 0.0 && part <= 1.0 {
+            return Ok(part);
+        }
+        Err(self.bad("`partial_rotary_factor` is not a part of a head"))
+    }
+
+    /// Which layers are recurrent: those to which `layer_types` gives one of these `kinds`, or else
+    /// `by_default`. The others have attention.
+    pub(super) fn recurrent_layers(
+        &mut self,
+        layers: usize,
+        kinds: &[&str],
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>> {
+        let Some(types) = self.take::<Vec<String>>("layer_types")? else {
+            return Ok((0..layers).map(by_default).collect());
+        };
+        let is_recurrent = |kind: &String| match kind.as_str() {
+            "full_attention" => Ok(false),
+            kind if kinds.contains(&kind) => Ok(true),
+            other => Err(self.unsupported(&format!("the layer type {other:?} is not supported"))),
+        };
+        types.iter().map(is_recurrent).collect()
     }
 
     /// Reads the settings of experts of a width, in all layers.

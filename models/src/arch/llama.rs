@@ -3,8 +3,8 @@
 
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
 use crate::Result;
-use crate::blocks::attention::SelfAttention;
 use crate::blocks::feed_forward::FeedForward;
+use crate::blocks::mixer::TokenMixer;
 use crate::config::Sliding;
 use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Presence;
@@ -51,10 +51,10 @@ pub(super) fn hf_options(keys: &mut hf_config::HfConfigKeys) -> Result<LayerOpti
     })
 }
 
-/// Attention, and an MLP or experts, each after a norm of the residual stream.
+/// Attention or a recurrence, and an MLP or experts, each after a norm of the residual stream.
 pub(super) struct LlamaLayer<O: Ops> {
-    attention_norm: O::Buffer,
-    attention: SelfAttention<O>,
+    mixer_norm: O::Buffer,
+    mixer: TokenMixer<O>,
     mlp_norm: O::Buffer,
     feed_forward: FeedForward<O>,
 }
@@ -63,13 +63,12 @@ impl<O: Ops> LlamaLayer<O> {
     pub(super) fn load(l: &mut LayerLoader<O>) -> Option<Self> {
         let (prefix, hidden) = (l.prefix(), l.spec.config.hidden_size);
         let mut norm = |name| l.tensors.norm(&format!("{prefix}{name}.weight"), hidden);
-        let attention_norm = norm("input_layernorm");
+        let mixer_norm = norm("input_layernorm");
         let mlp_norm = norm("post_attention_layernorm");
-        let (attention, feed_forward) =
-            (SelfAttention::load(l, &prefix), FeedForward::load(l, &prefix));
+        let (mixer, feed_forward) = (TokenMixer::load(l, &prefix), FeedForward::load(l, &prefix));
         Some(Self {
-            attention_norm: attention_norm?,
-            attention: attention?,
+            mixer_norm: mixer_norm?,
+            mixer: mixer?,
             mlp_norm: mlp_norm?,
             feed_forward: feed_forward?,
         })
@@ -78,8 +77,8 @@ impl<O: Ops> LlamaLayer<O> {
 
 impl<O: Ops> Layer<O> for LlamaLayer<O> {
     fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
-        s.add_norm(&self.attention_norm, x)?;
-        self.attention.forward(s, x)?;
+        s.add_norm(&self.mixer_norm, x)?;
+        self.mixer.forward(s, x)?;
         s.add_norm(&self.mlp_norm, x)?;
         self.feed_forward.forward(s, x)
     }

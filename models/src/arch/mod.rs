@@ -6,6 +6,7 @@ mod gguf_config;
 mod granite;
 mod hf_config;
 mod hf_rope;
+mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
@@ -13,6 +14,7 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 #[cfg(test)]
@@ -36,7 +38,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 14] = [
+pub static REGISTRY: [Architecture; 16] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -45,6 +47,8 @@ pub static REGISTRY: [Architecture; 14] = [
     qwen2_moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3_moe::QWEN3_MOE,
+    qwen3_5::QWEN3_5,
+    lfm2::LFM2,
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,
@@ -87,6 +91,8 @@ pub struct LayerOptions {
     pub mlp_bias: Presence,
     /// Norms on the heads of Q and K.
     pub qk_norm: bool,
+    /// A gate on the results of attention, whose rows follow those of each head of Q.
+    pub attention_gate: bool,
     pub names: NameMap,
 }
 
@@ -101,6 +107,7 @@ impl LayerOptions {
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
             qk_norm: false,
+            attention_gate: false,
             names: NameMap::USUAL,
         }
     }

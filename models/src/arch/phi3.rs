@@ -34,23 +34,10 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     // Some configs have these two, which the reference does not read.
     keys.take::<usize>("full_attn_mod")?;
     keys.take::<f32>("interpolate_factor")?;
-    let part = rotated_part(keys)?;
+    let part = keys.rotated_part(1.0)?;
     let mut config = keys.decoder_with(false, part)?;
     let window = keys.take("sliding_window")?;
     config.sliding = window.map(|window| Sliding::everywhere(window, config.layers));
     let activation = keys.activation("hidden_act", Activation::Silu)?;
     Ok(ArchSpec { config, options: LayerOptions { activation, ..OPTIONS } })
-}
-
-/// The part of each head that is rotated: a setting of its own, or one of the rotation.
-fn rotated_part(keys: &mut hf_config::HfConfigKeys) -> Result<f32> {
-    const KEY: &str = "partial_rotary_factor";
-    let own = keys.take(KEY)?;
-    let (newer, older) =
-        (keys.take_inside("rope_parameters", KEY)?, keys.take_inside("rope_scaling", KEY)?);
-    let part: f32 = newer.or(older).or(own).unwrap_or(1.0);
-    if part > 0.0 && part <= 1.0 {
-        return Ok(part);
-    }
-    Err(keys.bad("`partial_rotary_factor` is not a part of a head"))
 }

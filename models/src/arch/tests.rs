@@ -165,6 +165,94 @@ fn the_first_gemma_3_leaves_usual_values_out() {
     assert_eq!((sliding.window, full), (1024, vec![5, 11, 17, 23, 29]));
 }
 
+/// The config of the 1.2B release, with the values that it repeats in further keys.
+fn lfm2() -> Value {
+    json!({
+        "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048,
+        "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
+        "block_multiple_of": 256, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+        "block_use_swiglu": true, "block_use_xavier_init": true, "bos_token_id": 1,
+        "conv_L_cache": 3, "conv_bias": false, "conv_dim": 2048, "conv_dim_out": 2048,
+        "conv_use_xavier_init": true, "eos_token_id": 7, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048, "initializer_range": 0.02, "max_position_embeddings": 128_000,
+        "model_type": "lfm2", "norm_eps": 1e-5, "num_attention_heads": 32, "num_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0,
+        "rope_theta": 1_000_000.0, "torch_dtype": "bfloat16", "use_cache": true,
+        "use_pos_enc": true, "vocab_size": 65536,
+    })
+}
+
+/// The config of a dense Qwen 3.5, whose vision tower is left out.
+fn qwen3_5() -> Value {
+    json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248_056,
+        "model_type": "qwen3_5", "tie_word_embeddings": false, "video_token_id": 248_057,
+        "text_config": {
+            "attention_bias": false, "attn_output_gate": true, "dtype": "bfloat16",
+            "eos_token_id": 248_044, "full_attention_interval": 4, "head_dim": 256,
+            "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "mamba_ssm_dtype": "float32", "max_position_embeddings": 262_144,
+            "mlp_only_layers": [], "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": false, "num_attention_heads": 16,
+            "num_hidden_layers": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+            "rope_parameters": {
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25, "rope_theta": 10_000_000.0, "rope_type": "default",
+            },
+            "tie_word_embeddings": false, "use_cache": true, "vocab_size": 248_320,
+        },
+        "vision_config": { "hidden_size": 1152 }, "vision_end_token_id": 248_054,
+        "vision_start_token_id": 248_053,
+    })
+}
+
+#[test]
+fn states_are_as_large_as_the_releases_ask() {
+    let config = parse(&lfm2()).unwrap();
+    assert_eq!((config.intermediate_size, config.attention_layers()), (8192, 6));
+    // Ten layers of two inputs each.
+    assert_eq!((config.state_bytes(), config.kv_block_bytes(1)), (10 * 2 * 2048 * 4, 6 * 4096));
+    let config = parse(&qwen3_5()).unwrap();
+    assert_eq!((config.rope.rotary_dim, config.attention_layers()), (64, 8));
+    // In 24 layers the last inputs of 8 192 channels, and 32 heads of 128 by 128.
+    assert_eq!(config.state_bytes(), 24 * (3 * 8192 + 32 * 128 * 128) * 4);
+}
+
+#[test]
+fn recurrent_layers_that_are_not_understood_are_refused() {
+    let check = |mut config: Value, at: &str, value: Value, part: &str| {
+        let (parent, key) = at.rsplit_once('/').unwrap();
+        let object = config.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        object.insert(key.to_owned(), value);
+        let error = parse(&config).expect_err(at).to_string();
+        assert!(error.contains(part), "{at}: {error}");
+    };
+    for (at, value, part) in [
+        ("/conv_dim", json!(1024), "conv_dim"),
+        ("/conv_bias", json!(true), "conv_bias"),
+        ("/use_pos_enc", json!(false), "use_pos_enc"),
+        ("/conv_L_cache", json!(1), "recurrent"),
+        ("/full_attn_idxs", json!([]), "attention"),
+        ("/layer_types", json!(["conv", "spiral"]), "spiral"),
+        ("/layer_types", json!(["conv", "full_attention"]), "which layers"),
+    ] {
+        check(lfm2(), at, value, part);
+    }
+    for (key, value, part) in [
+        ("linear_num_value_heads", json!(null), "linear_num_value_heads is missing"),
+        ("linear_num_value_heads", json!(24), "recurrent"),
+        ("linear_num_key_heads", json!(0), "recurrent"),
+        ("attn_output_gate", json!(false), "attn_output_gate"),
+        ("mamba_ssm_dtype", json!("bfloat16"), "mamba_ssm_dtype"),
+        ("mlp_only_layers", json!([1]), "mlp_only_layers"),
+        ("linear_further_key", json!(1), "linear_further_key"),
+    ] {
+        check(qwen3_5(), &format!("/text_config/{key}"), value, part);
+    }
+}
+
 #[test]
 fn keys_that_are_missing_or_wrong_are_named() {
     for (change, part) in [

@@ -6,6 +6,7 @@ use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use crate::planted::{OpFault, argument};
 use cresset_kernels::Ops;
+use cresset_kernels::activation::GateArgs;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};
 use cresset_kernels::rope::{QkNorm, RopeArgs, RopeStyle, RopeTable};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 pub struct SelfAttention<O: Ops> {
     qkv: O::Matrix,
     qkv_bias: Option<O::Buffer>,
+    gate: Option<OutputGate<O>>,
     /// Norms on the heads of Q and of K.
     qk_norm: Option<[O::Buffer; 2]>,
     output: O::Matrix,
@@ -27,6 +29,14 @@ pub struct SelfAttention<O: Ops> {
     selected: Activations<O>,
 }
 
+/// By the sigmoid of which the results are multiplied.
+struct OutputGate<O: Ops> {
+    /// `[heads * head_dim, hidden]`
+    weight: O::Matrix,
+    /// `[tokens, heads * head_dim]`
+    values: Activations<O>,
+}
+
 impl<O: Ops> SelfAttention<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
@@ -37,11 +47,14 @@ impl<O: Ops> SelfAttention<O> {
             |kind: &str| ["q_proj", "k_proj", "v_proj"].map(|p| name(&format!("{p}.{kind}")));
         let ([wq, wk, wv], [bq, bk, bv]) = (parts("weight"), parts("bias"));
         let t = &mut *l.tensors;
-        let fused = name("qkv_proj.weight");
-        let qkv = if t.has(&fused) {
-            t.matrix(&fused, q + 2 * kv, config.hidden_size)
+        let (fused, hidden) = (name("qkv_proj.weight"), config.hidden_size);
+        let (qkv, gate) = if options.attention_gate {
+            let parts = [(&*wq, 2 * q), (&*wk, kv), (&*wv, kv)];
+            t.gated_stack(&parts, hidden, config.head_dim).unzip()
+        } else if t.has(&fused) {
+            (t.matrix(&fused, q + 2 * kv, hidden), None)
         } else {
-            t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], config.hidden_size)
+            (t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], hidden), None)
         };
         let qkv_bias = t.bias_if(options.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
         let mut norm = |part| {
@@ -57,9 +70,14 @@ impl<O: Ops> SelfAttention<O> {
             t.bias_if(options.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
         let norms = q_norm?.zip(k_norm?);
         let (qkv, qkv_bias, output, output_bias) = (qkv?, qkv_bias?, output?, output_bias?);
+        let gate = match gate {
+            Some(weight) => Some(OutputGate { weight, values: l.rows("attention gates", q)? }),
+            None => None,
+        };
         Some(Self {
             qkv,
             qkv_bias,
+            gate,
             qk_norm: norms.map(<[_; 2]>::from),
             output,
             output_bias,
@@ -78,6 +96,11 @@ impl<O: Ops> SelfAttention<O> {
             return Ok(());
         }
         self.attend(s, x)?;
+        if let Some(OutputGate { weight, values }) = &self.gate {
+            let gate = values.first(x.rows());
+            s.linear(weight, None, x.normed(), gate)?;
+            s.ops.gate(&GateArgs { x: self.attended.first(x.rows()), gate })?;
+        }
         let attended = s.select_rows(x, &self.attended, &self.selected)?;
         let (bias, heads) = (self.output_bias.as_ref(), attended.first(x.rows()));
         s.linear(&self.output, bias, heads, x.sublayer_out())

@@ -15,6 +15,7 @@ use cresset_kernels::Compute;
 use cresset_kernels::attention::HostSequences;
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::linear::Mode;
+use cresset_kernels::recurrence::StateMoves;
 use cresset_kernels::sampling::cpu::RowSampler;
 use cresset_kernels::sampling::{RowSampling, SampleResult};
 use store::CpuStore;
@@ -49,8 +50,12 @@ impl CpuModel {
             decoder.config.kv_kind = Kind::F16;
         }
         let config = &decoder.config;
-        let layout = CacheLayout::by_kind(config);
-        let blocks = options.num_blocks(layout.block_bytes(config, options.block_size))?;
+        let mut layout = CacheLayout::by_kind(config);
+        layout.kinds.states = options.num_states(config.state_bytes())?;
+        layout.kinds.first_kept = options.state_tokens;
+        let state_bytes = layout.kinds.states * config.state_bytes();
+        let block_bytes = layout.block_bytes(config, options.block_size);
+        let blocks = options.num_blocks(block_bytes, state_bytes)?;
         Ok(Self {
             kv: KvCache::new(&decoder.ops, config, layout, blocks, options.block_size)?,
             max_tokens,
@@ -85,6 +90,11 @@ impl CpuModel {
             positions: &batch.positions[..],
             selected: &batch.logits_indices[..],
             groups: &groups,
+            states: (!batch.state_writes.is_empty()).then_some(StateMoves {
+                starts: &batch.cu_seqlens_q[..],
+                reads: &batch.state_reads,
+                writes: &batch.state_writes,
+            }),
             device: None,
         };
         self.decoder.forward(&step, &self.kv, (&logits).into())?;
@@ -125,7 +135,8 @@ impl Model for CpuModel {
     fn memory_bytes(&self) -> usize {
         let KvCache { layout, block_size, .. } = &self.kv;
         let block_bytes = layout.block_bytes(&self.decoder.config, *block_size);
-        self.weight_bytes + self.kv.num_blocks * block_bytes
+        let states = layout.kinds.states * self.decoder.config.state_bytes();
+        self.weight_bytes + self.kv.num_blocks * block_bytes + states
     }
 
     fn num_blocks(&self) -> usize {
@@ -164,9 +175,13 @@ impl Model for CpuModel {
 
 #[cfg(test)]
 impl CpuModel {
-    /// Returns the same model with an empty cache of `blocks` blocks.
+    /// Returns the same model with an empty cache of `blocks` blocks, and of as many states if it
+    /// has some.
     pub(crate) fn with_blocks(mut self, blocks: usize) -> Self {
-        let (decoder, layout) = (&self.decoder, self.kv.layout);
+        let (decoder, mut layout) = (&self.decoder, self.kv.layout);
+        if layout.kinds.states > 0 {
+            layout.kinds.states = blocks;
+        }
         let block_size = self.kv.block_size;
         self.kv = KvCache::new(&decoder.ops, &decoder.config, layout, blocks, block_size).unwrap();
         self

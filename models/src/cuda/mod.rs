@@ -403,6 +403,7 @@ impl CudaModel {
             positions: inputs.positions(shape),
             selected: inputs.selected(shape),
             groups: &[GroupBatch { slots: inputs.slots(shape), sequences }],
+            states: None,
             device: Some(DeviceTokens {
                 feedback: inputs.feedback(shape),
                 previous: w.tokens.view(),

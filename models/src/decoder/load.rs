@@ -153,6 +153,13 @@ impl<O: Ops> Decoder<O> {
         options: DecoderOptions,
     ) -> Option<Self> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
+        if spec.config.recurrent.is_some() && !O::AVAILABLE {
+            t.refuse(
+                "it has recurrent layers, which have no kernels for a device yet: run it on the \
+                 CPU (engine.device = \"cpu\")",
+            );
+            return None;
+        }
         // Older checkpoints store values that are computed here, and tied ones may store the
         // embedding twice.
         t.ignore("rotary_emb.inv_freq");
@@ -160,16 +167,7 @@ impl<O: Ops> Decoder<O> {
         if tied_embeddings {
             t.ignore("lm_head.weight");
         }
-        if t.has(ROPE_FACTORS) {
-            let factors = t.numbers(ROPE_FACTORS, spec.config.rope.rotary_dim / 2)?;
-            spec.config.rope.scaling = RopeScaling::Factors(factors);
-        }
-        if let RopeScaling::LongRope { short, long, .. } = &mut spec.config.rope.scaling
-            && t.has(LONG_FACTORS)
-        {
-            (*short, *long) =
-                (t.numbers(SHORT_FACTORS, short.len())?, t.numbers(LONG_FACTORS, long.len())?);
-        }
+        take_factors(t, &mut spec.config)?;
         let embedding = t.matrix("model.embed_tokens.weight", vocab_size, hidden_size);
         let mut loader = LayerLoader {
             spec: &spec,
@@ -214,4 +212,19 @@ impl<O: Ops> Decoder<O> {
             ops,
         })
     }
+}
+
+/// Takes the divisors of rotary frequencies, if the file has some among its tensors.
+fn take_factors<O: Ops>(t: &mut Tensors<O>, config: &mut ModelConfig) -> Option<()> {
+    if t.has(ROPE_FACTORS) {
+        let factors = t.numbers(ROPE_FACTORS, config.rope.rotary_dim / 2)?;
+        config.rope.scaling = RopeScaling::Factors(factors);
+    }
+    if let RopeScaling::LongRope { short, long, .. } = &mut config.rope.scaling
+        && t.has(LONG_FACTORS)
+    {
+        (*short, *long) =
+            (t.numbers(SHORT_FACTORS, short.len())?, t.numbers(LONG_FACTORS, long.len())?);
+    }
+    Some(())
 }

@@ -7,6 +7,7 @@ use cresset_kernels::embedding::{DeviceTokens, SelectRowsArgs};
 use cresset_kernels::linear::{LinearArgs, Mode};
 use cresset_kernels::norm::NormArgs;
 use cresset_kernels::operand::{IndicesOf, Operand};
+use cresset_kernels::recurrence::StateMoves;
 use std::sync::Arc;
 
 /// The inputs of a step.
@@ -22,6 +23,8 @@ pub struct StepBatch<'a, O: Ops> {
     pub selected: IndicesOf<'a, O>,
     /// For each group of layers.
     pub groups: &'a [GroupBatch<'a, O>],
+    /// The states of the sequences, if the model has recurrent layers.
+    pub states: Option<StateMoves<O::View<'a>>>,
     /// Ids that only the device has; `None` on the CPU.
     pub device: Option<DeviceTokens<IndicesOf<'a, O>>>,
 }
@@ -102,6 +105,11 @@ pub struct LayerStep<'a, O: Ops> {
 }
 
 impl<'a, O: Ops> LayerStep<'a, O> {
+    /// The states of the sequences, which a recurrent layer asks for.
+    pub fn states(&self) -> StateMoves<O::View<'a>> {
+        self.batch.states.expect("invariant: the batch was checked against the model")
+    }
+
     /// Adds the sub-layer's result to the residual stream, if there is one, and norms the stream
     /// into `x.normed()`.
     pub fn add_norm(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {

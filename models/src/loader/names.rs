@@ -3,17 +3,25 @@
 /// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the
 /// modules' usual names.
 pub(crate) fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {
-    let whole = match hf {
+    let whole = own.iter().find(|(name, _)| *name == hf).map(|(_, gguf)| *gguf);
+    let whole = whole.or_else(|| whole_name(hf));
+    whole.map(str::to_owned).or_else(|| layer(hf, own))
+}
+
+fn whole_name(hf: &str) -> Option<&'static str> {
+    match hf {
         "model.embed_tokens.weight" => Some("token_embd.weight"),
         "model.norm.weight" => Some("output_norm.weight"),
         "lm_head.weight" => Some("output.weight"),
         _ => None,
-    };
-    whole.map(str::to_owned).or_else(|| layer(hf, own))
+    }
 }
 
 fn layer(hf: &str, own: &[(&str, &str)]) -> Option<String> {
     let (index, rest) = hf.strip_prefix("model.layers.")?.split_once('.')?;
+    if let Some((_, gguf)) = own.iter().find(|(hf, _)| *hf == rest) {
+        return Some(format!("blk.{index}.{gguf}"));
+    }
     let (module, suffix) = rest.rsplit_once('.')?;
     let own = own.iter().find(|(hf, _)| *hf == module).map(|(_, gguf)| *gguf);
     let module = own.or_else(|| usual(module)).map(str::to_owned).or_else(|| one_expert(module))?;

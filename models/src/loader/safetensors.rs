@@ -21,8 +21,10 @@ const TEXT_PARTS: [[&str; 2]; 3] = [
     ["language_model.model.", "language_model.lm_head."],
 ];
 /// The names of the other parts of such a model contain one of these.
-const TOWERS: [&str; 4] =
-    ["vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision."];
+const TOWERS: [&str; 5] =
+    ["vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision.", "visual."];
+/// The names of the heads that predict further tokens, which are not used, begin with this.
+const FURTHER_TOKENS: &str = "mtp.";
 /// Bytes before the header, which hold its length.
 const PREFIX: usize = size_of::<u64>();
 /// Headers are far smaller, so a larger one is damage.
@@ -116,11 +118,13 @@ impl Checkpoint {
         name.to_owned()
     }
 
-    /// The tensors that no text needs: those of towers, in a model that reads more than text.
+    /// The tensors that no text needs: those of towers, in a model that reads more than text, and
+    /// those of heads that predict further tokens.
     pub(super) fn towers(&self) -> Vec<String> {
-        let is_tower = |name: &&str| TOWERS.iter().any(|tower| name.contains(tower));
         let has_towers = self.text_part() != TEXT_PARTS[0];
-        self.names().filter(|_| has_towers).filter(is_tower).map(str::to_owned).collect()
+        let is_tower = |name: &str| has_towers && TOWERS.iter().any(|tower| name.contains(tower));
+        let unused = |name: &&str| is_tower(name) || name.starts_with(FURTHER_TOKENS);
+        self.names().filter(unused).map(str::to_owned).collect()
     }
 
     fn text_part(&self) -> [&'static str; 2] {

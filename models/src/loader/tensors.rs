@@ -51,7 +51,8 @@ impl Presence {
 /// The differences of an architecture's names and conventions in files from the usual ones.
 #[derive(Clone, Copy, Debug)]
 pub struct NameMap {
-    /// Modules of a layer that have another name in GGUF: HF name, GGUF name.
+    /// Modules or tensors of a layer, or tensors of the model, that have another name in GGUF: HF
+    /// name, GGUF name.
     pub gguf: &'static [(&'static str, &'static str)],
     /// Parts of the names of a layer's tensors that are others in Hugging Face's files: the usual
     /// one, the one there. They are replaced in this order.
@@ -164,6 +165,55 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.keep(name, norm)
     }
 
+    /// Takes a vector whose values are changed by `map`, in f32.
+    pub fn vector(
+        &mut self,
+        name: &str,
+        len: usize,
+        map: impl Fn(f32) -> f32,
+    ) -> Option<M::Buffer> {
+        let values = self.numbers(name, len)?.into_iter().map(map).collect();
+        let kept = self.store.norm(values);
+        self.keep(name, kept)
+    }
+
+    /// Takes the taps of a convolution of each channel, `[channels, taps]`, as `[taps, channels]`
+    /// f32.
+    pub fn taps(&mut self, name: &str, channels: usize, taps: usize) -> Option<M::Buffer> {
+        let found = self.raw(name, &[channels, taps])?;
+        let values = match self.reading {
+            Reading::Whole => self.keep(name, found.raw().values())?,
+            Reading::Headers => vec![1.0; channels * taps],
+        };
+        let tap = |tap: usize| values[tap..].iter().step_by(taps);
+        let kept = self.store.norm((0..taps).flat_map(tap).copied().collect());
+        self.keep(name, kept)
+    }
+
+    /// Takes matrices as [`Self::stack`] does, where the first one has for each head `head_dim`
+    /// rows of its own and then `head_dim` rows of a gate. Returns the stack without the gates, and
+    /// the gates of all heads.
+    pub fn gated_stack(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        head_dim: usize,
+    ) -> Option<(M::Matrix, M::Matrix)> {
+        let found = self.raws(parts, cols)?;
+        let mut raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
+        let first = raws[0];
+        let rows = if self.reading == Reading::Whole { first.rows } else { 0 };
+        let halves = [0, 1].map(|half| {
+            let heads = (half * head_dim..rows).step_by(2 * head_dim);
+            heads.flat_map(|row| first.slice(row, head_dim).bytes).copied().collect::<Vec<u8>>()
+        });
+        let [own, gates] =
+            halves.each_ref().map(|bytes| Raw { bytes, rows: first.rows / 2, ..first });
+        raws[0] = own;
+        let (stacked, gates) = (self.store.matrix(&raws), self.store.matrix(&[gates]));
+        self.keep(parts[0].0, stacked).zip(self.keep(parts[0].0, gates))
+    }
+
     /// Takes biases one after the other; all are present or all absent. The inner `None` is a bias
     /// that may be absent, and is.
     pub fn bias_if(
@@ -191,13 +241,13 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.leave_out(ignored.map(str::to_owned).collect());
     }
 
-    /// Leaves the parts of a checkpoint that read images or sound unused.
+    /// Leaves the parts of a checkpoint that no text needs unused.
     pub fn ignore_towers(&mut self) {
         let Container::Checkpoint(files) = &self.container else { return };
         let towers = files.towers();
         if !towers.is_empty() {
             let tensors = towers.len();
-            tracing::info!(tensors, "the parts that read images or sound are left out");
+            tracing::info!(tensors, "the parts that no text needs are left out");
         }
         self.leave_out(towers);
     }
@@ -278,6 +328,12 @@ impl<M: OpMemory> Tensors<'_, M> {
                 None
             }
         }
+    }
+
+    /// Refuses the model for a reason that its tensors have no part in.
+    pub fn refuse(&mut self, why: &str) {
+        let text = format!("{}: {why}", self.path.display());
+        self.failed.get_or_insert(Error::Unsupported(text));
     }
 
     /// Returns the value, or `None` and records a problem for [`Self::finish`] to report.

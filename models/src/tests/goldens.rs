@@ -64,8 +64,18 @@ impl Case {
                 stacks.entry(whole).or_default().push((expert.parse().unwrap(), name));
                 continue;
             }
-            let mut data = self.weights(name, shape);
-            if names.norms_less_one && name.ends_with("norm.weight") {
+            if name.ends_with("A_log") {
+                // The converter stores what is computed from it, which is among the added tensors.
+                continue;
+            }
+            let mut data = self.tiled(name, shape, self.weights(name, shape));
+            // A convolution's taps lose the axis of its one input.
+            let shape: Vec<usize> = match shape[..] {
+                [channels, 1, taps] => vec![channels, taps],
+                _ => shape.clone(),
+            };
+            let plain = name.ends_with("linear_attn.norm.weight");
+            if names.norms_less_one && name.ends_with("norm.weight") && !plain {
                 data = data.into_iter().map(|x| x + 1.0).collect();
             }
             if PERMUTED.contains(&self.kind())
@@ -73,7 +83,7 @@ impl Case {
             {
                 data = interleaved(&data, shape[1], self.head_dim());
             }
-            writer.f32(&names::gguf(&usual, names.gguf).unwrap(), shape, &data);
+            writer.f32(&names::gguf(&usual, names.gguf).unwrap(), &shape, &data);
         }
         for (name, mut experts) in stacks {
             experts.sort_unstable();
@@ -91,6 +101,34 @@ impl Case {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
         file
+    }
+
+    /// A tensor with the value heads of a delta rule in the order of GGUF: those of all first value
+    /// heads of a key head come first.
+    fn tiled(&self, name: &str, shape: &[usize], data: Vec<f32>) -> Vec<f32> {
+        let size = |key: &str| self.config[key].as_u64().map_or(0, |size| size as usize);
+        let (keys, dim) = (size("linear_num_key_heads"), size("linear_value_head_dim"));
+        let each = size("linear_num_value_heads").checked_div(keys).unwrap_or(1);
+        let Some((_, part)) = name.split_once("linear_attn.").filter(|_| each > 1) else {
+            return data;
+        };
+        // So many values belong to one head, and so many before those of the values' heads.
+        let cols: usize = shape[1..].iter().product();
+        let head_keys = 2 * keys * size("linear_key_head_dim") * cols;
+        let (rows, unit, first) = match part {
+            "in_proj_qkv.weight" | "conv1d.weight" => (1, dim * cols, head_keys),
+            "in_proj_z.weight" => (1, dim * cols, 0),
+            "in_proj_a.weight" | "in_proj_b.weight" | "dt_bias" => (1, cols, 0),
+            "out_proj.weight" => (shape[0], dim, 0),
+            _ => return data,
+        };
+        let tile = |row: &[f32]| {
+            let (keys_of, values) = row.split_at(first);
+            let head = |at: usize| &values[(at % keys * each + at / keys) * unit..][..unit];
+            let heads = (0..keys * each).flat_map(head);
+            keys_of.iter().chain(heads).copied().collect::<Vec<f32>>()
+        };
+        data.chunks(data.len() / rows).flat_map(tile).collect()
     }
 
     /// The longest context is the prompt's length, so LongRoPE chooses as for one pass over it.
@@ -135,10 +173,12 @@ fn case_of(name: &str) -> Case {
     goldens().cases.into_iter().find(|case| case.name == name).unwrap()
 }
 
-/// Whichever experts the other rows of a step choose, a row's logits have the same bits.
+/// Whichever experts the other rows of a step choose, and whatever states they have, a row's logits
+/// have the same bits.
 #[test]
-fn experts_do_not_depend_on_the_batch() {
-    for name in ["qwen3-moe", "qwen2-moe", "mixtral"] {
+fn rows_do_not_depend_on_the_batch() {
+    let recurrent = ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd"];
+    for name in ["qwen3-moe", "qwen2-moe", "mixtral"].into_iter().chain(recurrent) {
         let case = case_of(name);
         let mut model = case.folder(&case.config);
         let whole = alone(&mut model, &case.tokens, 40);
@@ -150,7 +190,8 @@ fn experts_do_not_depend_on_the_batch() {
             Span { tokens: &case.tokens[..25], cached: 0, blocks: &other },
             Span { tokens: &case.tokens, cached: 0, blocks: &own },
         ];
-        let mut step = batch(&spans, BLOCK_SIZE, false);
+        let step = batch(&spans, BLOCK_SIZE, false);
+        let mut step = step.spread(model.cache_kinds(), BLOCK_SIZE);
         let together = rows(&model.forward(&step).unwrap());
         assert_eq!(together[..25], whole[..25], "{name}");
         assert_eq!(together[25..], whole[..], "{name}");
@@ -159,6 +200,49 @@ fn experts_do_not_depend_on_the_batch() {
         assert_eq!(last, [whole[24].clone(), whole[39].clone()], "{name}");
         step.logits_indices.clear();
         assert_eq!(model.forward(&step).unwrap().dims()[0], 0, "{name}");
+    }
+}
+
+/// A state from which one sequence went on is as it was: another goes on from it too.
+#[test]
+fn a_state_goes_on_as_often_as_it_is_read() {
+    for name in ["lfm2", "qwen3.5"] {
+        let case = case_of(name);
+        let mut model = case.folder(&case.config);
+        let whole = alone(&mut model, &case.tokens, 40);
+        let mut part = |range: std::ops::Range<usize>, write| {
+            let tokens = &case.tokens[range.clone()];
+            let span = Span { tokens, cached: range.start, blocks: &[7, 8, 9] };
+            let step = batch(&[span], BLOCK_SIZE, false);
+            let mut step = step.spread(model.cache_kinds(), BLOCK_SIZE);
+            step.state_writes = vec![write];
+            rows(&model.forward(&step).unwrap())
+        };
+        assert_eq!(part(0..17, 7), whole[..17], "{name}");
+        for write in [1, 2, 7] {
+            assert_eq!(part(17..40, write), whole[17..], "{name} into {write}");
+        }
+    }
+}
+
+#[test]
+fn states_that_contradict_the_batch_are_refused() {
+    let case = case_of("lfm2");
+    let mut model = case.folder(&case.config);
+    let span = Span { tokens: &case.tokens[20..], cached: 20, blocks: &[1, 2, 3] };
+    let good = batch(&[span], BLOCK_SIZE, true).spread(model.cache_kinds(), BLOCK_SIZE);
+    alone(&mut model, &case.tokens[..20], 20);
+    model.forward(&good).unwrap();
+    let breaks: [fn(&mut ForwardBatch); 4] = [
+        |b| b.state_reads = vec![u32::MAX],
+        |b| b.state_reads = vec![BLOCKS as u32],
+        |b| b.state_writes = vec![BLOCKS as u32],
+        |b| b.state_writes.clear(),
+    ];
+    for break_it in breaks {
+        let mut bad = good.clone();
+        break_it(&mut bad);
+        assert!(matches!(model.forward(&bad), Err(Error::Batch(_))), "{bad:?}");
     }
 }
 

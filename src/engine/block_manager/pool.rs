@@ -142,6 +142,19 @@ impl BlockPool {
         }
     }
 
+    /// Removes content that no table holds from the cache.
+    pub(super) fn forget_unheld(&mut self, key: &ContentKey) {
+        let Some(&id) = self.cached.get(key) else { return };
+        let &PooledBlock { ref_count, released, .. } = self.block(id);
+        if ref_count > 0 {
+            return;
+        }
+        self.evictable.remove(&released);
+        self.forget(id);
+        self.blocks[id as usize].owner = None;
+        self.free.push(id);
+    }
+
     fn forget(&mut self, id: u32) {
         if let Some(content) = self.blocks[id as usize].content.take() {
             self.cached.remove(&content.key);

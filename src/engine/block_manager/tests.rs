@@ -13,7 +13,10 @@ struct Bench {
 
 impl Bench {
     fn new(num_blocks: usize, windows: &[Option<usize>]) -> Self {
-        let kinds = CacheKinds { windows: windows.to_vec() };
+        Self::of(num_blocks, CacheKinds { windows: windows.to_vec(), ..CacheKinds::default() })
+    }
+
+    fn of(num_blocks: usize, kinds: CacheKinds) -> Self {
         Self {
             manager: BlockManager::new(num_blocks, BLOCK_SIZE, kinds, 0, [7; 32]),
             tables: BTreeMap::new(),
@@ -24,7 +27,7 @@ impl Bench {
     /// and computes the rest.
     fn open(&mut self, name: &str, account: &str, tokens: &str) -> String {
         let tokens = range(tokens);
-        let mut table = BlockTable::new(owner(account));
+        let mut table = BlockTable::new(owner(account), tokens.len());
         let prefix = self.manager.lookup(&mut table, &tokens);
         let cached = self.manager.adopt(&mut table, prefix);
         let fits = self.manager.claim(&mut table, cached, tokens.len());
@@ -268,6 +271,61 @@ fn discarded_blocks_leave_the_cache_unless_a_table_holds_them() {
     );
 }
 
+/// `open` computes all of a prompt in one row, so a state is kept only where the prompt ends: at a
+/// doubling of eight tokens.
+fn check_states(states: usize, script: &str) -> Bench {
+    let kinds = CacheKinds { windows: vec![None], states, first_kept: 8 };
+    let mut bench = Bench::of(32, kinds);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (operation, expect) = line.split_once("=>").unwrap();
+        assert_eq!(bench.run(operation), expect.trim(), "{line}");
+    }
+    bench
+}
+
+#[test]
+fn a_hit_needs_a_state_where_it_ends() {
+    check_states(
+        8,
+        "open s a 0..8   => cached 0 in [0, 1]
+         open t a 0..30  => cached 8 in [0, 1, 2, 3, 4, 5, 6, 7]
+         open u a 0..30  => cached 8 in [0, 1, 8, 9, 10, 11, 12, 13]
+         open v b 0..30  => cached 0 in [14, 15, 16, 17, 18, 19, 20, 21]
+         open w ax 0..12 => cached 0 in [22, 23, 24]",
+    );
+}
+
+#[test]
+fn the_least_recently_used_state_goes_first() {
+    let mut bench = check_states(
+        3,
+        "open s a 0..8   => cached 0 in [0, 1]
+         close s         => free 30 evictable 2
+         open t a 50..58 => cached 0 in [2, 3]
+         close t         => free 28 evictable 4
+         open u a 0..9   => cached 8 in [0, 1, 4]
+         close u         => free 28 evictable 4
+         open v a 70..73 => cached 0 in [4]
+         open w a 80..83 => cached 0 in [5]
+         close v         => free 27 evictable 4
+         open x a 0..9   => cached 8 in [0, 1, 4]
+         close x         => free 27 evictable 4",
+    );
+    assert_eq!(bench.run("open y a 50..59"), "cached 0 in [4, 6, 7]");
+}
+
+#[test]
+fn discarded_states_are_found_no_more() {
+    let mut bench = check_states(
+        8,
+        "open s a 0..8   => cached 0 in [0, 1]
+         grow s 8..12    => [0, 1, 2]
+         discard s       => free 32 evictable 0",
+    );
+    assert_eq!((bench.manager.states.free.len(), bench.manager.states.cached.len()), (8, 0));
+    assert_eq!(bench.run("open t a 0..12"), "cached 0 in [0, 1, 2]");
+}
+
 #[test]
 fn a_hit_compares_the_tokens() {
     let mut bench = Bench::new(4, &[None]);
@@ -280,7 +338,7 @@ fn a_hit_compares_the_tokens() {
 fn another_secret_gives_other_hashes() {
     let hash = |secret| {
         let manager = BlockManager::new(1, BLOCK_SIZE, CacheKinds::default(), 0, secret);
-        manager.hash_of(&mut BlockTable::new(owner("a")), 0, &[1, 2, 3, 4])
+        manager.hash_of(&mut BlockTable::new(owner("a"), 4), 0, &[1, 2, 3, 4])
     };
     assert_ne!(hash([1; 32]), hash([2; 32]));
 }

@@ -28,6 +28,14 @@ impl Bench {
     }
 
     fn with_windows(depth: usize, options: &str, windows: &[Option<usize>]) -> Self {
+        Self::of_kinds(
+            depth,
+            options,
+            CacheKinds { windows: windows.to_vec(), ..CacheKinds::default() },
+        )
+    }
+
+    fn of_kinds(depth: usize, options: &str, cache: CacheKinds) -> Self {
         let words: Vec<_> = options.split_whitespace().collect();
         let value = |key: &str| {
             let at = words.iter().position(|word| *word == key).expect(key);
@@ -39,7 +47,7 @@ impl Bench {
             max_waiting: 0,
             block_size: value("block"),
             num_blocks: value("blocks"),
-            cache: CacheKinds { windows: windows.to_vec() },
+            cache,
             max_context: value("context"),
             speculative_tokens: 0,
         };
@@ -580,6 +588,35 @@ fn the_longest_sequence_is_the_one_that_all_layers_hold() {
     assert_eq!(longest(6, &[Some(9)], 1_000), 24);
 }
 
+/// A prompt is cut where its state is kept: at eight tokens, at twice as many, and at its end. A
+/// later one goes on from there; where it went on without a state, it leaves one.
+#[test]
+fn a_prefix_goes_on_from_a_state_that_was_kept() {
+    let options = "budget 40 rows 4 block 4 blocks 64 context 64";
+    let cache = CacheKinds { windows: vec![None], states: 16, first_kept: 8 };
+    let mut bench = Bench::of_kinds(1, options, cache);
+    let script = "
+        add 1 a 0..39 +1 => 8 8 16 4 3*
+        add 2 a 0..39 +1 => 3*
+        add 3 a 0..30 +1 => 12 2*
+        add 4 a 0..30 +1 => 2*
+        add 5 b 0..30 +1 => 8 8 12 2*
+        add 6 a 0..7 +1 => 7*
+        add 7 a 90..98 +1 => 8*
+        add 8 a 0..39 +9 => 3* 1* 1* 1* 1* 1* 1* 1* 1*";
+    for line in script.lines().skip(1).map(str::trim) {
+        let (add, expect) = line.split_once(" => ").unwrap();
+        bench.run(add);
+        let mut rows = Vec::new();
+        while !bench.scheduler.is_empty() {
+            let said = bench.run("step");
+            let (_, row) = said.split_once(':').unwrap();
+            rows.push(row.split(' ').next().unwrap().to_owned());
+        }
+        assert_eq!(rows.join(" "), expect, "{add}");
+    }
+}
+
 /// Random arrivals, stops, failures, crashes and steps under a tight cache. The scheduler's
 /// integrity is checked after each operation.
 fn churn(depth: usize, operations: u32) {
@@ -587,11 +624,24 @@ fn churn(depth: usize, operations: u32) {
     churn_windows(depth, operations, 40, &[None, Some(9)]);
     churn_windows(depth, operations, 14, &[Some(9)]);
     churn_windows(depth, operations, 80, &[None, Some(5), None, Some(30)]);
+    churn_states(depth, operations, 20, 12);
+    churn_states(depth, operations, 18, 5);
 }
 
 fn churn_windows(depth: usize, operations: u32, blocks: usize, windows: &[Option<usize>]) {
+    let cache = CacheKinds { windows: windows.to_vec(), ..CacheKinds::default() };
+    churn_kinds(depth, operations, blocks, cache);
+}
+
+/// Few states make few sequences run, so that an account takes rows from another.
+fn churn_states(depth: usize, operations: u32, blocks: usize, states: usize) {
+    let cache = CacheKinds { windows: vec![None], states, first_kept: 8 };
+    churn_kinds(depth, operations, blocks, cache);
+}
+
+fn churn_kinds(depth: usize, operations: u32, blocks: usize, cache: CacheKinds) {
     let options = format!("budget 24 rows 6 block 4 blocks {blocks} context 64");
-    let mut bench = Bench::with_windows(depth, &options, windows);
+    let mut bench = Bench::of_kinds(depth, &options, cache);
     let mut next = 1..;
     let mut live = Vec::new();
     for operation in 0..operations {

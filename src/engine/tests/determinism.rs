@@ -8,6 +8,7 @@ use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::{RowResult, Runner};
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
+use cresset_models::cache_kinds::NO_STATE;
 use cresset_models::goldens::goldens;
 use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
@@ -25,16 +26,18 @@ struct SlotRunner {
     block_size: usize,
     kinds: CacheKinds,
     slots: HashMap<u32, u64>,
+    /// What recurrent layers carry on, by slot.
+    states: HashMap<u32, u64>,
     sampler: Sampler,
     results: Vec<RowResult>,
 }
 
 impl SlotRunner {
     fn start(options: &EngineOptions, depth: usize) -> EngineHandle {
-        let (block_size, slots) = (options.block_size, HashMap::new());
+        let (block_size, slots, states) = (options.block_size, HashMap::new(), HashMap::new());
         let kinds = options.cache.clone();
         let (sampler, results) = (Sampler::default(), Vec::new());
-        let runner = Self { block_size, kinds, slots, sampler, results };
+        let runner = Self { block_size, kinds, slots, states, sampler, results };
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     }
 
@@ -43,11 +46,32 @@ impl SlotRunner {
         self.slots[&((block * self.block_size + position % self.block_size) as u32)]
     }
 
-    /// Stores one token and returns its logits.
-    fn token(&mut self, batch: &ForwardBatch, index: usize, sequence: usize) -> Vec<f32> {
+    /// The state that a sequence goes on from, which no other sequence of the step writes.
+    fn state(&self, batch: &ForwardBatch, sequence: usize) -> u64 {
+        let Some(&read) = batch.state_reads.get(sequence) else { return 0 };
+        let others = batch.state_writes.iter().enumerate().filter(|(i, _)| *i != sequence);
+        let own = batch.state_writes[sequence];
+        assert!(others.into_iter().all(|(_, slot)| *slot != read && *slot != own));
+        let begins = batch.positions[batch.cu_seqlens_q[sequence] as usize] == 0;
+        assert_eq!(begins, read == NO_STATE);
+        if begins { 0 } else { self.states[&read] }
+    }
+
+    /// Stores one token and returns its logits. `state` is that of its sequence.
+    fn token(
+        &mut self,
+        batch: &ForwardBatch,
+        index: usize,
+        sequence: usize,
+        state: &mut u64,
+    ) -> Vec<f32> {
         let position = batch.positions[index] as usize;
         let (n, sequences) = (batch.input_ids.len(), batch.seq_lens.len());
         let mut seen = mix(u64::from(batch.input_ids[index]), position as u64);
+        if self.kinds.states > 0 {
+            *state = mix(*state, seen);
+            seen = mix(seen, *state);
+        }
         for (group, window) in self.kinds.windows.iter().enumerate() {
             let table = &batch.block_tables[group * sequences + sequence];
             let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -64,15 +88,19 @@ impl Runner for SlotRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut rows = rows.iter();
         for sequence in 0..batch.seq_lens.len() {
+            let mut state = self.state(batch, sequence);
             let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
             assert_eq!(batch.positions[to as usize - 1] + 1, batch.seq_lens[sequence]);
             for index in from..to {
-                let logits = self.token(batch, index as usize, sequence);
+                let logits = self.token(batch, index as usize, sequence, &mut state);
                 if batch.logits_indices.contains(&index) {
                     let row = rows.next().expect("a row for each index");
                     let sampled = self.sampler.sample(&logits, row);
                     self.results.push(sampled.map_err(EngineError::from));
                 }
+            }
+            if let Some(slot) = batch.state_writes.get(sequence) {
+                self.states.insert(*slot, state);
             }
         }
         Ok(())
@@ -135,9 +163,8 @@ fn generate(
 
 /// Runs the probe alone, and among 96 requests under options that chunk, preempt and share; with
 /// one step in flight and with two.
-fn check_every_mix(windows: &[Option<usize>], start: Start) {
-    let cache = CacheKinds { windows: windows.to_vec() };
-    let tight = |blocks: usize| blocks * windows.len();
+fn check_every_mix(cache: &CacheKinds, start: Start) {
+    let tight = |blocks: usize| blocks * cache.windows.len();
     let options = || EngineOptions { cache: cache.clone(), ..options() };
     let roomy = EngineOptions { num_blocks: 4_096, max_rows: 64, ..options() };
     let (alone, _) = generate(start, 1, &roomy, 0);
@@ -167,10 +194,34 @@ fn check_every_mix(windows: &[Option<usize>], start: Start) {
     check("another block size", sevens, |stats| stats.preemptions > 0);
 }
 
+fn of_windows(windows: &[Option<usize>]) -> CacheKinds {
+    CacheKinds { windows: windows.to_vec(), ..CacheKinds::default() }
+}
+
+/// One group of layers with attention, and recurrent ones.
+fn with_states(states: usize) -> CacheKinds {
+    CacheKinds { states, first_kept: 8, ..CacheKinds::default() }
+}
+
 #[test]
 fn neighbours_change_no_token() {
     for windows in [&[None][..], &[None, Some(12)], &[Some(60)], &[Some(30), None, Some(30)]] {
-        check_every_mix(windows, &SlotRunner::start);
+        check_every_mix(&of_windows(windows), &SlotRunner::start);
+    }
+    for states in [130, 400] {
+        check_every_mix(&with_states(states), &SlotRunner::start);
+    }
+}
+
+/// So few states that hardly any is kept, and accounts take rows from one another.
+#[test]
+fn few_states_change_no_token() {
+    let roomy = EngineOptions { cache: with_states(400), num_blocks: 4_096, ..options() };
+    let (expect, _) = generate(&SlotRunner::start, 1, &roomy, 64);
+    for (states, depth) in [(2, 1), (5, 2), (9, 1), (9, 2)] {
+        let options = EngineOptions { cache: with_states(states), ..roomy.clone() };
+        let (tokens, _) = generate(&SlotRunner::start, depth, &options, 64);
+        assert!(tokens == expect, "{states} states at depth {depth}");
     }
 }
 
@@ -179,7 +230,7 @@ fn neighbours_change_no_token_of_a_real_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    check_model(&ModelSource::gguf(path), &[None], 2 * 2 * 16);
+    check_model(&ModelSource::gguf(path), &CacheKinds::default(), 2 * 2 * 16, 0);
 }
 
 /// The model has two layers that see everything and one with a window.
@@ -191,24 +242,47 @@ fn neighbours_change_no_token_of_a_model_with_a_window() {
     let folder = tempfile::tempdir().unwrap();
     case.write(folder.path(), &config).unwrap();
     let source = ModelSource::hf_folder(folder.path().to_owned());
-    check_model(&source, &[None, None, Some(8)], 2 * 16);
+    check_model(&source, &of_windows(&[None, None, Some(8)]), 2 * 16, 0);
+}
+
+/// Models most of whose layers are recurrent.
+#[test]
+fn neighbours_change_no_token_of_a_model_with_states() {
+    let lfm2 = ("lfm2", 2 * 16, 3 * 2 * 64 * 4);
+    let qwen = ("qwen3.5", 2 * 32, 3 * (3 * 128 + 4 * 16 * 16) * 4);
+    for (name, width, state_bytes) in [lfm2, qwen] {
+        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
+        let mut config = case.config.clone();
+        config["max_position_embeddings"] = 128.into();
+        let folder = tempfile::tempdir().unwrap();
+        case.write(folder.path(), &config).unwrap();
+        let source = ModelSource::hf_folder(folder.path().to_owned());
+        check_model(&source, &with_states(150), width, state_bytes);
+    }
 }
 
 /// `width` is the number of values that a token's K has in one block.
-fn check_model(source: &ModelSource, windows: &[Option<usize>], width: usize) {
-    check_every_mix(windows, &|options, depth| {
-        let (runner, info) = ModelRunner::load(source, &runner_options(options, width)).unwrap();
+fn check_model(source: &ModelSource, cache: &CacheKinds, width: usize, state_bytes: usize) {
+    check_every_mix(cache, &|options, depth| {
+        let options = &EngineOptions { cache: cache.clone(), ..options.clone() };
+        let loaded = ModelRunner::load(source, &runner_options(options, width, state_bytes));
+        let (runner, info) = loaded.unwrap();
         assert_eq!((info.num_blocks, &info.cache), (options.num_blocks, &options.cache));
         EngineHandle::start(Ahead::wrap(depth, runner), options.clone())
     });
 }
 
-/// Options with memory for exactly `num_blocks` blocks of f32 values.
-fn runner_options(options: &EngineOptions, width: usize) -> ModelOptions {
+/// Options with memory for exactly `num_blocks` blocks of f32 values, and for the states.
+fn runner_options(options: &EngineOptions, width: usize, state_bytes: usize) -> ModelOptions {
+    let states = options.cache.states * state_bytes;
+    let kv_bytes = options.num_blocks * options.block_size * width * 2 * 4 + states;
     ModelOptions {
         threads: 2,
         dequantise: false,
-        kv_bytes: options.num_blocks * options.block_size * width * 2 * 4,
+        kv_bytes,
+        // Half a state more, against rounding.
+        state_share: (states + state_bytes / 2) as f64 / kv_bytes as f64,
+        state_tokens: options.cache.first_kept,
         block_size: options.block_size,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),

@@ -81,6 +81,8 @@ impl Source {
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
             kv_bytes: 0,
+            state_share: 0.0,
+            state_tokens: 0,
             block_size: BLOCK_SIZE,
             max_batched_tokens,
             max_context: Some(max_context),

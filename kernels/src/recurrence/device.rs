@@ -1,0 +1,29 @@
+//! A device has no kernels for recurrences yet: models that need them are refused when they are
+//! loaded to one.
+
+use super::args::{CONV, DELTA, NORM};
+use super::{DeltaRuleArgs, GatedNormArgs, Recurrence, ShortConvArgs};
+use crate::Result;
+use crate::gpu::View;
+use crate::operand::DeviceOps;
+use crate::storage::unsupported;
+
+fn no_kernel(op: &'static str) -> Result<()> {
+    Err(unsupported(op, "on a device: run the model on the CPU".into()))
+}
+
+impl Recurrence for DeviceOps {
+    const AVAILABLE: bool = false;
+
+    fn short_conv(&self, _: &ShortConvArgs<View>) -> Result<()> {
+        no_kernel(CONV)
+    }
+
+    fn delta_rule(&self, _: &DeltaRuleArgs<View>) -> Result<()> {
+        no_kernel(DELTA)
+    }
+
+    fn gated_norm(&self, _: &GatedNormArgs<View>) -> Result<()> {
+        no_kernel(NORM)
+    }
+}

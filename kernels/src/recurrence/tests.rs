@@ -1,0 +1,262 @@
+//! The CPU path against the reference, and its promises: bits that depend neither on cuts nor on
+//! other sequences, and states that stay as they were unless they are written.
+
+use super::*;
+use crate::operand::TensorView;
+use crate::testing::{assert_close, compute, poisoned, random, values};
+use candle_core::{DType, Device, Tensor};
+
+const SLOTS: usize = 6;
+
+/// A step: for each sequence its rows, and the slots read and written.
+type Step<'a> = &'a [(usize, u32, u32)];
+
+fn starts(step: Step) -> Vec<u32> {
+    let ends = step.iter().scan(0, |end, (rows, ..)| {
+        *end += *rows as u32;
+        Some(*end)
+    });
+    [0].into_iter().chain(ends).collect()
+}
+
+/// A step's moves, owned.
+struct Moves([Vec<u32>; 3]);
+
+impl Moves {
+    fn of(step: Step) -> Self {
+        let reads = step.iter().map(|(_, read, _)| *read).collect();
+        Self([starts(step), reads, step.iter().map(|(.., write)| *write).collect()])
+    }
+
+    fn views(&self) -> StateMoves<TensorView<'_>> {
+        let Self([starts, reads, writes]) = self;
+        StateMoves { starts, reads, writes }
+    }
+}
+
+/// An op over a step: its input rows, `[n, width]`, and the states of all slots.
+trait Op {
+    fn input(&self) -> usize;
+    fn state(&self) -> usize;
+    fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor>;
+    /// The reference over one sequence.
+    fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32>;
+}
+
+struct Conv {
+    form: ConvForm,
+    width: usize,
+    taps: usize,
+}
+
+impl Conv {
+    fn weight(&self) -> Tensor {
+        random(&[self.taps, self.width], 9)
+    }
+}
+
+impl Op for Conv {
+    fn input(&self) -> usize {
+        self.form.parts() * self.width
+    }
+
+    fn state(&self) -> usize {
+        (self.taps - 1) * self.width
+    }
+
+    fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
+        let (weight, out) = (self.weight(), poisoned(&[x.dims()[0], self.width]));
+        compute().short_conv(&ShortConvArgs {
+            form: self.form,
+            x: x.into(),
+            weight: (&weight).into(),
+            width: self.width,
+            states: states.into(),
+            moves: Moves::of(step).views(),
+            out: (&out).into(),
+        })?;
+        Ok(out)
+    }
+
+    fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; x.len() / self.form.parts()];
+        reference::short_conv(self.form, x, &values(&self.weight()), self.width, state, &mut out);
+        out
+    }
+}
+
+struct Delta(DeltaShape);
+
+impl Delta {
+    /// What a head forgets, and the bias: negative rates, so that some is kept.
+    fn rates(&self) -> [Tensor; 2] {
+        let decay: Vec<f32> = (0..self.0.value_heads).map(|h| -0.05 - 0.1 * h as f32).collect();
+        [Tensor::new(decay, &Device::Cpu).unwrap(), random(&[self.0.value_heads], 8)]
+    }
+
+    /// The part of the rows that holds queries, keys and values, and that of the gates.
+    fn split(&self, x: &Tensor) -> [Tensor; 2] {
+        let width = self.0.width();
+        let gates = 2 * self.0.value_heads;
+        [(0, width), (width, gates)]
+            .map(|(first, len)| x.narrow(1, first, len).unwrap().contiguous().unwrap())
+    }
+}
+
+impl Op for Delta {
+    fn input(&self) -> usize {
+        self.0.width() + 2 * self.0.value_heads
+    }
+
+    fn state(&self) -> usize {
+        self.0.state_len()
+    }
+
+    fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
+        let [qkv, gates] = self.split(x);
+        let [decay, decay_bias] = self.rates();
+        let out = poisoned(&[x.dims()[0], self.0.value_heads * self.0.value_dim]);
+        compute().delta_rule(&DeltaRuleArgs {
+            shape: self.0,
+            qkv: (&qkv).into(),
+            gates: (&gates).into(),
+            decay: (&decay).into(),
+            decay_bias: (&decay_bias).into(),
+            states: states.into(),
+            moves: Moves::of(step).views(),
+            out: (&out).into(),
+        })?;
+        Ok(out)
+    }
+
+    fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
+        let rows = x.len() / self.input();
+        let x = Tensor::from_slice(x, (rows, self.input()), &Device::Cpu).unwrap();
+        let [qkv, gates] = self.split(&x).map(|part| values(&part));
+        let [decay, bias] = self.rates().map(|part| values(&part));
+        let mut out = vec![f32::NAN; rows * self.0.value_heads * self.0.value_dim];
+        reference::delta_rule(self.0, [&qkv, &gates, &decay, &bias], state, &mut out);
+        out
+    }
+}
+
+fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadMap) -> Delta {
+    let [key_dim, value_dim] = dims;
+    Delta(DeltaShape { key_heads, value_heads, key_dim, value_dim, head_map })
+}
+
+fn ops() -> Vec<Box<dyn Op>> {
+    vec![
+        Box::new(Conv { form: ConvForm::Silu, width: 1, taps: 2 }),
+        Box::new(Conv { form: ConvForm::Silu, width: 300, taps: 4 }),
+        Box::new(Conv { form: ConvForm::Gated, width: 67, taps: 3 }),
+        Box::new(delta(1, 1, [4, 3], HeadMap::Grouped)),
+        Box::new(delta(2, 4, [16, 40], HeadMap::Grouped)),
+        Box::new(delta(2, 4, [16, 32], HeadMap::Tiled)),
+    ]
+}
+
+/// Slots full of numbers that a sequence must not begin with unless it reads them.
+fn slots(op: &dyn Op) -> Tensor {
+    random(&[SLOTS, op.state()], 5).to_dtype(DType::F32).unwrap()
+}
+
+fn slot(states: &Tensor, slot: usize) -> Vec<f32> {
+    values(&states.narrow(0, slot, 1).unwrap())
+}
+
+#[test]
+fn a_step_equals_the_reference() {
+    for op in ops() {
+        let states = slots(&*op);
+        let before = values(&states);
+        let step = [(1, NO_STATE, 0), (7, NO_STATE, 4), (5, 2, 3), (1, 2, 5)];
+        let x = random(&[14, op.input()], 3);
+        let got = values(&op.run(&x, &step, &states).unwrap());
+        let (x, mut want) = (values(&x), Vec::new());
+        for (span, (_, read, write)) in starts(&step).windows(2).zip(step) {
+            let rows = span[0] as usize * op.input()..span[1] as usize * op.input();
+            let mut state = match read {
+                NO_STATE => vec![0.0; op.state()],
+                read => before[read as usize * op.state()..][..op.state()].to_vec(),
+            };
+            want.extend(op.want(&x[rows], &mut state));
+            assert_close(&slot(&states, write as usize), &state, 1e-5, "state");
+        }
+        assert_close(&got, &want, 1e-5, "rows");
+        for unwritten in [1, 2] {
+            let state = &before[unwritten * op.state()..][..op.state()];
+            assert_eq!(slot(&states, unwritten), state);
+        }
+    }
+}
+
+#[test]
+fn bits_depend_neither_on_cuts_nor_on_other_sequences() {
+    for op in ops() {
+        let x = random(&[20, op.input()], 6);
+        let whole = slots(&*op);
+        let want = values(&op.run(&x, &[(20, NO_STATE, 1)], &whole).unwrap());
+        for cuts in [&[1usize; 20][..], &[7, 7, 6], &[19, 1]] {
+            let (states, mut got, mut first) = (slots(&*op), Vec::new(), 0);
+            for (i, &count) in cuts.iter().enumerate() {
+                // A part goes on from the state before it, in place or into another slot.
+                let read = if i == 0 { NO_STATE } else { (i as u32 - 1) / 2 % 2 };
+                let write = i as u32 / 2 % 2;
+                let own = x.narrow(0, first, count).unwrap();
+                let other = random(&[3, op.input()], i as u64);
+                let both = Tensor::cat(&[&other, &own], 0).unwrap();
+                let step = [(3, 4, 5), (count, read, write)];
+                let rows = values(&op.run(&both, &step, &states).unwrap());
+                got.extend_from_slice(&rows[rows.len() / (3 + count) * 3..]);
+                first += count;
+            }
+            assert_eq!(got, want, "{cuts:?}");
+            let last = (cuts.len() - 1) / 2 % 2;
+            assert_eq!(slot(&states, last), slot(&whole, 1), "{cuts:?}");
+        }
+    }
+}
+
+#[test]
+fn wrong_moves_and_shapes_are_refused() {
+    for op in ops() {
+        let (states, x) = (slots(&*op), random(&[4, op.input()], 1));
+        for step in [
+            &[(4, 6, 0)][..],
+            &[(4, 0, 6)],
+            &[(3, 0, 1)],
+            &[(2, 0, 1), (2, 2, 1)],
+            &[(2, 0, 1), (2, 1, 2)],
+            &[(4, 0, 1), (0, 2, 3)],
+        ] {
+            let error = op.run(&x, step, &states).unwrap_err();
+            assert!(matches!(error, crate::Error::Shape { .. }), "{step:?}: {error}");
+        }
+        let cut = random(&[SLOTS * op.state() - 1], 1);
+        if op.state() > 1 {
+            assert!(op.run(&x, &[(4, NO_STATE, 0)], &cut).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_gated_norm_equals_the_reference() {
+    for (n, width) in [(0, 16), (1, 1), (33, 40), (600, 128)] {
+        let [x, gate] = [1, 2].map(|seed| random(&[n, width], seed));
+        let (weight, out) = (random(&[width], 3), poisoned(&[n, width]));
+        compute()
+            .gated_norm(&GatedNormArgs {
+                x: (&x).into(),
+                gate: (&gate).into(),
+                weight: (&weight).into(),
+                eps: 1e-6,
+                out: (&out).into(),
+            })
+            .unwrap();
+        let mut want = vec![f32::NAN; n * width];
+        let [x, gate, weight] = [&x, &gate, &weight].map(values);
+        reference::gated_norm(&x, &gate, &weight, 1e-6, &mut want);
+        assert_close(&values(&out), &want, 1e-5, &format!("{n}x{width}"));
+    }
+}

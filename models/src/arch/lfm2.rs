@@ -1,0 +1,99 @@
+//! LFM2: Llama's block, where most layers have a gated short convolution in place of attention.
+//! Liquid AI 2025.
+
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use crate::config::{Recurrent, RecurrentKind};
+use crate::loader::tensors::NameMap;
+use crate::{ModelConfig, Result};
+use cresset_kernels::rope::RopeStyle;
+
+pub(super) const LFM2: Architecture =
+    Architecture { gguf: Some(("lfm2", from_gguf)), hf: ("lfm2", from_hf) };
+
+const OPTIONS: LayerOptions = LayerOptions {
+    qk_norm: true,
+    names: NameMap {
+        gguf: &[
+            ("model.norm.weight", "token_embd_norm.weight"),
+            ("conv.in_proj", "shortconv.in_proj"),
+            ("conv.conv", "shortconv.conv"),
+            ("conv.out_proj", "shortconv.out_proj"),
+        ],
+        hf: &[
+            ("model.norm.", "model.embedding_norm."),
+            ("input_layernorm", "operator_norm"),
+            ("post_attention_layernorm", "ffn_norm"),
+            ("self_attn.q_norm", "self_attn.q_layernorm"),
+            ("self_attn.k_norm", "self_attn.k_layernorm"),
+            ("self_attn.o_proj", "self_attn.out_proj"),
+            ("mlp.gate_proj", "feed_forward.w1"),
+            ("mlp.up_proj", "feed_forward.w3"),
+            ("mlp.down_proj", "feed_forward.w2"),
+        ],
+        ..NameMap::USUAL
+    },
+    ..LayerOptions::plain(RopeStyle::Neox)
+};
+
+/// The rotation's base if the config has none.
+const THETA: f32 = 1_000_000.0;
+
+/// Layers of the kind that a config lists: convolutions where there is no attention.
+fn spec(mut config: ModelConfig, taps: usize, layers: Vec<bool>) -> ArchSpec {
+    let kind = RecurrentKind::ShortConv { taps };
+    config.recurrent = layers.contains(&true).then_some(Recurrent { kind, layers });
+    ArchSpec { config, options: OPTIONS }
+}
+
+/// Layers without KV heads are those with a convolution.
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let (config, recurrent) = keys.decoder_with_gaps()?;
+    let taps = keys.needed("shortconv.l_cache")?;
+    Ok(spec(config, taps, recurrent))
+}
+
+/// What the first releases' configs say in further keys, which repeat others.
+const REPEATED: [(&str, &str); 5] = [
+    ("block_dim", "hidden_size"),
+    ("conv_dim", "hidden_size"),
+    ("conv_dim_out", "hidden_size"),
+    ("num_heads", "num_attention_heads"),
+    ("block_norm_eps", "norm_eps"),
+];
+
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    for (key, of) in REPEATED {
+        keys.take_repeated(key, of)?;
+    }
+    for key in ["block_use_swiglu", "use_pos_enc"] {
+        if !keys.take(key)?.unwrap_or(true) {
+            return Err(keys.unsupported(&format!("`{key}` is off, which is not supported")));
+        }
+    }
+    keys.default("rope_theta", THETA);
+    if let Some(eps) = keys.take::<f32>("norm_eps")? {
+        keys.default("rms_norm_eps", eps);
+    }
+    let (width, tied) = (keys.take::<usize>("block_ff_dim")?, keys.take("tie_embedding")?);
+    if let Some(width) = width {
+        keys.default("intermediate_size", width);
+    }
+    let mut config = keys.decoder(true)?;
+    config.tied_embeddings = tied.unwrap_or(config.tied_embeddings);
+    config.intermediate_size = adjusted(keys, width.unwrap_or(config.intermediate_size))?;
+    let with_attention = keys.take::<Vec<usize>>("full_attn_idxs")?;
+    let by_default = |layer| with_attention.as_ref().is_some_and(|with| !with.contains(&layer));
+    let layers = keys.recurrent_layers(config.layers, &["conv"], by_default)?;
+    let taps = keys.take("conv_L_cache")?.unwrap_or(3);
+    Ok(spec(config, taps, layers))
+}
+
+/// The MLP's width, of which a config may give the one before it is made smaller and round.
+fn adjusted(keys: &mut hf_config::HfConfigKeys, width: usize) -> Result<usize> {
+    let multiple = keys.take("block_multiple_of")?.unwrap_or(256).max(1);
+    let multiplier: f64 = keys.take("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+    if !keys.take("block_auto_adjust_ff_dim")?.unwrap_or(true) {
+        return Ok(width);
+    }
+    Ok((((2 * width / 3) as f64 * multiplier) as usize).next_multiple_of(multiple))
+}

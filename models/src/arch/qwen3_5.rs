@@ -1,0 +1,121 @@
+//! Qwen 3.5: Llama's block, where three of four layers have the gated delta rule in place of
+//! attention, and attention has a gate on its results. Qwen Team 2026.
+
+use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use crate::config::{Recurrent, RecurrentKind};
+use crate::loader::tensors::NameMap;
+use crate::{ModelConfig, Result};
+use cresset_kernels::activation::Activation;
+use cresset_kernels::recurrence::{DeltaShape, HeadMap};
+use cresset_kernels::rope::RopeStyle;
+
+/// This is the text model: in Hugging Face's configs, "qwen3_5" is the one with a vision tower,
+/// whose `text_config` says "qwen3_5_text".
+pub(super) const QWEN3_5: Architecture =
+    Architecture { gguf: Some(("qwen35", from_gguf)), hf: ("qwen3_5_text", from_hf) };
+
+const OPTIONS: LayerOptions = LayerOptions {
+    qk_norm: true,
+    attention_gate: true,
+    names: NameMap {
+        gguf: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("linear_attn.in_proj_qkv", "attn_qkv"),
+            ("linear_attn.in_proj_z", "attn_gate"),
+            ("linear_attn.in_proj_b", "ssm_beta"),
+            ("linear_attn.in_proj_a", "ssm_alpha"),
+            ("linear_attn.conv1d", "ssm_conv1d"),
+            ("linear_attn.dt_bias", "ssm_dt.bias"),
+            ("linear_attn.A_log", "ssm_a"),
+            ("linear_attn.norm", "ssm_norm"),
+            ("linear_attn.out_proj", "ssm_out"),
+        ],
+        ..NameMap::USUAL
+    },
+    ..LayerOptions::plain(RopeStyle::Neox)
+};
+
+/// One layer of this number has attention, if a config does not list them.
+const INTERVAL: usize = 4;
+/// The part of each head that is rotated, if a config does not say it.
+const ROTATED: f32 = 0.25;
+
+fn recurrent(shape: DeltaShape, taps: usize, layers: Vec<bool>) -> Option<Recurrent> {
+    let kind = RecurrentKind::DeltaRule { shape, taps };
+    layers.contains(&true).then_some(Recurrent { kind, layers })
+}
+
+fn every(interval: usize, layers: usize) -> Vec<bool> {
+    (0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect()
+}
+
+fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let mut config = keys.decoder()?;
+    if keys.count("nextn_predict_layers")?.is_some_and(|layers| layers > 0) {
+        return Err(keys.unsupported(
+            "the file has layers that predict further tokens (nextn_predict_layers), which are \
+             not supported: use a file without them",
+        ));
+    }
+    // The positions of text are the same along all axes.
+    keys.sections("rope.dimension_sections")?;
+    let shape = delta_shape(keys)?;
+    let listed = keys.flags("attention.recurrent_layers")?;
+    let interval = keys.size("full_attention_interval")?.unwrap_or(INTERVAL);
+    let layers = listed.unwrap_or_else(|| every(interval, config.layers));
+    config.recurrent = recurrent(shape, keys.needed("ssm.conv_kernel")?, layers);
+    Ok(ArchSpec { config, options: OPTIONS })
+}
+
+fn delta_shape(keys: &mut gguf_config::GgufConfigKeys) -> Result<DeltaShape> {
+    let value_heads = keys.needed("ssm.time_step_rank")?;
+    Ok(DeltaShape {
+        key_heads: keys.needed("ssm.group_count")?,
+        value_heads,
+        key_dim: keys.needed("ssm.state_size")?,
+        value_dim: keys.needed("ssm.inner_size")? / value_heads,
+        head_map: HeadMap::Tiled,
+    })
+}
+
+fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    keys.take::<usize>("mtp_num_hidden_layers")?;
+    keys.take::<bool>("mtp_use_dedicated_embeddings")?;
+    keys.take::<Vec<usize>>("mtp_layer_types")?;
+    if keys.take::<Vec<usize>>("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
+        return Err(keys.unsupported("`mlp_only_layers` names layers of a model with experts"));
+    }
+    if !keys.take("attn_output_gate")?.unwrap_or(true) {
+        return Err(keys.unsupported("`attn_output_gate` is off, which is not supported"));
+    }
+    if keys.take::<String>("mamba_ssm_dtype")?.is_some_and(|dtype| dtype != "float32") {
+        return Err(keys.unsupported("`mamba_ssm_dtype` is not float32"));
+    }
+    let activation = keys.activation("hidden_act", Activation::Silu)?;
+    let mut config = decoder(keys)?;
+    let shape = DeltaShape {
+        key_heads: keys.required("linear_num_key_heads")?,
+        value_heads: keys.required("linear_num_value_heads")?,
+        key_dim: keys.required("linear_key_head_dim")?,
+        value_dim: keys.required("linear_value_head_dim")?,
+        head_map: HeadMap::Grouped,
+    };
+    let taps = keys.required("linear_conv_kernel_dim")?;
+    let interval = keys.take("full_attention_interval")?.unwrap_or(INTERVAL).max(1);
+    let by_default = |layer: usize| !(layer + 1).is_multiple_of(interval);
+    let layers = keys.recurrent_layers(config.layers, &["linear_attention"], by_default)?;
+    config.recurrent = recurrent(shape, taps, layers);
+    let names = NameMap { norms_less_one: true, ..OPTIONS.names };
+    Ok(ArchSpec { config, options: LayerOptions { activation, names, ..OPTIONS } })
+}
+
+/// Reads what every decoder has. The rotation has sections for the axes of images, along which the
+/// positions of text are the same.
+fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
+    for key in ["rope_parameters", "rope_scaling"] {
+        keys.take_inside::<Vec<usize>>(key, "mrope_section")?;
+        keys.take_inside::<bool>(key, "mrope_interleaved")?;
+    }
+    let part = keys.rotated_part(ROTATED)?;
+    keys.decoder_with(false, part)
+}

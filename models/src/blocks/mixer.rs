@@ -1,0 +1,39 @@
+//! The part of a layer that mixes tokens: attention, or a recurrence.
+
+use super::attention::SelfAttention;
+use super::delta_rule::DeltaRule;
+use super::short_conv::ShortConv;
+use crate::Result;
+use crate::config::RecurrentKind;
+use crate::decoder::{LayerLoader, LayerStep, Stream};
+use cresset_kernels::Ops;
+
+pub enum TokenMixer<O: Ops> {
+    Attention(Box<SelfAttention<O>>),
+    ShortConv(Box<ShortConv<O>>),
+    DeltaRule(Box<DeltaRule<O>>),
+}
+
+impl<O: Ops> TokenMixer<O> {
+    /// `prefix` ends with a dot.
+    pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
+        Some(match l.spec.config.recurrence(l.layer) {
+            None => Self::Attention(Box::new(SelfAttention::load(l, prefix)?)),
+            Some(RecurrentKind::ShortConv { taps }) => {
+                Self::ShortConv(Box::new(ShortConv::load(l, prefix, taps)?))
+            }
+            Some(RecurrentKind::DeltaRule { shape, taps }) => {
+                Self::DeltaRule(Box::new(DeltaRule::load(l, prefix, shape, taps)?))
+            }
+        })
+    }
+
+    /// `x.normed()` → `x.sublayer_out()`, with what later tokens need in the cache.
+    pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
+        match self {
+            Self::Attention(attention) => attention.forward(s, x),
+            Self::ShortConv(conv) => conv.forward(s, x),
+            Self::DeltaRule(rule) => rule.forward(s, x),
+        }
+    }
+}

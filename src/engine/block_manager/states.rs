@@ -1,0 +1,127 @@
+//! The states of sequences whose model has recurrent layers, and which of them are kept. Pure.
+//!
+//! A state is what recurrent layers carry from token to token. It is read whole and written whole,
+//! so a sequence can only go on from one, and a prefix is a hit only where one was kept. Each row
+//! of a step reads a slot and writes one: a state is kept simply by not writing over it.
+//!
+//! A sequence holds one slot, and a second while a row goes on from a state that stays. So half as
+//! many sequences as there are slots can always run, and what they do not hold keeps states, the
+//! least recently used of which goes first.
+
+use super::pool::BlockPool;
+use super::{BlockOwner, IntegrityError, ensure};
+use cresset_models::cache_kinds::NO_STATE;
+
+/// A slot that a sequence holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct HeldState {
+    slot: u32,
+    /// The number of tokens that the state covers.
+    tokens: usize,
+    /// Whether it must stay as it is.
+    stays: bool,
+}
+
+/// The slots of one sequence, those with fewer tokens first. The last is that of its latest row;
+/// one before it is held until the row that reads it was computed.
+#[derive(Debug, Default)]
+pub(super) struct StateTable {
+    held: Vec<HeldState>,
+    /// The slots that the latest row reads and writes.
+    latest: Option<StateMove>,
+    /// Where its prefix would have gone on if a state had been kept there.
+    wanted: Option<usize>,
+}
+
+/// The state that a row goes on from (`NO_STATE`: it begins), and where its own goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateMove {
+    pub read: u32,
+    pub write: u32,
+}
+
+impl StateTable {
+    pub(super) fn latest(&self) -> Option<StateMove> {
+        self.latest
+    }
+
+    /// Begins with a state of so many tokens that stays, or without one. `wanted` is the number of
+    /// tokens from which it would have gone on if a state had been kept there.
+    pub(super) fn begin(&mut self, state: Option<(u32, usize)>, wanted: Option<usize>) {
+        assert!(self.held.is_empty(), "a sequence that begins holds no state");
+        let stays = |(slot, tokens)| HeldState { slot, tokens, stays: true };
+        self.held.extend(state.map(stays));
+        self.wanted = wanted;
+    }
+
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> {
+        self.held.iter().map(|state| state.slot)
+    }
+
+    /// Takes the slots of a row that ends at `to` tokens. Its state stays if it is one to keep.
+    pub(super) fn advance(
+        &mut self,
+        pool: &mut BlockPool,
+        owner: BlockOwner,
+        to: usize,
+        stays: bool,
+    ) {
+        let read = self.held.last().map_or(NO_STATE, |state| state.slot);
+        let write = match self.held.last() {
+            // Of two states the last is that of a row that was not computed yet: nobody has seen
+            // it, so it can be written over even if it was to stay.
+            Some(state) if !state.stays || self.held.len() > 1 => state.slot,
+            _ => pool.take(owner),
+        };
+        if write == read {
+            pool.assert_writable(write, owner);
+            self.held.pop();
+        }
+        self.held.push(HeldState { slot: write, tokens: to, stays });
+        self.latest = Some(StateMove { read, write });
+    }
+
+    /// Notes that the first `tokens` are computed: gives back the states that no row reads any
+    /// more. Returns the slot of one that stays and can be found from now on.
+    pub(super) fn commit(
+        &mut self,
+        pool: &mut BlockPool,
+        owner: BlockOwner,
+        tokens: usize,
+    ) -> Option<u32> {
+        while self.held.len() > 1 && self.held[0].tokens < tokens {
+            pool.release(self.held.remove(0).slot, owner);
+        }
+        let computed = |state: &&HeldState| state.stays && state.tokens == tokens;
+        self.held.iter().find(computed).map(|state| state.slot)
+    }
+
+    pub(super) fn release(&mut self, pool: &mut BlockPool, owner: BlockOwner) {
+        for state in self.held.drain(..) {
+            pool.release(state.slot, owner);
+        }
+        self.latest = None;
+    }
+
+    /// The number of tokens, greater than `from`, at which the next state is kept: `first` and its
+    /// doublings, where the sequence's prefix would have gone on, and the end of its prompt, from
+    /// which the next prompt of a conversation goes on. Both are in whole blocks.
+    pub(super) fn next_kept(&self, from: usize, first: usize, prompt_end: usize) -> Option<usize> {
+        let doubled = (0..usize::BITS).map(|i| first << i).find(|at| *at > from);
+        let at = [doubled, Some(prompt_end), self.wanted];
+        at.into_iter().flatten().filter(|at| *at > from && *at >= first).min()
+    }
+}
+
+/// Checks that every slot is accounted for exactly once, and that no sequence holds more than two.
+pub(super) fn check<'a>(
+    pool: &BlockPool,
+    tables: impl Iterator<Item = (&'a StateTable, BlockOwner)>,
+) -> Result<(), IntegrityError> {
+    let mut held = Vec::new();
+    for (table, owner) in tables {
+        held.extend(table.slots().map(|slot| (slot, owner)));
+        ensure(table.held.len() <= 2, || format!("a sequence holds {:?}", table.held))?;
+    }
+    pool.check(held.into_iter()).map_err(|error| IntegrityError(format!("states: {}", error.0)))
+}
