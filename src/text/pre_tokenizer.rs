@@ -85,7 +85,7 @@ const TABLE: &[NamedCuts] = &[
     named(&["llama3", "llama-v3", "llama-bpe", "lfm2"], &[Pattern(LLAMA3)]).ignoring_merges(),
     named(&["dbrx"], &[Pattern(LLAMA3)]),
     named(&["qwen2"], &[Pattern(QWEN2)]).after_nfc(),
-    named(&["qwen35"], &[Pattern(QWEN35)]),
+    named(&["qwen35"], &[Pattern(QWEN35)]).after_nfc(),
     named(&["deepseek-r1-qwen"], &[Pattern(QWEN2)]),
     named(&["tekken"], &[Pattern(TEKKEN)]).ignoring_merges(),
     named(&["gpt-4o", "llama4"], &[Pattern(O200K)]),
@@ -194,7 +194,9 @@ mod tests {
         check("qwen2", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|1|2|3|4|Ġ|Ġok|!ĊĊ|x");
         check("qwen2", "e\u{301}", "Ã©");
         check("deepseek-r1-qwen", "e\u{301}", "e|Ìģ");
-        check("qwen35", "e\u{301}a", "eÌģa");
+        check("qwen35", "e\u{301}a", "Ã©a");
+        // A mark that no composed letter has belongs to the word.
+        check("qwen35", "x\u{301}a", "xÌģa");
         check("command-r", "a 12", "a|Ġ|1|2");
         check("tekken", "fooBar BAZ/\n12", "foo|Bar|ĠBAZ|/Ċ|1|2");
         check("gpt-4o", "fooBar's 1234", "foo|Bar's|Ġ|123|4");
