@@ -6,9 +6,9 @@ use super::support::text;
 use crate::catalogue::QualifiedModel;
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::{Config, memory_bytes};
-use crate::node::{self, ComputeDevice, instruction_set, private_files};
+use crate::node::{self, ComputeDevice, NodeError, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
-use crate::store::{Store, StoreConfig};
+use crate::store::Store;
 use crate::traces;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -193,18 +193,26 @@ fn collector(config: &Config) -> Option<Finding> {
 /// The ledger, the node and its models, or the ports that a node would take.
 async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
-    if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
+    let place = match node::ledger::place(&context.data_dir, &context.config) {
+        Ok(place) => place,
+        Err(NodeError { message, remedy }) => {
+            let remedy = remedy.unwrap_or_else(|| "correct the setting".into());
+            return vec![Finding::wrong("ledger", message, remedy)];
+        }
+    };
+    if !Store::exists(&place) {
         let what = format!("there is none in {shown}");
         let missing = Finding::warning("ledger", what, "cresset init (or cresset quickstart)");
         return std::iter::once(missing).chain(ports(&context.config)).collect();
     }
     let mut findings = vec![ledger(context).await, privacy(&context.data_dir)];
+    findings.extend(failover(&context.config));
     if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
         findings.push(node(&status));
         let stored = status["ledger_time_at"].as_u64().unwrap_or(0);
         findings.push(clock(&context.config, UnixMillis(stored * 1_000)));
     } else {
-        let stored = Store::stored_time(&StoreConfig::folder(&context.data_dir));
+        let stored = Store::stored_time(&place);
         findings.extend(stored.ok().map(|stored| clock(&context.config, stored)));
         findings.extend(ports(&context.config));
     }
@@ -212,8 +220,17 @@ async fn folder(context: &Context) -> Vec<Finding> {
     findings
 }
 
+/// What a failover of the ledger's database may lose.
+fn failover(config: &Config) -> Option<Finding> {
+    let remedy = "add a synchronous standby, name it in the server's synchronous_standby_names, and set ledger.standbys";
+    node::ledger::failover_warning(config).map(|what| Finding::warning("standbys", what, remedy))
+}
+
 async fn ledger(context: &Context) -> Finding {
-    let restore = "cresset ledger audit, then cresset ledger restore FILE";
+    let restore = match context.config.ledger.url {
+        None => "cresset ledger audit, then cresset ledger restore FILE",
+        Some(_) => "do what it says; cresset ledger audit names violations",
+    };
     match super::ledger::report(context).await {
         Err(failure) => Finding::wrong("ledger", failure.to_string(), restore),
         Ok(report) if report["ok"] == true => Finding::good(

@@ -7,7 +7,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ledger::{Account, Credential};
 use crate::node;
 use crate::server::operator::{AdminCommand, view};
-use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store, StoreConfig, StoreError};
+use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store, StoreError};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -57,10 +57,11 @@ pub(super) async fn report(context: &Context) -> CommandResult<Value> {
     if context.remote.is_some() {
         return context.admin(AdminCommand::LedgerAudit).await;
     }
-    node::ledger::require(&context.data_dir)?;
+    node::ledger::require(&context.data_dir, &context.config)?;
+    let place = node::ledger::place(&context.data_dir, &context.config)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),
-        None => match Store::inspect(&StoreConfig::folder(&context.data_dir)) {
+        None => match Store::inspect(&place) {
             Ok(report) => Ok(Some(view::audit(&report))),
             Err(StoreError::InUse(_)) => Ok(None),
             Err(error) => Err(CommandError::new(error)),
@@ -95,7 +96,8 @@ pub(super) async fn restore(context: &Context, file: &Path, scope: RestoreScope)
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    let report = Store::restore(&StoreConfig::folder(&context.data_dir), &from, scope);
+    let place = node::ledger::place(&context.data_dir, &context.config)?;
+    let report = Store::restore(&place, &from, scope);
     let report = report.map_err(CommandError::new)?;
     let places = json!({ "data_dir": context.data_dir, "restored_from": from });
     context.output.result(&view::merged(places, restored(&report)), tell_restored)

@@ -103,8 +103,8 @@ enum CliCommand {
     Package(package::Arguments),
     /// Look for problems on this machine, and say how to mend them
     Doctor,
-    /// Make a data folder with an empty ledger
-    Init,
+    /// Make a data folder with an empty ledger, in it or in a database
+    Init(init::Arguments),
     /// Create, list, suspend and resume accounts
     #[command(subcommand)]
     Accounts(accounts::AccountsCommand),
@@ -231,6 +231,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     }
     let (flags, attended) = match &command {
         CliCommand::Serve(arguments) => (arguments.overrides(), false),
+        CliCommand::Init(arguments) => (arguments.overrides(), true),
         CliCommand::Relay(_) => (Vec::new(), false),
         _ => (Vec::new(), true),
     };
@@ -251,7 +252,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Metrics(command) => metrics::run(&context, command),
         CliCommand::Service(command) => service::run(&context, command),
         CliCommand::Package(arguments) => package::run(&context, &arguments),
-        CliCommand::Init => init::run(&context),
+        CliCommand::Init(arguments) => init::run(&context, &globals, &arguments),
         CliCommand::Accounts(command) => accounts::run(&context, command).await,
         CliCommand::Keys(command) => keys::run(&context, command).await,
         CliCommand::Applications(command) => applications::run(&context, command).await,

@@ -9,7 +9,7 @@ use super::support::output::{CommandResult, Style, note, print, print_generated,
 use super::support::{local_key, node_client, shutdown, text};
 use crate::catalogue::Manifest;
 use crate::node::{RunningNode, ledger};
-use crate::store::{Store, StoreConfig};
+use crate::store::Store;
 use clap::Args;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -57,8 +57,8 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
 
 /// Makes or finds the folder, the model with its qualification, the node, the account and the key.
 async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
-    if !Store::exists(&StoreConfig::folder(&context.data_dir)) {
-        ledger::create(&context.data_dir)?;
+    if !Store::exists(&ledger::place(&context.data_dir, &context.config)?) {
+        ledger::create(&context.data_dir, &context.config)?;
         note(&format!("made {}", context.data_dir.display()));
     }
     let release = Manifest::default_release().name;

@@ -99,7 +99,7 @@ fn signed(
 
 /// What the ledger says, if there is one here. Fails where it differs.
 async fn ledger(context: &Context, statement: &ReceiptStatement) -> CommandResult<Value> {
-    node::ledger::require(&context.data_dir)?;
+    node::ledger::require(&context.data_dir, &context.config)?;
     let receipt = Box::new(statement.clone());
     let found = context.admin(AdminCommand::ReceiptCheck { receipt }).await?;
     let differences = found["differences"].as_array().map_or(&[][..], Vec::as_slice);

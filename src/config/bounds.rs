@@ -57,6 +57,7 @@ impl Config {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         self.validate_names()?;
         self.validate_addresses()?;
+        self.validate_ledger()?;
         let (schema, values) = (Self::schema(), self.values());
         settings(&schema, &values).iter().try_for_each(SettingInfo::check)?;
         let (rows, tokens) = (self.engine.max_rows, self.engine.max_batched_tokens);
@@ -104,6 +105,32 @@ impl Config {
         }
         require_web_address("hub.endpoint", self.hub.endpoint.as_deref())?;
         require_web_address("traces.endpoint", self.traces.endpoint.as_deref())
+    }
+}
+
+impl Config {
+    /// A password would be shown with the address, so this error does not show it either.
+    fn validate_ledger(&self) -> Result<(), ConfigError> {
+        let Some(url) = self.ledger.url.as_deref() else { return Ok(()) };
+        let schemes = ["postgres://", "postgresql://"];
+        let Some(rest) = schemes.iter().find_map(|scheme| url.strip_prefix(scheme)) else {
+            let text = "ledger.url: must be an address like postgres://USER@HOST/DATABASE";
+            return Err(ConfigError(text.into()));
+        };
+        let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let user = place.rsplit_once('@').map_or("", |(user, _)| user);
+        if user.contains(':') || options.contains("password") {
+            let text = "ledger.url: holds a password, which would be shown with it; put the \
+                        password into a file and name that in ledger.password_file";
+            return Err(ConfigError(text.into()));
+        }
+        if self.ledger.standbys.is_none() {
+            let text = "ledger.standbys: must be written where ledger.url is: the number of \
+                        synchronous standbys that a commit waits for, or 0, with which a failover \
+                        may lose what was acknowledged";
+            return Err(ConfigError(text.into()));
+        }
+        Ok(())
     }
 }
 
@@ -231,7 +258,7 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 21] = [
+        const UNITS: [&str; 22] = [
             "threads",
             "MiB",
             "bytes",
@@ -253,6 +280,7 @@ mod tests {
             "subscribers",
             "steps",
             "spans",
+            "standbys",
         ];
         let (schema, values) = (Config::schema(), Config::default().values());
         for setting in settings(&schema, &values) {
@@ -261,6 +289,27 @@ mod tests {
             let words = format!("{} {}", setting.key, text).to_lowercase();
             let unit = UNITS.iter().any(|unit| words.contains(&unit.to_lowercase()));
             assert!(unit || !numeric(&setting), "{} has no unit: {text}", setting.key);
+        }
+    }
+
+    #[test]
+    fn an_address_of_a_database_has_no_password_and_comes_with_standbys() {
+        let load = |url: &str, standbys: Option<&str>| {
+            let flags = [("ledger.url", Some(url)), ("ledger.standbys", standbys)];
+            let given = flags.iter().filter_map(|(key, value)| Some((*key, (*value)?)));
+            let flags: Vec<_> = given.map(|(key, value)| (key.into(), value.into())).collect();
+            LoadedConfig::load(None, &flags).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(load("postgres://cresset@one,two:5433/cresset", Some("0")), Ok(()));
+        assert_eq!(load("postgresql:///cresset?host=/run", Some("1")), Ok(()));
+        for (url, standbys, part) in [
+            ("postgres://cresset@one/cresset", None, "ledger.standbys: must be written"),
+            ("mysql://one/cresset", Some("0"), "ledger.url: must be an address like"),
+            ("postgres://cresset:secret@one/db", Some("0"), "ledger.password_file"),
+            ("postgres://one/db?password=secret", Some("0"), "ledger.password_file"),
+        ] {
+            let error = load(url, standbys).unwrap_err();
+            assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
         }
     }
 

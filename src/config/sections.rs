@@ -62,8 +62,8 @@ pub struct TlsSettings {
     /// has a free port of 127.0.0.1 without TLS besides, for its own gateway and for commands on
     /// this machine.
     pub listeners: Vec<ListenerName> = vec![ListenerName::Public],
-    /// PEM file with certificates of authorities that `relay`, `bench` and `connect` trust besides
-    /// the public ones.
+    /// PEM file with certificates of authorities that `relay`, `bench`, `connect` and connections
+    /// to the ledger's database trust besides the public ones.
     pub trusted: Option<PathBuf> = None,
 }
 }
@@ -377,8 +377,26 @@ impl RequestSettings {
 }
 
 section! {
-/// How the ledger is looked after while the node serves.
+/// Where the ledger is, and how it is looked after while the node serves.
 pub struct LedgerSettings {
+    /// PostgreSQL database that keeps the ledger in place of the data folder:
+    /// `postgres://USER@HOST,HOST/DATABASE`, without a password. Connections to other machines
+    /// speak TLS, with a certificate of a public authority or one of `tls.trusted`, unless the
+    /// address ends in `?sslmode=disable`.
+    pub url: Option<String> = None,
+    /// File with the password of the database's user.
+    pub password_file: Option<PathBuf> = None,
+    /// Connections to the database that answer reads, at most. A few more write and look after it.
+    #[schemars(range(min = 1, max = 1_000))]
+    pub connections: usize = 4,
+    /// Synchronous standbys that a commit in the database waits for. It must be written where `url`
+    /// is, and the server's `synchronous_standby_names` must name as many. With 0 a failover may
+    /// lose what was acknowledged.
+    #[schemars(range(min = 0, max = 100))]
+    pub standbys: Option<u32> = None,
+    /// How long a node that the database does not hear of counts as alive, seconds.
+    #[schemars(range(min = 1, max = 600))]
+    pub lease_seconds: u64 = 10,
     /// Rows that the background audit of everything reads in a second. It runs once a day and after
     /// a stop that was not orderly, on a thread of the lowest priority. A ledger with 30 days of
     /// 100 000 requests each has about ten million rows besides its older journal.

@@ -169,7 +169,11 @@ impl Assembly {
 
     fn prepare(&self, watcher: Watcher<'_>) {
         open_files::raise_limit();
-        let told = [open_files::note(&self.config), private_files::make(&self.data_dir)];
+        let told = [
+            open_files::note(&self.config),
+            private_files::make(&self.data_dir),
+            ledger::failover_warning(&self.config),
+        ];
         told.into_iter().flatten().for_each(|text| watcher(StartEvent::Note(text)));
     }
 

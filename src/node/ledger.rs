@@ -1,12 +1,14 @@
-//! Creates, finds and opens the ledger of a data folder.
+//! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
 use super::NodeError;
 use crate::clock::{SystemClock, built_at};
 use crate::config::Config;
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
-    ClockLimits, EmbeddedConfig, Limits, LockedStore, OpenProgress, Store, StoreConfig, StoreError,
+    ClockLimits, EmbeddedConfig, Limits, LockedStore, OpenProgress, PostgresConfig, Store,
+    StoreConfig, StoreError,
 };
+use crate::tls;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -38,15 +40,54 @@ pub fn limits(config: &Config) -> Limits {
     }
 }
 
-/// The place of a data folder's ledger, as the configuration sets it.
-pub fn place(data_dir: &Path, config: &Config) -> StoreConfig {
-    StoreConfig::Embedded(EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib))
+/// The place of a node's ledger, as the configuration sets it. Fails where a database is named
+/// that cannot be meant.
+pub fn place(data_dir: &Path, config: &Config) -> Result<StoreConfig, NodeError> {
+    let settings = &config.ledger;
+    let embedded = EmbeddedConfig::new(data_dir).with_cache_mib(settings.cache_mib);
+    let embedded = StoreConfig::Embedded(embedded);
+    let Some(url) = &settings.url else { return Ok(embedded) };
+    if Store::exists(&embedded) {
+        let shown = data_dir.display();
+        let what = format!("ledger.url names a database, and {shown} has a ledger of its own");
+        return Err(NodeError::new(what).remedy("unset ledger.url, or give another --data-dir"));
+    }
+    let password = settings.password_file.as_deref().map(password).transpose()?;
+    let tls = tls::client(config.tls.trusted.as_deref());
+    let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
+    let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
+    Ok(StoreConfig::Postgres(PostgresConfig {
+        connections: settings.connections,
+        standbys: settings.standbys.unwrap_or_default(),
+        lease: Duration::from_secs(settings.lease_seconds),
+        folder: Some(data_dir.to_owned()),
+        ..read.map_err(NodeError::new)?
+    }))
+}
+
+/// The first line of `ledger.password_file`.
+fn password(file: &Path) -> Result<String, NodeError> {
+    let read = std::fs::read_to_string(file).map_err(|error| {
+        let what = format!("{} cannot be read: {error}", file.display());
+        NodeError::new(what).remedy("check ledger.password_file")
+    })?;
+    Ok(read.lines().next().unwrap_or_default().to_owned())
+}
+
+/// What a failover of the database may lose, where that is anything.
+pub fn failover_warning(config: &Config) -> Option<String> {
+    let is_alone = config.ledger.url.is_some() && config.ledger.standbys == Some(0);
+    is_alone.then(|| {
+        "ledger.standbys is 0: if the database fails over to a standby, charges and balances that were \
+         acknowledged may be lost, and no audit can tell"
+            .into()
+    })
 }
 
 /// Takes the ledger for a node. Fails when there is none, or when another process has it open.
 pub(super) fn lock(data_dir: &Path, config: &Config) -> Result<LockedStore, NodeError> {
-    require(data_dir)?;
-    Store::lock(&place(data_dir, config)).map_err(|error| match error {
+    require(data_dir, config)?;
+    Store::lock(&place(data_dir, config)?).map_err(|error| match error {
         error @ StoreError::InUse(_) => NodeError::new(error).remedy(
             "a node runs there already (`cresset status`); stop it, or give another --data-dir",
         ),
@@ -59,8 +100,8 @@ pub(super) async fn lock_when_free(
     data_dir: &Path,
     config: &Config,
 ) -> Result<LockedStore, NodeError> {
-    require(data_dir)?;
-    let place = place(data_dir, config);
+    require(data_dir, config)?;
+    let place = place(data_dir, config)?;
     loop {
         match Store::lock(&place) {
             Err(StoreError::InUse(_)) => tokio::time::sleep(BETWEEN_LOOKS).await,
@@ -110,10 +151,15 @@ pub fn check_rights(data_dir: &Path) -> Result<(), NodeError> {
         .remedy("run the command as the user that owns it, or name another folder with --data-dir"))
 }
 
-/// Fails when there is no ledger in the folder, or none that this user may open.
-pub fn require(data_dir: &Path) -> Result<(), NodeError> {
+/// Fails when there is no ledger in the folder, or none that this user may open. A database is
+/// asked when it is opened.
+pub fn require(data_dir: &Path, config: &Config) -> Result<(), NodeError> {
     check_rights(data_dir)?;
-    if Store::exists(&StoreConfig::folder(data_dir)) {
+    let place = place(data_dir, config)?;
+    if let StoreConfig::Postgres(_) = place {
+        return make_folder(data_dir);
+    }
+    if Store::exists(&place) {
         return Ok(());
     }
     let what = format!("there is no ledger in {}", data_dir.display());
@@ -121,17 +167,18 @@ pub fn require(data_dir: &Path) -> Result<(), NodeError> {
         .remedy("make one with `cresset init`, or name its folder with --data-dir"))
 }
 
-/// Makes the folder, readable by its owner alone when it is new, and an empty ledger in it. Fails
-/// when there is a ledger.
-pub fn create(data_dir: &Path) -> Result<(), NodeError> {
+/// Makes the folder, readable by its owner alone when it is new, and an empty ledger in it or in
+/// the database. Fails when there is a ledger.
+pub fn create(data_dir: &Path, config: &Config) -> Result<(), NodeError> {
     check_rights(data_dir)?;
+    let place = place(data_dir, config)?;
     let shown = data_dir.display();
-    if Store::exists(&StoreConfig::folder(data_dir)) {
+    if matches!(place, StoreConfig::Embedded(_)) && Store::exists(&place) {
         let what = format!("{shown} has a ledger already; it is left as it is");
         return Err(NodeError::new(what).remedy("use it as it is, or give another --data-dir"));
     }
     make_folder(data_dir)?;
-    Store::init(&StoreConfig::folder(data_dir)).map_err(NodeError::new)
+    Store::init(&place).map_err(NodeError::new)
 }
 
 /// Makes the data folder, readable by its owner alone, unless there is one.
@@ -147,8 +194,8 @@ pub async fn execute(
     config: &Config,
     command: AdminCommand,
 ) -> Result<Option<Value>, NodeError> {
-    require(data_dir)?;
-    let place = place(data_dir, config);
+    require(data_dir, config)?;
+    let place = place(data_dir, config)?;
     match Store::open_briefly(&place, Arc::new(SystemClock), limits(config)) {
         Ok(store) => {
             let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;

@@ -55,13 +55,18 @@ pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
 pub use stats::{BudgetNotice, StoreStats};
+use std::fs::File;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 pub use stored_body::StoredBody;
 use tokio::sync::oneshot;
 use writer::Writer;
+
+/// Between two tries to reach a database at the start of a node.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
@@ -120,6 +125,8 @@ struct StoreInner {
     shared: Arc<StoreShared>,
     writer: Option<JoinHandle<()>>,
     auditor: Option<Auditor>,
+    /// The locked data folder of a node whose ledger is elsewhere. It goes last.
+    folder: OnceLock<File>,
 }
 
 impl Drop for StoreInner {
@@ -151,11 +158,14 @@ impl Store {
     }
 
     /// Takes the ledger of a folder for this process, which opens it then. A second process gets
-    /// `InUse`. A ledger in a database is taken when it is opened.
+    /// `InUse`. Of a ledger in a database the node's data folder is taken, if there is one.
     pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
         let place = match config {
             StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
-            StoreConfig::Postgres(place) => LockedPlace::Database(place.clone()),
+            StoreConfig::Postgres(place) => {
+                let folder = place.folder.as_deref().map(embedded::lock_file).transpose()?;
+                LockedPlace::Database(place.clone(), folder)
+            }
         };
         Ok(LockedStore { place })
     }
@@ -172,8 +182,14 @@ impl Store {
         clock: Arc<dyn Clock>,
         limits: Limits,
     ) -> StoreResult<Self> {
-        let policy = AuditPolicy::AfterCrash;
-        Self::lock(config)?.open_with(clock, limits, policy, &OpenProgress::default())
+        let locked = match config {
+            StoreConfig::Embedded(_) => Self::lock(config)?,
+            // What it does there is one transaction, so it may run beside a node of the folder.
+            StoreConfig::Postgres(place) => {
+                LockedStore { place: LockedPlace::Database(place.clone(), None) }
+            }
+        };
+        locked.open_with(clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
     }
 
     fn start(
@@ -197,7 +213,8 @@ impl Store {
                 .unwrap_or_else(|_| std::process::abort());
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
-        Ok(Self { inner: Arc::new(StoreInner { shared, writer: Some(writer), auditor }) })
+        let inner = StoreInner { shared, writer: Some(writer), auditor, folder: OnceLock::new() };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The id of this start of the node. Every reservation it makes carries it.
@@ -388,13 +405,14 @@ pub struct LockedStore {
 
 enum LockedPlace {
     Folder(Arc<dyn embedded::Disk>),
-    Database(PostgresConfig),
+    Database(PostgresConfig, Option<File>),
 }
 
 impl LockedStore {
     /// Opens the ledger, checks its pages and what came after its seal, releases the reservations
     /// of earlier boots, starts the writer and the background audit. Blocks, for minutes where
-    /// there is much to audit; `progress` says how far it is and can stop it.
+    /// there is much to audit, and as long as a database cannot be reached; `progress` says how far
+    /// it is and can stop it.
     pub fn open(
         self,
         clock: Arc<dyn Clock>,
@@ -416,10 +434,37 @@ impl LockedStore {
                 let backend = Arc::new(EmbeddedBackend::open_on(disk)?);
                 Store::start(&backend, clock, limits, policy, progress)
             }
-            LockedPlace::Database(place) => {
-                let backend = Arc::new(PostgresBackend::open(&place)?);
-                Store::start(&backend, clock, limits, policy, progress)
+            LockedPlace::Database(place, folder) => {
+                let store = once_reached(policy, progress, || {
+                    let backend = Arc::new(PostgresBackend::open(&place)?);
+                    Store::start(&backend, Arc::clone(&clock), limits, policy, progress)
+                })?;
+                folder.map(|locked| store.inner.folder.set(locked));
+                Ok(store)
             }
+        }
+    }
+}
+
+/// What `open` returns. A node calls it again as long as the database cannot be reached.
+fn once_reached(
+    policy: AuditPolicy,
+    progress: &OpenProgress,
+    open: impl Fn() -> StoreResult<Store>,
+) -> StoreResult<Store> {
+    loop {
+        match open() {
+            Err(StoreError::Unavailable(why)) if policy == AuditPolicy::Always => {
+                tracing::warn!(
+                    why,
+                    "the database of the ledger cannot be reached, which is tried again"
+                );
+                if !progress.wait_for_database(Some(why.clone())) {
+                    return Err(StoreError::Unavailable(why));
+                }
+                thread::sleep(BETWEEN_TRIES);
+            }
+            other => return other,
         }
     }
 }

@@ -21,11 +21,20 @@ pub struct OpenProgress {
     /// Percent of the audit's rows that were read.
     percent: AtomicU64,
     stopped: AtomicBool,
+    /// Why the database cannot be reached, while it is waited for.
+    waiting: Mutex<Option<String>>,
 }
 
 impl OpenProgress {
     pub(super) fn enter(&self, step: OpenStep) {
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        self.wait_for_database(None);
+    }
+
+    /// Tells why the database cannot be reached, until it can. False once the opening is to stop.
+    pub(super) fn wait_for_database(&self, why: Option<String>) -> bool {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        !self.stopped.load(Ordering::Relaxed)
     }
 
     /// Notes how far the audit is; an error once it is to stop.
@@ -45,6 +54,9 @@ impl OpenProgress {
 
     /// The present step in words.
     pub fn step(&self) -> String {
+        if let Some(why) = &*self.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+            return format!("waiting for the database of the ledger (ledger.url): {why}");
+        }
         match *self.step.lock().unwrap_or_else(PoisonError::into_inner) {
             OpenStep::Pages => "checking the pages of the ledger".into(),
             OpenStep::Audit => {

@@ -245,6 +245,13 @@ pub(crate) fn config_file(globals: &Globals, data_dir: &Path) -> Option<PathBuf>
     config_source(globals, data_dir, &[]).file.path().map(Path::to_owned)
 }
 
+/// The configuration file that is named, or else the data folder's own, which need not be there.
+pub(crate) fn config_path(globals: &Globals, data_dir: &Path) -> PathBuf {
+    match config_source(globals, data_dir, &[]).file {
+        ConfigFile::Named(path) | ConfigFile::IfThere(path) => path,
+    }
+}
+
 impl From<NodeError> for CommandError {
     fn from(NodeError { message, remedy }: NodeError) -> Self {
         Self::Said { what: message, remedy }

@@ -120,24 +120,8 @@ pub(super) struct LockedFolder {
 impl LockedFolder {
     /// Locks the folder for this process; `InUse` when another process has it.
     pub(super) fn lock(dir: &Path) -> StoreResult<Self> {
-        let path = dir.join(LOCK);
-        let opened = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(OWNER_ONLY)
-            .open(&path);
-        let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
-        match lock.try_lock() {
-            Ok(()) => {
-                let (dir, cache_bytes) = (dir.to_owned(), CACHE_BYTES);
-                Ok(Self { dir, cache_bytes, lock, opened: Mutex::default() })
-            }
-            Err(TryLockError::WouldBlock) => {
-                Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
-            }
-            Err(TryLockError::Error(error)) => Err(unusable(dir, UNLOCKED, &error)),
-        }
+        let (lock, cache_bytes) = (lock_file(dir)?, CACHE_BYTES);
+        Ok(Self { dir: dir.to_owned(), cache_bytes, lock, opened: Mutex::default() })
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -159,6 +143,24 @@ impl LockedFolder {
     /// Gives a completed file its name, durably.
     pub(super) fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
+    }
+}
+
+/// Locks a folder for this process until the file is dropped; `InUse` when another process has it.
+pub(in crate::store) fn lock_file(dir: &Path) -> StoreResult<fs::File> {
+    let opened = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(OWNER_ONLY)
+        .open(dir.join(LOCK));
+    let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => {
+            Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
+        }
+        Err(TryLockError::Error(error)) => Err(unusable(dir, UNLOCKED, &error)),
     }
 }
 

@@ -37,6 +37,7 @@ use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 pub(super) use backup::{init, restore};
 pub(super) use disk::Disk;
+pub(super) use disk::lock_file;
 use disk::{File, LockedFolder};
 use files::{Files, PageCheck};
 use metered::MeteredFolder;

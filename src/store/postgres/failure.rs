@@ -4,6 +4,8 @@ use crate::ledger::state::StateError;
 use crate::store::StoreError;
 use crate::store::backend::BatchFailure;
 use std::error::Error;
+use std::io::{self, ErrorKind};
+use tokio_postgres::Config;
 use tokio_postgres::error::SqlState;
 
 /// Why a statement has no answer.
@@ -12,12 +14,26 @@ pub(super) struct Failure {
     /// What the database answered; `None` where the connection failed.
     code: Option<SqlState>,
     what: String,
+    /// A setting has to be changed before another try can succeed.
+    is_setting: bool,
 }
 
 impl Failure {
     /// The connection is of no use.
     pub(super) fn lost(what: &str) -> Self {
-        Self { code: None, what: what.to_owned() }
+        Self { code: None, what: what.to_owned(), is_setting: false }
+    }
+
+    /// Why no connection could be made, with the setting to change where that would help.
+    pub(super) fn connecting(error: tokio_postgres::Error, config: &Config) -> Self {
+        let (code, io) = (error.code().cloned(), io_error(&error));
+        let mut failure = Self::from(error);
+        if let Some(remedy) = remedy(code, io, &failure.what, config) {
+            let said = failure.what;
+            failure.what = format!("the database of the ledger cannot be used: {said}; {remedy}");
+            failure.is_setting = true;
+        }
+        failure
     }
 
     /// Whether another transaction came first, so that the whole batch may be tried again: two
@@ -49,7 +65,7 @@ impl From<tokio_postgres::Error> for Failure {
             what += ": a proxy in between hands transactions to other sessions; connect to the database itself, or \
                      let the proxy pool sessions";
         }
-        Self { code, what }
+        Self { code, what, is_setting: false }
     }
 }
 
@@ -67,12 +83,48 @@ impl From<Failure> for StateError {
 
 impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
-        Self::Unavailable(failure.what)
+        let variant = if failure.is_setting { Self::Unusable } else { Self::Unavailable };
+        variant(failure.what)
     }
 }
 
 impl From<Failure> for BatchFailure {
     fn from(failure: Failure) -> Self {
         Self::InDoubt(failure.what)
+    }
+}
+
+fn io_error(error: &tokio_postgres::Error) -> Option<ErrorKind> {
+    Some(error.source()?.downcast_ref::<io::Error>()?.kind())
+}
+
+/// What to change after a failure to connect; `None` where another try may succeed as it is.
+fn remedy(
+    code: Option<SqlState>,
+    io: Option<ErrorKind>,
+    what: &str,
+    config: &Config,
+) -> Option<&'static str> {
+    match code {
+        Some(SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
+            Some("check the user in ledger.url, ledger.password_file and the server's pg_hba.conf")
+        }
+        Some(SqlState::INVALID_CATALOG_NAME) => Some("check the database's name in ledger.url"),
+        Some(_) => None,
+        None if what.contains("password missing") => {
+            Some("name a file with the user's password in ledger.password_file")
+        }
+        None if what.contains("does not support TLS") => {
+            Some("set ssl on there, or end ledger.url in ?sslmode=disable")
+        }
+        // A connection that breaks during the handshake may come about the next time.
+        None if what.contains("TLS handshake") && io == Some(ErrorKind::InvalidData) => Some(
+            "name the authority of its certificate in tls.trusted, and the host in ledger.url as the certificate does",
+        ),
+        // Where there are several hosts one of them may be about to become the primary.
+        None if what.contains("does not allow writes") && config.get_hosts().len() == 1 => {
+            Some("it is a standby: name the primary in ledger.url, alone or beside its standbys")
+        }
+        None => None,
     }
 }

@@ -12,6 +12,7 @@ mod failure;
 mod keys;
 mod lookups;
 mod nodes;
+mod place;
 mod pool;
 mod reading;
 mod retention;
@@ -44,6 +45,7 @@ use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::Tenure;
+pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
 use session::{Ask, Connector, DatabaseSession, SessionKind};
@@ -53,35 +55,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio_postgres::Config;
-use tokio_rustls::rustls::ClientConfig;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
 const MAX_RACES: u32 = 20;
 /// How long a reader waits for the database.
 const READ: Duration = Duration::from_secs(10);
-
-/// The place of a ledger in a database.
-#[derive(Clone)]
-pub struct PostgresConfig {
-    /// Hosts, database, user and password.
-    pub server: Box<Config>,
-    /// How TLS is spoken to it; without it only unencrypted connections are made.
-    pub tls: Option<Arc<ClientConfig>>,
-    /// Sessions that answer reads, at most.
-    pub connections: usize,
-    /// Standbys that a commit waits for.
-    pub standbys: u32,
-    /// How long a node that is not heard of counts as alive.
-    pub lease: Duration,
-}
-
-impl std::fmt::Debug for PostgresConfig {
-    /// The password is left out.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PostgresConfig").field("server", &self.server).finish_non_exhaustive()
-    }
-}
 
 pub(super) struct PostgresBackend {
     place: PostgresConfig,
@@ -385,7 +363,8 @@ pub(super) fn inspect(place: &PostgresConfig) -> StoreResult<AuditReport> {
 
 /// Why no backup of this program is made or restored.
 pub(super) fn own_tools() -> StoreError {
-    let why = "a ledger in a database is copied and restored with the database's own tools, such as pg_basebackup";
+    let why = "a ledger in a database is copied and restored with the database's own tools: use pg_dump, or \
+               pg_basebackup, and their counterparts";
     StoreError::Unusable(why.into())
 }
 

@@ -113,7 +113,9 @@ pub(super) async fn wait_for_others(session: &DatabaseSession) -> StoreResult {
         if let Some((boot, _)) = alive.iter().find(|(boot, left)| renewed((boot, left))) {
             return Err(StoreError::InUse(in_use(*boot)));
         }
-        tracing::info!(%boot, "waiting for the end of a node that used the ledger");
+        if !seen.contains_key(boot) {
+            tracing::info!(%boot, "waiting for the end of a node that used the ledger");
+        }
         let pause = Duration::from_secs_f64(left.max(1.0) / 1e3 / f64::from(RENEWALS));
         seen.extend(alive);
         sleep(pause).await;

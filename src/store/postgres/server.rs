@@ -18,7 +18,8 @@ pub(super) async fn check(session: &DatabaseSession, standbys: u32) -> StoreResu
     let answer = session.ask(Ask::new(SETTINGS)).await?;
     let row = answer.rows.first().ok_or_else(|| Failure::lost("it says nothing of itself"))?;
     let (number, version): (i32, String) = (row.get(0), row.get(1));
-    let refuse = |what: String| Err(StoreError::Unusable(format!("the database {what}")));
+    let refuse =
+        |what: String| Err(StoreError::Unusable(format!("the database in ledger.url {what}")));
     if number < OLDEST {
         return refuse(format!("is PostgreSQL {version}, and 15 is the oldest that serves"));
     }

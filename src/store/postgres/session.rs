@@ -80,12 +80,13 @@ impl Connector {
 
     async fn connect_here(&self, kind: SessionKind) -> Result<DatabaseSession, Failure> {
         let doubts = Arc::new(AtomicU64::new(0));
+        let failed = |error| Failure::connecting(error, &self.config);
         let client = if let Some(tls) = self.tls.clone() {
-            let (client, connection) = self.config.connect(tls).await?;
+            let (client, connection) = self.config.connect(tls).await.map_err(failed)?;
             self.handle.spawn(drive(connection, Arc::clone(&doubts)));
             client
         } else {
-            let (client, connection) = self.config.connect(NoTls).await?;
+            let (client, connection) = self.config.connect(NoTls).await.map_err(failed)?;
             self.handle.spawn(drive(connection, Arc::clone(&doubts)));
             client
         };

@@ -141,5 +141,5 @@ impl Cluster {
 pub fn place_in(folder: &Path, options: &str) -> PostgresConfig {
     let mut server = Box::new(tokio_postgres::Config::new());
     server.host_path(folder).user("cresset").dbname("postgres").options(options);
-    PostgresConfig { server, tls: None, connections: 4, standbys: 0, lease: LEASE }
+    PostgresConfig { server, tls: None, connections: 4, standbys: 0, lease: LEASE, folder: None }
 }
