@@ -195,10 +195,7 @@ async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
     let place = match node::ledger::place(&context.data_dir, &context.config) {
         Ok(place) => place,
-        Err(NodeError { message, remedy }) => {
-            let remedy = remedy.unwrap_or_else(|| "correct the setting".into());
-            return vec![Finding::wrong("ledger", message, remedy)];
-        }
+        Err(error) => return vec![misplaced(error)],
     };
     if !Store::exists(&place) {
         let what = format!("there is none in {shown}");
@@ -218,6 +215,11 @@ async fn folder(context: &Context) -> Vec<Finding> {
     }
     findings.push(models(context));
     findings
+}
+
+fn misplaced(NodeError { message, remedy }: NodeError) -> Finding {
+    let remedy = remedy.unwrap_or_else(|| "correct the setting".into());
+    Finding::wrong("ledger", message, remedy)
 }
 
 /// What a failover of the ledger's database may lose.

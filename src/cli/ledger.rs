@@ -7,7 +7,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::ledger::{Account, Credential};
 use crate::node;
 use crate::server::operator::{AdminCommand, view};
-use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store, StoreError};
+use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -63,8 +63,7 @@ pub(super) async fn report(context: &Context) -> CommandResult<Value> {
         Some(report) => Ok(Some(report)),
         None => match Store::inspect(&place) {
             Ok(report) => Ok(Some(view::audit(&report))),
-            Err(StoreError::InUse(_)) => Ok(None),
-            Err(error) => Err(CommandError::new(error)),
+            Err(error) => Ok(node::ledger::not_opened(&context.config, error)?),
         },
     };
     context.patiently(read).await

@@ -132,11 +132,16 @@ fn care(document: &Value) -> String {
     let backups = &document["last_backups"];
     let [node, alone] = ["node", "ledger"].map(|kind| age(&backups[kind]["at"]));
     let audit = age(&document["ledger_fully_audited_at"]);
-    format!(
-        "files     ledger {ledger}, answers {answers}, closed journal {journal}; {free} free\n\
-         backups   of the node: {node}; of the ledger alone: {alone}\n\
-         audit     of everything: {audit}\n"
-    )
+    let in_database = document["file_bytes"].as_object().is_none_or(serde_json::Map::is_empty);
+    let copies = if in_database {
+        format!("files     the ledger is in a database; {free} free in the data folder\n")
+    } else {
+        format!(
+            "files     ledger {ledger}, answers {answers}, closed journal {journal}; {free} free\n\
+             backups   of the node: {node}; of the ledger alone: {alone}\n"
+        )
+    };
+    format!("{copies}audit     of everything: {audit}\n")
 }
 
 fn readiness(document: &Value) -> String {

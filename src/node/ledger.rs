@@ -203,7 +203,18 @@ pub async fn execute(
             let executed = operator.execute_for(&Actor::node_user(), command).await;
             executed.map(Some).map_err(NodeError::new)
         }
-        Err(StoreError::InUse(_)) => Ok(None),
-        Err(error) => Err(NodeError::new(error)),
+        Err(error) => not_opened(config, error),
+    }
+}
+
+/// `None` where another process has the ledger of the folder, which may soon be free. A node that
+/// uses the ledger in a database is told of.
+pub fn not_opened<T>(config: &Config, error: StoreError) -> Result<Option<T>, NodeError> {
+    match error {
+        StoreError::InUse(_) if config.ledger.url.is_none() => Ok(None),
+        StoreError::InUse(_) => Err(NodeError::new(error).remedy(
+            "give the command on the machine of the node that runs, or to that node with --node",
+        )),
+        error => Err(NodeError::new(error)),
     }
 }

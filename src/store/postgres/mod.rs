@@ -48,6 +48,7 @@ use nodes::Tenure;
 pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
+use rustix::fs::statvfs;
 use session::{Ask, Connector, DatabaseSession, SessionKind};
 use state::BatchState;
 use std::collections::BTreeMap;
@@ -232,9 +233,10 @@ impl LedgerReader for PostgresBackend {
         self.driver.wait(erasing)
     }
 
-    /// The database's machine is not this one.
+    /// Those of the data folder: the database's machine may be another.
     fn free_bytes(&self) -> Option<u64> {
-        None
+        let found = statvfs(self.place.folder.as_ref()?).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
     fn file_bytes(&self) -> BTreeMap<&'static str, u64> {

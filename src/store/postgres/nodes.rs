@@ -71,15 +71,7 @@ async fn renew(boot: BootId, lease: Duration, connector: Arc<Connector>) {
     let mut session: Option<DatabaseSession> = None;
     loop {
         sleep(lease / RENEWALS).await;
-        let renewed = async {
-            let session = match session.take().filter(|session| !session.is_closed()) {
-                Some(session) => session,
-                None => connector.connect(SessionKind::Reader).await?,
-            };
-            let ask = Ask::new(RENEW).with(boot.0).with(milliseconds(lease));
-            let renewed = session.ask(ask).await?.affected > 0;
-            Ok((session, renewed))
-        };
+        let renewed = renewed_in(session.take(), boot, lease, &connector);
         match connector.within(lease, renewed).await {
             Ok((kept, renewed)) => {
                 session = Some(kept);
@@ -93,6 +85,23 @@ async fn renew(boot: BootId, lease: Duration, connector: Arc<Connector>) {
             Err(failure) => tracing::warn!(%failure, "the lease could not be renewed"),
         }
     }
+}
+
+/// Renews the lease in this session, or in a new one. Returns the session, and whether the lease
+/// was still this node's.
+async fn renewed_in(
+    session: Option<DatabaseSession>,
+    boot: BootId,
+    lease: Duration,
+    connector: &Arc<Connector>,
+) -> Result<(DatabaseSession, bool), Failure> {
+    let session = match session.filter(|session| !session.is_closed()) {
+        Some(session) => session,
+        None => connector.connect(SessionKind::Reader).await?,
+    };
+    let ask = Ask::new(RENEW).with(boot.0).with(milliseconds(lease));
+    let is_own = session.ask(ask).await?.affected > 0;
+    Ok((session, is_own))
 }
 
 fn milliseconds(span: Duration) -> f64 {

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn read(url: &str) -> Result<PostgresConfig, String> {
-        PostgresConfig::read(url, Some("word"), Arc::new(crate::tls::client(None).unwrap()))
+        PostgresConfig::read(url, Some("opensesame"), Arc::new(crate::tls::client(None).unwrap()))
     }
 
     #[test]
@@ -114,6 +114,6 @@ mod tests {
             let error = read(url).unwrap_err();
             assert!(error.contains(part), "{url}: {error}");
         }
-        assert!(!format!("{:?}", read("postgres://u@db1/d").unwrap()).contains("word"));
+        assert!(!format!("{:?}", read("postgres://u@db1/d").unwrap()).contains("opensesame"));
     }
 }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod cluster;
+mod database_server;
 mod encrypted;
 mod faults;
 mod kill;

@@ -140,10 +140,14 @@ impl Pair {
         self.memory = possible[place].clone();
     }
 
-    /// Gives an admission the boot that runs now.
+    /// Gives an admission the boot that runs now, and an attempt that was not made before.
     fn address(&self, command: &mut Command) {
-        if let Command::Admit(admit) = command {
-            admit.boot = self.node.shared.boot;
+        let Command::Admit(admit) = command else { return };
+        admit.boot = self.node.shared.boot;
+        let entries = &self.memory.entries;
+        let mut attempts = entries.iter().filter_map(|entry| Some(entry.reservation()?.1));
+        if attempts.any(|attempt| attempt == admit.attempt) {
+            admit.attempt = AttemptId(id(1_000 + entries.len() as u128));
         }
     }
 
