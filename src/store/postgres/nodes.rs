@@ -108,25 +108,27 @@ fn milliseconds(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// Returns once no other node's lease runs. A node that is alive renews its own before that, and
-/// then this fails.
+/// Returns once no other node's lease runs. A node that is alive renews its own again and again, and
+/// then this fails. One renewal is no proof: it may have been on its way when its node ended.
 pub(super) async fn wait_for_others(session: &DatabaseSession) -> StoreResult {
-    let mut seen: HashMap<Uuid, f64> = HashMap::new();
+    let mut seen: HashMap<Uuid, (f64, u32)> = HashMap::new();
     loop {
         let alive = alive(session).await?;
         let Some((boot, left)) = alive.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else {
             return Ok(());
         };
-        let renewed =
-            |(boot, left): (&Uuid, &f64)| seen.get(boot).is_some_and(|before| left > before);
-        if let Some((boot, _)) = alive.iter().find(|(boot, left)| renewed((boot, left))) {
-            return Err(StoreError::InUse(in_use(*boot)));
-        }
         if !seen.contains_key(boot) {
             tracing::info!(%boot, "waiting for the end of a node that used the ledger");
         }
         let pause = Duration::from_secs_f64(left.max(1.0) / 1e3 / f64::from(RENEWALS));
-        seen.extend(alive);
+        for (boot, left) in alive {
+            let (before, renewals) = seen.entry(boot).or_insert((left, 0));
+            *renewals += u32::from(left > *before);
+            *before = left;
+            if *renewals > 1 {
+                return Err(StoreError::InUse(in_use(boot)));
+            }
+        }
         sleep(pause).await;
     }
 }
