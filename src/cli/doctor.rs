@@ -50,6 +50,10 @@ impl Finding {
         Self { verdict: Severity::Warning, remedy, ..Self::good(check, detail) }
     }
 
+    fn of_setting(NodeError { message, remedy }: NodeError) -> Self {
+        Self::wrong("ledger", message, remedy.unwrap_or_else(|| "correct the setting".into()))
+    }
+
     fn wrong(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { verdict: Severity::Wrong, ..Self::warning(check, detail, remedy) }
     }
@@ -195,10 +199,7 @@ async fn folder(context: &Context) -> Vec<Finding> {
     let shown = context.data_dir.display();
     let place = match node::ledger::place(&context.data_dir, &context.config) {
         Ok(place) => place,
-        Err(NodeError { message, remedy }) => {
-            let remedy = remedy.unwrap_or_else(|| "correct the setting".into());
-            return vec![Finding::wrong("ledger", message, remedy)];
-        }
+        Err(why) => return vec![Finding::of_setting(why)],
     };
     if !Store::exists(&place) {
         let what = format!("there is none in {shown}");

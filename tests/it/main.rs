@@ -20,6 +20,7 @@ mod control_plane;
 mod crash;
 mod crash_points;
 mod dashboards;
+mod database;
 mod door;
 mod edge;
 mod families;

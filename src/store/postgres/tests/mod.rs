@@ -9,6 +9,7 @@ mod kill;
 mod model;
 mod node;
 mod proxy;
+mod server_process;
 
 use super::PostgresBackend;
 use crate::store::tests::*;

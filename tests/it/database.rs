@@ -1,0 +1,171 @@
+//! The real binary with its ledger in a real PostgreSQL database. Without PostgreSQL on the machine
+//! these tests are skipped.
+
+use crate::process::{Customer, Folder, Served, eventually, get};
+use serde_json::{Value, json};
+use server_process::{ServerProcess, programs};
+use std::sync::OnceLock;
+use uuid::Uuid;
+
+#[path = "../../src/store/postgres/tests/server_process.rs"]
+mod server_process;
+
+const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
+
+/// The server that these tests share; `None` where PostgreSQL is not installed.
+fn shared() -> Option<&'static ServerProcess> {
+    static SERVER: OnceLock<Option<ServerProcess>> = OnceLock::new();
+    let start = || Some(ServerProcess::start(&programs()?, 5432, |_| String::new()));
+    SERVER.get_or_init(start).as_ref()
+}
+
+/// Runs SQL as a person would.
+fn psql(server: &ServerProcess, sql: &str) {
+    let mut command = std::process::Command::new(programs().unwrap().join("psql"));
+    command.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", "cresset", "-d", "postgres", "-h"]);
+    assert!(command.arg(&server.folder).args(["-c", sql]).status().unwrap().success());
+}
+
+/// The address of an empty place: a schema of its own.
+fn place(server: &ServerProcess) -> String {
+    let schema = format!("s{}", Uuid::new_v4().simple());
+    psql(server, &format!("create schema {schema}"));
+    let host = server.folder.display();
+    format!("postgres:///postgres?user=cresset&host={host}&options=-csearch_path%3D{schema}")
+}
+
+/// A copy of the ready folder without its ledger, and so with the model alone.
+fn without_ledger() -> Folder {
+    let folder = Folder::ready();
+    for file in ["ledger.redb", "bodies.redb"] {
+        std::fs::remove_file(folder.path().join(file)).unwrap();
+    }
+    std::fs::write(folder.path().join("cresset.toml"), LEASE).unwrap();
+    folder
+}
+
+/// The folder of another machine with the same ledger.
+fn same_ledger(folder: &Folder) -> Folder {
+    let other = without_ledger();
+    let [from, to] = [folder, &other].map(|folder| folder.path().join("cresset.toml"));
+    std::fs::copy(from, to).unwrap();
+    other
+}
+
+fn question(node: &Served, stream: bool, max_tokens: u32) -> Value {
+    json!({ "model": node.model, "messages": [{ "role": "user", "content": "tell me" }],
+            "stream": stream, "max_tokens": max_tokens, "ignore_eos": true, "seed": 1 })
+}
+
+#[test]
+fn another_machine_goes_on_after_the_end_of_a_node() {
+    let Some(server) = shared() else { return };
+    let (url, first) = (place(server), without_ledger());
+    first.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    let Customer { account, key, .. } = first.customer(100_000_000);
+    let second = same_ledger(&first);
+    let node = first.serve();
+    let ids = [Uuid::new_v4().to_string(), Uuid::new_v4().to_string()];
+    let done = node.chat(&key, &ids[0], &question(&node, false, 8)).finish();
+    assert_eq!(done.status, 200, "{}", done.body);
+    let mut running = node.chat(&key, &ids[1], &question(&node, true, 1_500));
+    running.read_until("\"content\":");
+    node.kill();
+    drop(running);
+    let node = second.serve();
+    let replayed = node.chat(&key, &ids[0], &question(&node, false, 8)).finish();
+    assert_eq!(replayed.body, done.body, "byte for byte");
+    assert_eq!(replayed.headers["idempotent-replayed"], "true");
+    let lost = second.json(&["requests", "show", &ids[1]]);
+    assert_eq!((&lost["state"], &lost["chargedUnits"]), (&json!("failed"), &json!("0")), "{lost}");
+    assert_eq!(second.json(&["credits", "show", "--account", &account])["reservedUnits"], "0");
+    assert_eq!(second.json(&["ledger", "audit"])["ok"], true);
+    assert!(node.terminate().success());
+    assert_eq!(second.json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn one_node_at_a_time_uses_a_database() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    let made = folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    assert!(made["configuration"].as_str().unwrap().ends_with("cresset.toml"));
+    assert!(folder.fails(&["init"], 1).contains("has a table"));
+    let node = folder.serve();
+    let other = same_ledger(&folder);
+    let serve = ["serve", "--listen", "0", "--operator", "0"];
+    let backup = ["backup", "/tmp/cresset-unwritten.node"];
+    for (place, command, part) in [
+        (&other, &serve[..], "another node uses the ledger"),
+        (&folder, &serve, "in use by another process"),
+        (&folder, &backup, "pg_dump"),
+    ] {
+        let refused = place.fails(command, 1);
+        assert!(refused.contains(part), "{refused}");
+    }
+    assert!(folder.run(&["doctor"]).stdout.contains("ledger.standbys is 0"));
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn a_node_waits_for_its_database_and_says_so() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    // A socket that is not there yet.
+    let host = folder.path().join("db");
+    let elsewhere = url.replace(server.folder.to_str().unwrap(), host.to_str().unwrap());
+    let mut command = folder.serve_command(&[]);
+    command.env("CRESSET_LEDGER__URL", elsewhere);
+    let node = std::thread::spawn(move || Served::start(command));
+    eventually("the start says what it waits for", || {
+        let status = folder.run(&["status", "--json"]).stdout;
+        status.contains("waiting for the database of the ledger (ledger.url)")
+    });
+    std::os::unix::fs::symlink(&server.folder, &host).unwrap();
+    let node = node.join().unwrap();
+    assert_eq!(get(&node.operator, "/readyz").status, 200);
+    assert!(node.terminate().success());
+}
+
+/// What a short command says where it is given this address and these variables.
+fn refused(folder: &Folder, url: &str, more: &[(&str, &str)]) -> String {
+    let mut command = folder.command(&["accounts", "list"]);
+    command.env("CRESSET_LEDGER__URL", url).env("CRESSET_LEDGER__STANDBYS", "0");
+    let output = command.envs(more.iter().copied()).output().unwrap();
+    assert!(!output.status.success(), "{url}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!said.contains("secret"), "{said}");
+    said
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_the_setting() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    let host = format!("host={}", server.folder.display());
+    let missing = folder.path().join("none").display().to_string();
+    let (standbys, password) = ("CRESSET_LEDGER__STANDBYS", "CRESSET_LEDGER__PASSWORD_FILE");
+    for (url, more, part) in [
+        (url.as_str(), None, "cresset init --ledger"),
+        (&format!("postgres:///none?user=cresset&{host}"), None, "name in ledger.url"),
+        ("postgres://u:secret@db/d", None, "ledger.password_file"),
+        ("db", None, "ledger.url: must be an address like postgres://USER@HOST"),
+        (url.as_str(), Some((standbys, "2")), "ledger.standbys is 2"),
+        (url.as_str(), Some((password, missing.as_str())), "ledger.password_file"),
+    ] {
+        let said = refused(&folder, url, more.as_slice());
+        assert!(said.contains(part), "{url}: {said}");
+    }
+    let both = Folder::initialised();
+    let said = both.fails(&["init", "--ledger", &url, "--standbys", "0"], 1);
+    assert!(said.contains("has a ledger of its own"), "{said}");
+}
+
+#[test]
+fn a_server_that_loses_what_it_acknowledged_is_refused() {
+    let Some(programs) = programs() else { return };
+    let server = ServerProcess::start(&programs, 5432, |_| "-c full_page_writes=off".into());
+    let said = refused(&Folder::empty(), &place(&server), &[]);
+    assert!(said.contains("ledger.url has full_page_writes off"), "{said}");
+}
