@@ -1,126 +1,175 @@
-//! A node whose ledger is in PostgreSQL: the real binary and a real server. Without PostgreSQL on
-//! the machine these tests are skipped; see `database_server`.
+//! The real binary with its ledger in a real PostgreSQL database. Without PostgreSQL on the machine
+//! these tests are skipped.
 
-use crate::process::{Customer, Folder, Served};
+use crate::process::{Customer, Folder, Served, eventually, get};
 use serde_json::{Value, json};
-use std::path::Path;
+use server_process::{ServerProcess, programs};
 use std::sync::OnceLock;
 use uuid::Uuid;
 
-#[path = "../../src/store/postgres/tests/database_server.rs"]
-mod database_server;
-use database_server::{DatabaseServer, programs};
+#[path = "../../src/store/postgres/tests/server_process.rs"]
+mod server_process;
 
-/// A folder with a qualified model and no ledger, which lets go of a silent node soon.
-fn folder() -> Folder {
-    let folder = Folder::ready().duplicate();
-    for file in ["ledger.redb", "bodies.redb"] {
-        std::fs::remove_file(folder.path().join(file)).unwrap();
-    }
-    std::fs::write(folder.path().join("cresset.toml"), "[ledger]\nlease_seconds = 1\n").unwrap();
-    folder
-}
+const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
 
-/// The address of the server's database of this name, which is made.
-fn database(server: &DatabaseServer, programs: &Path, name: &str) -> String {
-    let mut create = std::process::Command::new(programs.join("createdb"));
-    let DatabaseServer { folder, port, .. } = server;
-    create.arg("-h").arg(folder).args(["-p", &port.to_string(), "-U", "cresset", name]);
-    assert!(create.status().unwrap().success());
-    address(server, name)
-}
-
-fn address(server: &DatabaseServer, name: &str) -> String {
-    format!("postgres:///{name}?user=cresset&host={}&port={}", server.folder.display(), server.port)
-}
-
-/// The server that these tests share, and its programs.
-fn shared() -> Option<&'static (DatabaseServer, std::path::PathBuf)> {
-    static SERVER: OnceLock<Option<(DatabaseServer, std::path::PathBuf)>> = OnceLock::new();
-    let start = || {
-        let programs = programs()?;
-        Some((DatabaseServer::start(&programs, 5432, |_| String::new()), programs))
-    };
+/// The server that these tests share; `None` where PostgreSQL is not installed.
+fn shared() -> Option<&'static ServerProcess> {
+    static SERVER: OnceLock<Option<ServerProcess>> = OnceLock::new();
+    let start = || Some(ServerProcess::start(&programs()?, 5432, |_| String::new()));
     SERVER.get_or_init(start).as_ref()
 }
 
-fn ask(node: &Served, key: &str, id: &str) -> (u16, bool, Value) {
-    let body = json!({ "model": node.model, "max_tokens": 8, "seed": 3,
-        "messages": [{ "role": "user", "content": "hello" }] });
-    let reply = node.chat(key, id, &body).finish();
-    let is_replay = reply.header("idempotent-replayed") == Some("true");
-    (reply.status, is_replay, reply.json())
+/// Runs SQL as a person would.
+fn psql(server: &ServerProcess, sql: &str) {
+    let mut command = std::process::Command::new(programs().unwrap().join("psql"));
+    command.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", "cresset", "-d", "postgres", "-h"]);
+    assert!(command.arg(&server.folder).args(["-c", sql]).status().unwrap().success());
+}
+
+/// The address of an empty place: a schema of its own.
+fn place(server: &ServerProcess) -> String {
+    let schema = format!("s{}", Uuid::new_v4().simple());
+    psql(server, &format!("create schema {schema}"));
+    let host = server.folder.display();
+    format!("postgres:///postgres?user=cresset&host={host}&options=-csearch_path%3D{schema}")
+}
+
+/// A copy of the ready folder without its ledger, and so with the model alone.
+fn without_ledger() -> Folder {
+    let folder = Folder::ready();
+    for file in ["ledger.redb", "bodies.redb"] {
+        std::fs::remove_file(folder.path().join(file)).unwrap();
+    }
+    std::fs::write(folder.path().join("cresset.toml"), LEASE).unwrap();
+    folder
+}
+
+/// The folder of another machine with the same ledger.
+fn same_ledger(folder: &Folder) -> Folder {
+    let other = without_ledger();
+    let [from, to] = [folder, &other].map(|folder| folder.path().join("cresset.toml"));
+    std::fs::copy(from, to).unwrap();
+    other
+}
+
+fn question(node: &Served, stream: bool, max_tokens: u32) -> Value {
+    json!({ "model": node.model, "messages": [{ "role": "user", "content": "tell me" }],
+            "stream": stream, "max_tokens": max_tokens, "ignore_eos": true, "seed": 1 })
 }
 
 #[test]
-fn a_node_may_keep_its_ledger_in_a_database() {
-    let Some((server, programs)) = shared() else { return };
-    let url = database(server, programs, "whole");
-    let (folder, elsewhere) = (folder(), folder());
-    folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
-    assert!(folder.fails(&["init"], 1).contains("has a table"));
-    let Customer { account, key, .. } = folder.customer(1_000_000);
-    let (node, id) = (folder.serve(), Uuid::new_v4().to_string());
-    let (status, is_replay, answer) = ask(&node, &key, &id);
-    assert_eq!((status, is_replay), (200, false), "{answer}");
-    let charged: u64 = answer["credits"]["chargedUnits"].as_str().unwrap().parse().unwrap();
-    // From another machine: commands ask the database, and a second node is refused.
-    let settings = std::fs::read_to_string(folder.path().join("cresset.toml")).unwrap();
-    std::fs::write(elsewhere.path().join("cresset.toml"), settings).unwrap();
-    let refused = elsewhere.fails(&["accounts", "list"], 1);
-    assert!(refused.contains("another node uses the ledger in the database"), "{refused}");
+fn another_machine_goes_on_after_the_end_of_a_node() {
+    let Some(server) = shared() else { return };
+    let (url, first) = (place(server), without_ledger());
+    first.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    let Customer { account, key, .. } = first.customer(100_000_000);
+    let second = same_ledger(&first);
+    let node = first.serve();
+    let ids = [Uuid::new_v4().to_string(), Uuid::new_v4().to_string()];
+    let done = node.chat(&key, &ids[0], &question(&node, false, 8)).finish();
+    assert_eq!(done.status, 200, "{}", done.body);
+    let mut running = node.chat(&key, &ids[1], &question(&node, true, 1_500));
+    running.read_until("\"content\":");
     node.kill();
-    // What was acknowledged is there for whoever comes next, with the same key and id.
-    let node = elsewhere.serve();
-    assert_eq!(ask(&node, &key, &id), (200, true, answer));
-    let listed = elsewhere.json(&["requests", "list", "--account", &account]);
-    assert_eq!(listed["data"][0]["state"], "completed");
-    let balance = &elsewhere.json(&["accounts", "list"])["data"][0]["trialUnits"];
-    assert_eq!(balance.as_str(), Some((1_000_000 - charged).to_string().as_str()));
-    let status = elsewhere.run(&["status"]).stdout;
+    drop(running);
+    let node = second.serve();
+    let replayed = node.chat(&key, &ids[0], &question(&node, false, 8)).finish();
+    assert_eq!(replayed.body, done.body, "byte for byte");
+    assert_eq!(replayed.headers["idempotent-replayed"], "true");
+    let lost = second.json(&["requests", "show", &ids[1]]);
+    assert_eq!((&lost["state"], &lost["chargedUnits"]), (&json!("failed"), &json!("0")), "{lost}");
+    assert_eq!(second.json(&["credits", "show", "--account", &account])["reservedUnits"], "0");
+    assert_eq!(second.json(&["ledger", "audit"])["ok"], true);
+    let status = second.run(&["status"]).stdout;
     assert!(status.contains("the ledger is in a database"), "{status}");
-    assert!(node.log().contains("ledger.standbys is 0"), "{}", node.log());
     assert!(node.terminate().success());
-    let audit = folder.json(&["ledger", "audit"]);
-    assert_eq!(
-        (&audit["ok"], &audit["checked"]["reservations"]),
-        (&json!(true), &json!(0)),
-        "{audit}"
-    );
-    let doctor = folder.run(&["doctor"]).stdout;
-    assert!(doctor.contains("acknowledged may be lost"), "{doctor}");
-    let copies = folder.path().join("copies");
-    std::fs::create_dir(&copies).unwrap();
-    for copying in [&["backup", "copy"][..], &["ledger", "backup", "copy"]] {
-        let refused = folder.fails(copying, 1);
-        assert!(refused.contains("pg_dump"), "{copying:?}: {refused}");
-    }
+    assert_eq!(second.json(&["ledger", "audit"])["ok"], true);
 }
 
 #[test]
-fn a_database_that_cannot_be_meant_is_refused_with_the_settings_name() {
-    let Some((server, programs)) = shared() else { return };
-    let url = database(server, programs, "refusing");
-    let (folder, own) = (folder(), Folder::initialised());
-    let refused = own.fails(&["init", "--ledger", &url, "--standbys", "0"], 1);
-    assert!(refused.contains("ledger.url names a database"), "{refused}");
-    let missing = address(server, "missing");
-    for (url, standbys, part) in [
-        (&*missing, "0", "check the database's name in ledger.url"),
-        (&*url.replace("user=cresset", "user=nobody"), "0", "check the user in ledger.url"),
-        (&*url, "1", "ledger.standbys is 1"),
-        ("postgres:///x", "0", "ledger.url names no host"),
-        ("redis://x", "0", "ledger.url: must be an address like"),
-        ("postgres://u:secret@h/d", "0", "ledger.password_file"),
+fn one_node_at_a_time_uses_a_database() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    let made = folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    assert!(made["configuration"].as_str().unwrap().ends_with("cresset.toml"));
+    assert!(folder.fails(&["init"], 1).contains("has a table"));
+    let node = folder.serve();
+    let other = same_ledger(&folder);
+    let serve = ["serve", "--listen", "0", "--operator", "0"];
+    let backup = ["backup", "/tmp/cresset-unwritten.node"];
+    for (place, command, part) in [
+        (&other, &serve[..], "another node uses the ledger"),
+        (&other, &["accounts", "list"], "to that node with --node"),
+        (&other, &["ledger", "audit"], "to that node with --node"),
+        (&folder, &serve, "in use by another process"),
+        (&folder, &backup, "pg_dump"),
     ] {
-        let refused = folder.fails(&["init", "--ledger", url, "--standbys", standbys], 1);
-        assert!(refused.contains(part) && !refused.contains("secret"), "{url}: {refused}");
+        let refused = place.fails(command, 1);
+        assert!(refused.contains(part), "{refused}");
     }
-    // Nothing was written down by a try that failed, and no tables are no ledger.
-    let ledger = format!("[ledger]\nurl = {url:?}\nstandbys = 0\n");
-    let file = folder.path().join("cresset.toml");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "[ledger]\nlease_seconds = 1\n");
-    std::fs::write(&file, ledger).unwrap();
-    let refused = folder.fails(&["accounts", "list"], 1);
-    assert!(refused.contains("cresset init"), "{refused}");
+    assert!(folder.run(&["doctor"]).stdout.contains("ledger.standbys is 0"));
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn a_node_waits_for_its_database_and_says_so() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    // A socket that is not there yet.
+    let host = folder.path().join("db");
+    let elsewhere = url.replace(server.folder.to_str().unwrap(), host.to_str().unwrap());
+    let mut command = folder.serve_command(&[]);
+    command.env("CRESSET_LEDGER__URL", elsewhere);
+    let node = std::thread::spawn(move || Served::start(command));
+    eventually("the start says what it waits for", || {
+        let status = folder.run(&["status", "--json"]).stdout;
+        status.contains("waiting for the database of the ledger (ledger.url)")
+    });
+    std::os::unix::fs::symlink(&server.folder, &host).unwrap();
+    let node = node.join().unwrap();
+    assert_eq!(get(&node.operator, "/readyz").status, 200);
+    assert!(node.terminate().success());
+}
+
+/// What a short command says where it is given this address and these variables.
+fn refused(folder: &Folder, url: &str, more: &[(&str, &str)]) -> String {
+    let mut command = folder.command(&["accounts", "list"]);
+    command.env("CRESSET_LEDGER__URL", url).env("CRESSET_LEDGER__STANDBYS", "0");
+    let output = command.envs(more.iter().copied()).output().unwrap();
+    assert!(!output.status.success(), "{url}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!said.contains("secret"), "{said}");
+    said
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_the_setting() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    let host = format!("host={}", server.folder.display());
+    let missing = folder.path().join("none").display().to_string();
+    let (standbys, password) = ("CRESSET_LEDGER__STANDBYS", "CRESSET_LEDGER__PASSWORD_FILE");
+    for (url, more, part) in [
+        (url.as_str(), None, "cresset init --ledger"),
+        (&format!("postgres:///none?user=cresset&{host}"), None, "name in ledger.url"),
+        ("postgres://u:secret@db/d", None, "ledger.password_file"),
+        ("db", None, "ledger.url: must be an address like postgres://USER@HOST"),
+        (url.as_str(), Some((standbys, "2")), "ledger.standbys is 2"),
+        (url.as_str(), Some((password, missing.as_str())), "ledger.password_file"),
+    ] {
+        let said = refused(&folder, url, more.as_slice());
+        assert!(said.contains(part), "{url}: {said}");
+    }
+    let both = Folder::initialised();
+    let said = both.fails(&["init", "--ledger", &url, "--standbys", "0"], 1);
+    assert!(said.contains("has a ledger of its own"), "{said}");
+}
+
+#[test]
+fn a_server_that_loses_what_it_acknowledged_is_refused() {
+    let Some(programs) = programs() else { return };
+    let server = ServerProcess::start(&programs, 5432, |_| "-c full_page_writes=off".into());
+    let said = refused(&Folder::empty(), &place(&server), &[]);
+    assert!(said.contains("ledger.url has full_page_writes off"), "{said}");
 }

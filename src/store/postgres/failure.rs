@@ -28,7 +28,7 @@ impl Failure {
     pub(super) fn connecting(error: tokio_postgres::Error, config: &Config) -> Self {
         let (code, io) = (error.code().cloned(), io_error(&error));
         let mut failure = Self::from(error);
-        if let Some(remedy) = remedy(code, io, &failure.what, config) {
+        if let Some(remedy) = remedy(code.as_ref(), io, &failure.what, config) {
             let said = failure.what;
             failure.what = format!("the database of the ledger cannot be used: {said}; {remedy}");
             failure.is_setting = true;
@@ -100,17 +100,16 @@ fn io_error(error: &tokio_postgres::Error) -> Option<ErrorKind> {
 
 /// What to change after a failure to connect; `None` where another try may succeed as it is.
 fn remedy(
-    code: Option<SqlState>,
+    code: Option<&SqlState>,
     io: Option<ErrorKind>,
     what: &str,
     config: &Config,
 ) -> Option<&'static str> {
     match code {
-        Some(SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
+        Some(&SqlState::INVALID_PASSWORD | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
             Some("check the user in ledger.url, ledger.password_file and the server's pg_hba.conf")
         }
-        Some(SqlState::INVALID_CATALOG_NAME) => Some("check the database's name in ledger.url"),
-        Some(_) => None,
+        Some(&SqlState::INVALID_CATALOG_NAME) => Some("check the database's name in ledger.url"),
         None if what.contains("password missing") => {
             Some("name a file with the user's password in ledger.password_file")
         }
@@ -125,6 +124,6 @@ fn remedy(
         None if what.contains("does not allow writes") && config.get_hosts().len() == 1 => {
             Some("it is a standby: name the primary in ledger.url, alone or beside its standbys")
         }
-        None => None,
+        _ => None,
     }
 }

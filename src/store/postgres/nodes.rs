@@ -108,8 +108,8 @@ fn milliseconds(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// Returns once no other node's lease runs. A node that is alive renews its own again and again, and
-/// then this fails. One renewal is no proof: it may have been on its way when its node ended.
+/// Returns once no other node's lease runs. A node that is alive renews its own again and again,
+/// and then this fails. One renewal is no proof: it may have been on its way when its node ended.
 pub(super) async fn wait_for_others(session: &DatabaseSession) -> StoreResult {
     let mut seen: HashMap<Uuid, (f64, u32)> = HashMap::new();
     loop {

@@ -43,12 +43,7 @@ impl PostgresConfig {
         if let Some(password) = password {
             server.password(password);
         }
-        let is_here = server.get_hosts().iter().all(is_this_machine);
-        let mode = match server.get_ssl_mode() {
-            SslMode::Prefer if is_here => SslMode::Disable,
-            SslMode::Disable => SslMode::Disable,
-            _ => SslMode::Require,
-        };
+        let mode = tls_mode(&server);
         server.ssl_mode(mode);
         Ok(Self {
             tls: (mode == SslMode::Require).then_some(tls),
@@ -65,6 +60,14 @@ impl std::fmt::Debug for PostgresConfig {
     /// The password is left out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PostgresConfig").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+fn tls_mode(server: &Config) -> SslMode {
+    match server.get_ssl_mode() {
+        SslMode::Prefer if server.get_hosts().iter().all(is_this_machine) => SslMode::Disable,
+        SslMode::Disable => SslMode::Disable,
+        _ => SslMode::Require,
     }
 }
 

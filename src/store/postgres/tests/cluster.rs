@@ -1,20 +1,23 @@
-//! A database of the tests' own.
+//! A database of the tests' own, and places for ledgers in it.
 
 use super::super::PostgresConfig;
 use super::super::driver::Driver;
 use super::super::session::{Connector, DatabaseSession, SessionKind};
-use super::database_server::{DatabaseServer, programs};
+use super::server_process::ServerProcess;
+pub use super::server_process::programs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// The server's own port, which names its socket.
 const PORT: u16 = 5432;
 /// How long a node that is not heard of counts as alive in these tests.
 const LEASE: Duration = Duration::from_millis(300);
 
 pub struct Cluster {
-    server: DatabaseServer,
+    server: ServerProcess,
+    port: u16,
     driver: Driver,
 }
 
@@ -29,12 +32,11 @@ impl Cluster {
         Self::start_with(programs, PORT, |_| String::new())
     }
 
-    /// A cluster of a server like [`DatabaseServer::start`]'s.
+    /// A cluster with another port and further options of the server, which may name files that
+    /// `prepare` puts into its folder.
     pub fn start_with(programs: &Path, port: u16, prepare: impl FnOnce(&Path) -> String) -> Self {
-        Self {
-            server: DatabaseServer::start(programs, port, prepare),
-            driver: Driver::start().unwrap(),
-        }
+        let server = ServerProcess::start(programs, port, prepare);
+        Self { server, port, driver: Driver::start().unwrap() }
     }
 
     /// Where its socket is.
@@ -47,7 +49,7 @@ impl Cluster {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let schema = format!("place{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let mut place = place_in(&self.server.folder, &format!("-csearch_path={schema}"));
-        place.server.port(self.server.port);
+        place.server.port(self.port);
         self.with_session(&place, async |session| {
             session.script(&format!("create schema {schema}")).await.unwrap();
         });

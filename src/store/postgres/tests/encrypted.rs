@@ -1,8 +1,7 @@
 //! Connections with TLS, over a port of this machine.
 
 use super::super::{PostgresBackend, PostgresConfig};
-use super::cluster::Cluster;
-use super::database_server;
+use super::cluster::{self, Cluster};
 use crate::store::StoreError;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +15,7 @@ fn file(name: &str) -> PathBuf {
 
 #[test]
 fn certificates_are_verified() {
-    let Some(programs) = database_server::programs() else { return };
+    let Some(programs) = cluster::programs() else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let cluster = Cluster::start_with(&programs, port, |folder| {
         let [certificate, key] = ["first.pem", "first.key"].map(|name| {

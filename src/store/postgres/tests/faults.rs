@@ -3,7 +3,6 @@
 use super::super::session::DatabaseSession;
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
-use super::database_server;
 use super::node::{Node, SetClock};
 use crate::clock::UnixMillis;
 use crate::ledger::apply::apply;
@@ -198,7 +197,7 @@ fn places_that_hold_no_ledger_are_told_apart() {
 /// A commit whose wait for its standby is cancelled reports success, and a failover loses it.
 #[test]
 fn a_commit_that_reached_no_standby_is_not_acknowledged() {
-    let Some(programs) = database_server::programs() else { return };
+    let Some(programs) = cluster::programs() else { return };
     let cluster = Cluster::start(&programs);
     let (place, backend, boot) = with_requests(&cluster);
     let standby = async |session: &DatabaseSession, name: &str| {

@@ -3,13 +3,13 @@
 
 mod bench;
 mod cluster;
-mod database_server;
 mod encrypted;
 mod faults;
 mod kill;
 mod model;
 mod node;
 mod proxy;
+mod server_process;
 
 use super::PostgresBackend;
 use crate::store::tests::*;

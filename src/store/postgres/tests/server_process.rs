@@ -1,5 +1,5 @@
-//! The machine's PostgreSQL in a folder of a test's own, on a socket there, as a user without
-//! rights. Unit tests and the tests of the program share it.
+//! A PostgreSQL server of the tests' own: the machine's programs on a folder, with a socket there,
+//! as a user without rights.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::chown;
@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 /// PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65_534;
-
 /// Starts the server, says so, and stops it when this process has ended, however it did.
 const SCRIPT: &str = r#"
 "$1/initdb" -D "$2/data" -U cresset -A trust -N >"$2/log" 2>&1 &&
@@ -21,46 +20,17 @@ read -r _
 rm -rf "$2"
 "#;
 
-/// A server that runs until this is dropped or the process has ended.
-pub struct DatabaseServer {
-    /// Where its socket is.
+/// A server that runs until this is dropped.
+pub struct ServerProcess {
     pub folder: PathBuf,
-    /// The port, which names the socket.
-    pub port: u16,
     /// What stops the server once its standard input is closed.
     guard: Child,
 }
 
-impl Drop for DatabaseServer {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         drop(self.guard.stdin.take());
         self.guard.wait().unwrap();
-    }
-}
-
-impl DatabaseServer {
-    /// A server with this port and further options, which may name files that `prepare` puts into
-    /// its folder.
-    pub fn start(programs: &Path, port: u16, prepare: impl FnOnce(&Path) -> String) -> Self {
-        let folder = TempDir::new().unwrap().keep();
-        let options = format!("-c port={port} {}", prepare(&folder));
-        let mut server = Command::new("sh");
-        server.args(["-c", SCRIPT, "sh"]).arg(programs).arg(&folder).arg(options);
-        server.current_dir(&folder);
-        server.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-        if rustix::process::geteuid().is_root() {
-            let files = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
-            for path in files.chain([folder.clone()]) {
-                chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
-            }
-            server.uid(NOBODY).gid(NOBODY);
-        }
-        let mut server = server.spawn().unwrap();
-        let mut ready = String::new();
-        let said = BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready);
-        let log = || std::fs::read_to_string(folder.join("log")).unwrap_or_default();
-        assert!(said.is_ok() && ready == "ready\n", "PostgreSQL does not start: {}", log());
-        Self { folder, port, guard: server }
     }
 }
 
@@ -80,4 +50,30 @@ pub fn programs() -> Option<PathBuf> {
         eprintln!("skipped: {what} (CRESSET_REQUIRE_POSTGRES=1 makes this an error)");
     }
     found
+}
+
+impl ServerProcess {
+    /// A server at this port, which names its socket, with further options, which may name files
+    /// that `prepare` puts into its folder.
+    pub fn start(programs: &Path, port: u16, prepare: impl FnOnce(&Path) -> String) -> Self {
+        let folder = TempDir::new().unwrap().keep();
+        let options = format!("-c port={port} {}", prepare(&folder));
+        let mut server = Command::new("sh");
+        server.args(["-c", SCRIPT, "sh"]).arg(programs).arg(&folder).arg(options);
+        server.current_dir(&folder);
+        server.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+        if rustix::process::geteuid().is_root() {
+            let files = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+            for path in files.chain([folder.clone()]) {
+                chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            }
+            server.uid(NOBODY).gid(NOBODY);
+        }
+        let mut server = server.spawn().unwrap();
+        let mut ready = String::new();
+        let said = BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready);
+        let log = || std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+        assert!(said.is_ok() && ready == "ready\n", "PostgreSQL does not start: {}", log());
+        Self { folder, guard: server }
+    }
 }
