@@ -1,7 +1,7 @@
 //! Weights as candle reads and dequantises them, under Hugging Face's names and in its layout.
 
 use super::facts::{Facts, open};
-use super::{WitnessResult, unknown};
+use super::{Absence, WitnessResult, lacking, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::TensorInfo;
 use candle_core::{DType, Device, Tensor};
@@ -96,9 +96,16 @@ fn for_each(
             let mut names: Vec<_> = content.tensor_infos.iter().collect();
             names.retain(|(name, _)| wanted(name));
             names.sort_by_key(|(_, info)| info.offset);
+            let lacking = lacking::tensors(path).map_err(Absence::Failed)?;
             for (name, _) in names {
-                let stored = content.tensor(&mut reader, name, &Device::Cpu)?;
-                each(name, stored.dequantize(&Device::Cpu)?)?;
+                let values = match lacking.get(name) {
+                    Some(info) => lacking::values(&mut reader, info)?,
+                    None => {
+                        let stored = content.tensor(&mut reader, name, &Device::Cpu)?;
+                        stored.dequantize(&Device::Cpu)?
+                    }
+                };
+                each(name, values)?;
             }
         }
         FileLayout::HfFolder(folder) => {
