@@ -133,15 +133,13 @@ impl Bench {
         println!("| type | n | µs | GB/s | of the time of Q4_K |");
         println!("|---|---:|---:|---:|---:|");
         let weigh = |dtype: WeightType| -> Result<_, BoxError> {
-            match dtype.in_candle() {
-                Some(_) => Ok((dtype, matrices(dtype, rows, cols)?.0)),
-                // Bytes below 32 keep every scale finite.
-                None => {
-                    let bytes = rows * cols / dtype.block_size() * dtype.type_size();
-                    let raw: Vec<u8> = (0..bytes).map(|i| (i * 37 % 32) as u8).collect();
-                    Ok((dtype, Weight::from_ggml(dtype, &raw, rows, cols)?))
-                }
+            if dtype.in_candle().is_some() {
+                return Ok((dtype, matrices(dtype, rows, cols)?.0));
             }
+            // Bytes below 32 keep every scale finite.
+            let bytes = rows * cols / dtype.block_size() * dtype.type_size();
+            let raw: Vec<u8> = (0..bytes).map(|i| (i * 37 % 32) as u8).collect();
+            Ok((dtype, Weight::from_ggml(dtype, &raw, rows, cols)?))
         };
         let weights: Vec<_> = OTHERS.into_iter().map(weigh).collect::<Result<_, _>>()?;
         for n in [1, 16, 64] {

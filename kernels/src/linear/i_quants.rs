@@ -218,7 +218,7 @@ fn tq1_0(block: &[u8], out: &mut SuperBlock) {
             _ => (48 + c % 4, (c - 240) / 4),
         };
         let rest = block[at].wrapping_mul(POWERS[digit]);
-        *code = (u16::from(rest) * 3 >> 8) as u8;
+        *code = ((u16::from(rest) * 3) >> 8) as u8;
     }
     out.d = u16_at(block, 52);
 }

@@ -241,7 +241,8 @@ fn tensor_type(name: &str, id: u32) -> Result<WeightType, GgufRefusal> {
         (Some(dtype), _) => Ok(dtype),
         // Types that ggml has beside those: integers, f64 and a format of blocks.
         (None, 24..=28 | 40) => Err(GgufRefusal::Unsupported(format!(
-            "tensor {name:?} has the type {id}, which is not supported: use a file quantised as Q4_K_M or IQ4_XS"
+            "tensor {name:?} has the type {id}, which is not supported: use a file \
+             quantised as Q4_K_M or IQ4_XS"
         ))),
         _ => Err(GgufRefusal::Damaged(format!("tensor {name:?} has the unknown type {id}"))),
     }

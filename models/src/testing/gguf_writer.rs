@@ -59,8 +59,10 @@ impl GgufWriter {
     pub fn quantise(&mut self, types: impl Fn(&str) -> Option<WeightType>) -> crate::Result<()> {
         for (name, shape, dtype, data) in &mut self.tensors {
             if let (&[rows, cols], Some(to)) = (&shape[..], types(name)) {
+                let lacking = || crate::Error::Unsupported(format!("quantising to {}", to.name()));
+                let theirs = to.in_candle().ok_or_else(lacking)?;
                 let values = Tensor::from_vec(f32::decode(data), (rows, cols), &Device::Cpu)?;
-                *data = QTensor::quantize(&values, to.in_candle().unwrap())?.data()?.into_owned();
+                *data = QTensor::quantize(&values, theirs)?.data()?.into_owned();
                 *dtype = to;
             }
         }

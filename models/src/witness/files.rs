@@ -98,12 +98,10 @@ fn for_each(
             names.sort_by_key(|(_, info)| info.offset);
             let lacking = lacking::tensors(path).map_err(Absence::Failed)?;
             for (name, _) in names {
-                let values = match lacking.get(name) {
-                    Some(info) => lacking::values(&mut reader, info)?,
-                    None => {
-                        let stored = content.tensor(&mut reader, name, &Device::Cpu)?;
-                        stored.dequantize(&Device::Cpu)?
-                    }
+                let values = if let Some(info) = lacking.get(name) {
+                    lacking::values(&mut reader, info)?
+                } else {
+                    content.tensor(&mut reader, name, &Device::Cpu)?.dequantize(&Device::Cpu)?
                 };
                 each(name, values)?;
             }
