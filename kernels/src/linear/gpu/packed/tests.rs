@@ -270,6 +270,7 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
 /// The shapes of Llama 3.1 8B and of Qwen 2.5 7B: at most 3 % more than the file takes.
 #[test]
 fn a_matrix_takes_on_a_device_what_it_takes_on_disk() {
+    use WeightType::{F16, IQ1M, IQ3S, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q8K, TQ2_0};
     let shapes = [
         (4096, 4096),
         (1024, 4096),
@@ -290,7 +291,6 @@ fn a_matrix_takes_on_a_device_what_it_takes_on_disk() {
             assert!((1.0..1.03).contains(&ratio), "{dtype:?} {rows}x{cols}: {ratio}");
         }
     }
-    use WeightType::{F16, IQ1M, IQ3S, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q8K, TQ2_0};
     for dtype in [F16, Q2K, Q3K, Q8K, IQ4NL, IQ4XS, IQ3S, IQ1M, MXFP4, TQ2_0] {
         assert_eq!(DeviceFormat::of(dtype), None);
     }
