@@ -1,14 +1,15 @@
 //! Measures `linear` beside candle and beside the limits of the machine: `cargo bench -p
-//! cresset-kernels --bench linear [-- [threads] [smol | table] [types…] [ROWSxCOLS…]]`.
+//! cresset-kernels --bench linear [-- [threads] [smol | table | formats] [types…] [ROWSxCOLS…]]`.
 //!
 //! Every case is checked against the reference before it is timed. Contenders take turns, and the
 //! best round counts, since the load of other programs on a shared machine only adds time.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
-use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Tensor};
 use cresset_kernels::Compute;
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::{Linear, LinearArgs, Mode, Weight, linear_reference};
 use cresset_kernels::operand::{Operand, TensorView};
 use std::hint::black_box;
@@ -17,20 +18,36 @@ use std::time::{Duration, Instant};
 
 type BoxError = Box<dyn std::error::Error>;
 
-const TYPES: [GgmlDType; 13] = [
-    GgmlDType::F32,
-    GgmlDType::F16,
-    GgmlDType::BF16,
-    GgmlDType::Q4_0,
-    GgmlDType::Q4_1,
-    GgmlDType::Q5_0,
-    GgmlDType::Q5_1,
-    GgmlDType::Q8_0,
-    GgmlDType::Q2K,
-    GgmlDType::Q3K,
-    GgmlDType::Q4K,
-    GgmlDType::Q5K,
-    GgmlDType::Q6K,
+const TYPES: [WeightType; 13] = [
+    WeightType::F32,
+    WeightType::F16,
+    WeightType::BF16,
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q5_0,
+    WeightType::Q5_1,
+    WeightType::Q8_0,
+    WeightType::Q2K,
+    WeightType::Q3K,
+    WeightType::Q4K,
+    WeightType::Q5K,
+    WeightType::Q6K,
+];
+/// The types of the mode `formats`.
+const OTHERS: [WeightType; 13] = [
+    WeightType::Q4K,
+    WeightType::IQ4NL,
+    WeightType::IQ4XS,
+    WeightType::IQ3S,
+    WeightType::IQ3XXS,
+    WeightType::IQ2S,
+    WeightType::IQ2XS,
+    WeightType::IQ2XXS,
+    WeightType::IQ1S,
+    WeightType::IQ1M,
+    WeightType::MXFP4,
+    WeightType::TQ1_0,
+    WeightType::TQ2_0,
 ];
 /// `(rows, cols)`.
 const SHAPES: [(usize, usize); 5] =
@@ -54,7 +71,8 @@ fn main() -> Result<(), BoxError> {
     match args.split_first() {
         Some((mode, types)) if mode == "table" => bench.table(types),
         Some((mode, types)) if mode == "smol" => bench.smollm2(types),
-        Some((other, _)) => Err(format!("unknown mode {other}: table or smol").into()),
+        Some((mode, _)) if mode == "formats" => bench.formats(),
+        Some((other, _)) => Err(format!("unknown mode {other}: table, smol or formats").into()),
         None => {
             bench.smollm2(&[])?;
             bench.table(&[])
@@ -67,7 +85,7 @@ fn wanted_shape(rows: usize, cols: usize, args: &[String]) -> bool {
     named.peek().is_none() || named.any(|name| *name == format!("{rows}x{cols}"))
 }
 
-fn wanted(dtype: GgmlDType, types: &[String]) -> bool {
+fn wanted(dtype: WeightType, types: &[String]) -> bool {
     let mut named = types.iter().filter(|arg| !arg.contains('x')).peekable();
     named.peek().is_none() || named.any(|name| *name == format!("{dtype:?}"))
 }
@@ -109,7 +127,49 @@ impl Bench {
         Ok(())
     }
 
-    fn rows_of_table(&self, dtype: GgmlDType, rows: usize, cols: usize) -> Result<(), BoxError> {
+    /// The formats that candle lacks beside Q4_K, whose time theirs is given as a share of.
+    fn formats(&self) -> Result<(), BoxError> {
+        let (rows, cols) = (2048, 8192);
+        println!("| type | n | µs | GB/s | of the time of Q4_K |");
+        println!("|---|---:|---:|---:|---:|");
+        let weigh = |dtype: WeightType| -> Result<_, BoxError> {
+            if dtype.in_candle().is_some() {
+                return Ok((dtype, matrices(dtype, rows, cols)?.0));
+            }
+            // Bytes below 32 keep every scale finite.
+            let bytes = rows * cols / dtype.block_size() * dtype.type_size();
+            let raw: Vec<u8> = (0..bytes).map(|i| (i * 37 % 32) as u8).collect();
+            Ok((dtype, Weight::from_ggml(dtype, &raw, rows, cols)?))
+        };
+        let weights: Vec<_> = OTHERS.into_iter().map(weigh).collect::<Result<_, _>>()?;
+        for n in [1, 16, 64] {
+            let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
+            let out = Tensor::full(f32::NAN, (n, rows), &Device::Cpu)?.contiguous()?;
+            for (_, weight) in &weights {
+                self.linear(weight, &x, &out, n)?;
+                check(weight, &x.flatten_all()?.to_vec1()?, &out.flatten_all()?.to_vec1()?)?;
+            }
+            let mut calls: Vec<_> = weights
+                .iter()
+                .map(|(_, weight)| || self.linear(weight, &x, &out, n).expect("checked sizes"))
+                .collect();
+            let mut contenders: Vec<_> =
+                calls.iter_mut().map(|call| call as &mut dyn FnMut()).collect();
+            let times = best(&mut contenders);
+            for ((dtype, weight), time) in weights.iter().zip(&times) {
+                println!(
+                    "| {} | {n} | {:.0} | {:.1} | {:.0} % |",
+                    dtype.name(),
+                    time * 1e6,
+                    weight.bytes() as f64 / time / 1e9,
+                    100.0 * time / times[0],
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn rows_of_table(&self, dtype: WeightType, rows: usize, cols: usize) -> Result<(), BoxError> {
         let (weight, theirs) = matrices(dtype, rows, cols)?;
         for n in BATCHES {
             let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
@@ -142,7 +202,7 @@ impl Bench {
 
     fn print_row(
         &self,
-        dtype: GgmlDType,
+        dtype: WeightType,
         rows: usize,
         cols: usize,
         n: usize,
@@ -164,7 +224,7 @@ impl Bench {
     /// All linears of SmolLM2-135M (30 layers, tied head), each layer with its own weights so that
     /// caches see the real traffic.
     fn smollm2(&self, types: &[String]) -> Result<(), BoxError> {
-        for dtype in [GgmlDType::Q4_1, GgmlDType::Q4_0, GgmlDType::Q8_0, GgmlDType::F16] {
+        for dtype in [WeightType::Q4_1, WeightType::Q4_0, WeightType::Q8_0, WeightType::F16] {
             if !wanted(dtype, types) {
                 continue;
             }
@@ -193,7 +253,7 @@ impl Bench {
     /// have gone through the caches.
     fn pass(
         &self,
-        dtype: GgmlDType,
+        dtype: WeightType,
         what: &str,
         n: usize,
         matrices: &[&(Weight, Theirs)],
@@ -254,14 +314,14 @@ impl Theirs {
 }
 
 /// The same random matrix for both contenders.
-fn matrices(dtype: GgmlDType, rows: usize, cols: usize) -> Result<(Weight, Theirs), BoxError> {
+fn matrices(dtype: WeightType, rows: usize, cols: usize) -> Result<(Weight, Theirs), BoxError> {
     let dense = Tensor::randn(0f32, 1.0, (rows, cols), &Device::Cpu)?;
-    let q = QTensor::quantize(&dense, dtype)?;
+    let q = QTensor::quantize(&dense, dtype.in_candle().expect("candle has it"))?;
     let weight = Weight::from_ggml(dtype, &q.data()?, rows, cols)?;
     let theirs = match dtype {
-        GgmlDType::F32 => Theirs::Dense(dense),
-        GgmlDType::F16 => Theirs::Dense(dense.to_dtype(DType::F16)?),
-        GgmlDType::BF16 => Theirs::Dense(dense.to_dtype(DType::BF16)?),
+        WeightType::F32 => Theirs::Dense(dense),
+        WeightType::F16 => Theirs::Dense(dense.to_dtype(DType::F16)?),
+        WeightType::BF16 => Theirs::Dense(dense.to_dtype(DType::BF16)?),
         _ => Theirs::Quantised(QMatMul::from_arc(Arc::new(q))?),
     };
     Ok((weight, theirs))

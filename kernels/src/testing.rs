@@ -3,7 +3,8 @@
 use crate::Compute;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use crate::linear::Weight;
-use candle_core::quantized::{GgmlDType, QTensor};
+use crate::linear::WeightType;
+use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 use std::sync::Arc;
@@ -37,13 +38,14 @@ pub fn values(tensor: &Tensor) -> Vec<f32> {
 pub fn dense_weight(tensor: &Tensor) -> Weight {
     let (rows, cols) = tensor.dims2().unwrap();
     let dtype = match tensor.dtype() {
-        DType::F32 => GgmlDType::F32,
-        DType::F16 => GgmlDType::F16,
-        DType::BF16 => GgmlDType::BF16,
+        DType::F32 => WeightType::F32,
+        DType::F16 => WeightType::F16,
+        DType::BF16 => WeightType::BF16,
         other => panic!("dense weights of type {other:?}"),
     };
     let exact = tensor.to_dtype(DType::F32).unwrap();
-    let raw = QTensor::quantize(&exact, dtype).unwrap().data().unwrap().into_owned();
+    let raw =
+        QTensor::quantize(&exact, dtype.in_candle().unwrap()).unwrap().data().unwrap().into_owned();
     Weight::from_ggml(dtype, &raw, rows, cols).unwrap()
 }
 

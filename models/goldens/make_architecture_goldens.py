@@ -535,6 +535,18 @@ BLOCKS = dict(
     Q4_K=(144, [0, 2]),
     Q5_K=(176, [0, 2]),
     Q6_K=(210, [208]),
+    IQ4_NL=(18, [0]),
+    IQ4_XS=(136, [0]),
+    IQ3_S=(110, [0]),
+    IQ3_XXS=(98, [0]),
+    IQ2_S=(82, [0]),
+    IQ2_XS=(74, [0]),
+    IQ2_XXS=(66, [0]),
+    IQ1_S=(50, [0]),
+    IQ1_M=(56, []),
+    MXFP4=(17, []),
+    TQ1_0=(54, [52]),
+    TQ2_0=(66, [64]),
     F16=(2, [0]),
     BF16=(2, []),
 )
@@ -552,6 +564,10 @@ def blocks():
         raw = ((random(name, count * size) + 1) * 128).astype(numpy.uint8).reshape(count, size)
         if name == "BF16":
             raw[:, 1] &= 0xBF  # neither infinite nor NaN
+        if name == "IQ1_M":
+            raw[:, 55] &= 0xBF  # the same of its 16-bit float
+        if name == "MXFP4":
+            raw[:, 0] = 120 + raw[:, 0] % 8  # powers of two that are of use
         for at in floats:
             raw[:, at : at + 2] = (
                 random(f"{name}.{at}", count).astype(numpy.float16)[:, None].view(numpy.uint8)

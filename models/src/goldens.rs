@@ -5,9 +5,9 @@
 //! Weights follow from the tensors' names (`goldens/make_architecture_goldens.py`).
 
 use crate::{Error, ForwardBatch, Model, ModelOptions, ModelSource, Result};
-use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
 use cresset_kernels::Compute;
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::{Linear, LinearArgs, Mode, Weight};
 use cresset_kernels::sampling::RowSampling;
 use cresset_kernels::sampling::params::{SamplingParams, TokenLogprobs};
@@ -194,8 +194,8 @@ pub fn kernel_errors(threads: usize, scratch: &Path) -> Result<Vec<KernelError>>
         }
     }
     let compute = Compute::new(threads);
-    for (name, dtype) in FORMATS {
-        all.push(product(&compute, name, dtype)?);
+    for dtype in FORMATS {
+        all.push(product(&compute, dtype)?);
     }
     Ok(all)
 }
@@ -281,25 +281,38 @@ fn distance(name: String, found: &[TokenLogprobs], want: &[Vec<f32>]) -> KernelE
 }
 
 /// Every format of blocks that weights may have.
-pub const FORMATS: [(&str, GgmlDType); 12] = [
-    ("Q4_0", GgmlDType::Q4_0),
-    ("Q4_1", GgmlDType::Q4_1),
-    ("Q5_0", GgmlDType::Q5_0),
-    ("Q5_1", GgmlDType::Q5_1),
-    ("Q8_0", GgmlDType::Q8_0),
-    ("Q2_K", GgmlDType::Q2K),
-    ("Q3_K", GgmlDType::Q3K),
-    ("Q4_K", GgmlDType::Q4K),
-    ("Q5_K", GgmlDType::Q5K),
-    ("Q6_K", GgmlDType::Q6K),
-    ("F16", GgmlDType::F16),
-    ("BF16", GgmlDType::BF16),
+pub const FORMATS: [WeightType; 24] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q5_0,
+    WeightType::Q5_1,
+    WeightType::Q8_0,
+    WeightType::Q2K,
+    WeightType::Q3K,
+    WeightType::Q4K,
+    WeightType::Q5K,
+    WeightType::Q6K,
+    WeightType::IQ4NL,
+    WeightType::IQ4XS,
+    WeightType::IQ3S,
+    WeightType::IQ3XXS,
+    WeightType::IQ2S,
+    WeightType::IQ2XS,
+    WeightType::IQ2XXS,
+    WeightType::IQ1S,
+    WeightType::IQ1M,
+    WeightType::MXFP4,
+    WeightType::TQ1_0,
+    WeightType::TQ2_0,
+    WeightType::F16,
+    WeightType::BF16,
 ];
 
 /// Multiplies random activations with the stored blocks of a format, and the stored values with
 /// them in f64.
-fn product(compute: &Compute, name: &str, dtype: GgmlDType) -> Result<KernelError> {
+fn product(compute: &Compute, dtype: WeightType) -> Result<KernelError> {
     const ROWS: usize = 5;
+    let name = dtype.name();
     let blocks = blocks();
     let raw = blocks[&format!("{name}.raw")].flatten_all()?.to_vec1::<u8>()?;
     let values: Vec<Vec<f32>> = blocks[&format!("{name}.values")].to_vec2()?;

@@ -6,11 +6,12 @@ pub mod goldens;
 use crate::cpu::CpuModel;
 use crate::testing::TinyLlama;
 use crate::{Error, ForwardBatch, Model, ModelOptions, ModelSource};
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::llama::{Cache, Llama, LlamaConfig};
 use cresset_kernels::gpu::Kind;
+use cresset_kernels::linear::WeightType;
 use std::path::Path;
 
 const BLOCK_SIZE: usize = 16;
@@ -241,8 +242,12 @@ fn beside_quantised_weights_keys_and_values_take_half() {
     for (_, shape, dtype, data) in file.tensors.iter_mut().filter(|(_, shape, ..)| shape.len() == 2)
     {
         let values = Tensor::from_raw_buffer(data, DType::F32, shape, &Device::Cpu).unwrap();
-        *dtype = GgmlDType::Q8_0;
-        *data = QTensor::quantize(&values, *dtype).unwrap().data().unwrap().into_owned();
+        *dtype = WeightType::Q8_0;
+        *data = QTensor::quantize(&values, dtype.in_candle().unwrap())
+            .unwrap()
+            .data()
+            .unwrap()
+            .into_owned();
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");

@@ -4,8 +4,8 @@
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::{DeviceFormat, Linear, LinearArgs, Mode, Weight};
 use cresset_kernels::operand::{DeviceOps, MatrixBuffer, MatrixPart, OpMemory};
 use half::f16;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 const SCRATCH: usize = cresset_kernels::linear::gpu::SCRATCH_BYTES;
 
 /// Name, format, and the places of the f16 scales in its blocks.
-type Shape = (&'static str, GgmlDType, &'static [usize], usize, usize);
+type Shape = (&'static str, WeightType, &'static [usize], usize, usize);
 
 fn shapes(m: &Model) -> [Shape; 3] {
     // Columns are whole blocks of 256.
     let [hidden, ffn] = [m.hidden, m.ffn].map(|columns| columns.next_multiple_of(256));
     [
-        ("gate-up", GgmlDType::Q4K, &[0, 2], 2 * m.ffn, hidden),
-        ("down", GgmlDType::Q6K, &[208], m.hidden, ffn),
-        ("gate-up", GgmlDType::Q8_0, &[0], 2 * m.ffn, hidden),
+        ("gate-up", WeightType::Q4K, &[0, 2], 2 * m.ffn, hidden),
+        ("down", WeightType::Q6K, &[208], m.hidden, ffn),
+        ("gate-up", WeightType::Q8_0, &[0], 2 * m.ffn, hidden),
     ]
 }
 

@@ -3,7 +3,8 @@
 use super::*;
 use crate::Compute;
 use crate::linear::Weight;
-use candle_core::quantized::{GgmlDType, QTensor};
+use crate::linear::WeightType;
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
 
 fn gather(c: &Compute, table: &Weight, ids: &[u32], scale: f32, out: &Tensor) -> Result<()> {
@@ -27,9 +28,9 @@ fn poisoned(n: usize, cols: usize) -> Tensor {
 fn check_gathers(threads: usize, rows: usize, cols: usize, ids: &[u32], scale: f32) {
     let c = Compute::new(threads);
     let dense = Tensor::randn(0f32, 1.0, (rows, cols), &Device::Cpu).unwrap();
-    let q = QTensor::quantize(&dense, GgmlDType::Q4_1).unwrap();
+    let q = QTensor::quantize(&dense, WeightType::Q4_1.in_candle().unwrap()).unwrap();
     let values = q.dequantize(&Device::Cpu).unwrap();
-    let table = Weight::from_ggml(GgmlDType::Q4_1, &q.data().unwrap(), rows, cols).unwrap();
+    let table = Weight::from_ggml(WeightType::Q4_1, &q.data().unwrap(), rows, cols).unwrap();
     let want = reference::gather(&values_of(&values), cols, ids, scale);
 
     let out = poisoned(ids.len(), cols);
@@ -55,7 +56,7 @@ fn rows_are_gathered_in_order() {
 #[test]
 fn bad_indices_and_outputs_are_errors() {
     let c = Compute::new(1);
-    let table = Weight::from_ggml(GgmlDType::F32, &[0; 4 * 12], 3, 4).unwrap();
+    let table = Weight::from_ggml(WeightType::F32, &[0; 4 * 12], 3, 4).unwrap();
     let x = Tensor::zeros((3, 4), candle_core::DType::F32, &Device::Cpu).unwrap();
     for (ids, out) in
         [(&[3u32][..], poisoned(1, 4)), (&[0, 1], poisoned(1, 4)), (&[0], poisoned(1, 5))]

@@ -3,10 +3,11 @@
 use super::*;
 use crate::Compute;
 use crate::gpu::Kind;
+use crate::linear::WeightType;
 use crate::linear::{Weight, linear_reference};
 use crate::operand::OpMemory;
 use crate::testing::{assert_close, poisoned, random, values};
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
 
 /// Rows, experts, chosen.
@@ -83,9 +84,15 @@ fn a_row_that_is_not_finite_fails_alone() {
 }
 
 /// Experts whose matrices are stacked of parts of one type each, and their values.
-fn stack(dtype: GgmlDType, experts: usize, rows: [usize; 2], cols: usize) -> (Weight, Vec<Weight>) {
+fn stack(
+    dtype: WeightType,
+    experts: usize,
+    rows: [usize; 2],
+    cols: usize,
+) -> (Weight, Vec<Weight>) {
     let part = |seed: u64, rows: usize| {
-        let q = QTensor::quantize(&random(&[rows, cols], seed), dtype).unwrap();
+        let q =
+            QTensor::quantize(&random(&[rows, cols], seed), dtype.in_candle().unwrap()).unwrap();
         Weight::from_ggml(dtype, &q.data().unwrap(), rows, cols).unwrap()
     };
     let parts = |expert: usize| {
@@ -115,12 +122,12 @@ fn product(
 #[test]
 fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
     for (dtype, rows, cols) in [
-        (GgmlDType::F32, [7, 9], 20),
-        (GgmlDType::F32, [40, 0], 33),
-        (GgmlDType::BF16, [16, 16], 24),
-        (GgmlDType::Q4_0, [32, 32], 64),
-        (GgmlDType::Q4K, [17, 3], 256),
-        (GgmlDType::Q8_0, [48, 0], 96),
+        (WeightType::F32, [7, 9], 20),
+        (WeightType::F32, [40, 0], 33),
+        (WeightType::BF16, [16, 16], 24),
+        (WeightType::Q4_0, [32, 32], 64),
+        (WeightType::Q4K, [17, 3], 256),
+        (WeightType::Q8_0, [48, 0], 96),
     ] {
         for size @ [n, experts, chosen] in SIZES.into_iter().filter(|size| size[1] < 100) {
             let (w, each) = stack(dtype, experts, rows, cols);
@@ -183,7 +190,7 @@ fn sums_equal_the_reference() {
 fn wrong_calls_are_refused() {
     let c = Compute::new(1);
     let (good, scores, x) = (Buffers::new(2, 4, 2), random(&[2, 4], 1), random(&[2, 8], 2));
-    let (w, _) = stack(GgmlDType::F32, 4, [3, 0], 8);
+    let (w, _) = stack(WeightType::F32, 4, [3, 0], 8);
     let check = |scores: &Tensor, x: &Tensor, w: &Weight, experts: usize, chosen: usize| {
         let routes = good.routes(experts, chosen);
         let out = poisoned(&[4, 3]);
@@ -196,7 +203,7 @@ fn wrong_calls_are_refused() {
         }))
     };
     check(&scores, &x, &w, 4, 2).unwrap();
-    let one_part = Weight::from_ggml(GgmlDType::F32, &[0; 12 * 8 * 4], 12, 8).unwrap();
+    let one_part = Weight::from_ggml(WeightType::F32, &[0; 12 * 8 * 4], 12, 8).unwrap();
     for (scores, x, w, experts, chosen) in [
         (&scores, &x, &w, 4, 5),
         (&scores, &x, &w, 4, 0),

@@ -16,9 +16,9 @@
 use super::format::{self, BLOCK, Scales};
 use super::pack::{SuperBlock, unpack};
 use crate::gpu::Arg;
+use crate::linear::WeightType;
 use crate::storage::ensure;
 use crate::{Result, args};
-use candle_core::quantized::GgmlDType;
 
 /// Rows of a band, columns of a tile, columns of a header.
 pub const BAND_ROWS: usize = 32;
@@ -28,7 +28,7 @@ const HEADER_COLUMNS: usize = 256;
 /// A format of the files in the form that devices keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFormat {
-    dtype: GgmlDType,
+    dtype: WeightType,
     /// Bits of a code: 4, 5, 6 or 8.
     bits: usize,
     /// The code that means zero.
@@ -41,18 +41,19 @@ pub struct DeviceFormat {
 }
 
 /// The types of the files that devices keep in this form.
-pub fn packed_types() -> impl Iterator<Item = GgmlDType> {
+pub fn packed_types() -> impl Iterator<Item = WeightType> {
     format::TYPES.iter().copied().filter(|dtype| DeviceFormat::of(*dtype).is_some())
 }
 
 impl DeviceFormat {
     /// `None`: a device keeps this type dense.
-    pub fn of(dtype: GgmlDType) -> Option<Self> {
+    pub fn of(dtype: WeightType) -> Option<Self> {
         let format = format::of(dtype)?;
         // Kernels know the group by the bits. The formats of two and three bits are left out: their
-        // scales, of four bits and six for sixteen columns, would take up to a fifth more here.
+        // scales, of four bits and six for sixteen columns, would take up to a fifth more here. Those
+        // whose codes stand for numbers in a table are left out too: kernels have no look-up.
         let bits = format.low + format.high;
-        let known = bits >= 4 && format.scales != Scales::Nibbles;
+        let known = bits >= 4 && format.scales != Scales::Nibbles && format.table.is_none();
         known.then_some(Self {
             dtype,
             bits,

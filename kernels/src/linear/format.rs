@@ -8,11 +8,13 @@
 //! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of
 //! columns j, j + 4, j + 8, …, lowest bits first, so one shift and one mask give four consecutive
 //! columns of sixteen outputs as bytes.
-//! Codes are unsigned: Q8_0's are stored with 128 added. The panels take as many bytes as the file,
-//! except for the k-quants' scales (6 bits become 8).
+//! Codes are unsigned: Q8_0's are stored with 128 added, and those of the I-quants and MXFP4 stand
+//! for numbers in a table of sixteen. The panels take as many bytes as the file, except for the
+//! k-quants' scales (6 bits become 8), MXFP4's (8 become 16) and the I-quants of fewer than four
+//! bits, whose codes are three or four bits here.
 
+use crate::linear::WeightType;
 use crate::simd::LANES;
-use candle_core::quantized::GgmlDType;
 
 /// Columns whose activations share a scale.
 pub(super) const BLOCK: usize = 32;
@@ -42,6 +44,13 @@ pub(super) struct Format {
     pub group: usize,
     pub min: bool,
     pub scales: Scales,
+    /// The numbers, plus `zero`, that codes stand for; `None`: each stands for itself. The first
+    /// is 0.
+    pub table: Option<[u8; 16]>,
+    /// A factor of the header's scale: a power of two.
+    pub unit: f32,
+    /// Whether the header's scale is bf16, whose exponents have eight bits, and not f16.
+    pub bf16: bool,
 }
 
 impl Format {
@@ -80,12 +89,44 @@ pub(super) trait Quant {
 }
 
 const fn legacy(low: usize, high: usize, zero: i32) -> Format {
-    Format { low, high, zero, super_cols: 32, group: 32, min: zero == 0, scales: Scales::Direct }
+    Format { super_cols: 32, ..k_quant(low, high, zero, 32, Scales::Direct) }
 }
 
 const fn k_quant(low: usize, high: usize, zero: i32, group: usize, scales: Scales) -> Format {
-    Format { low, high, zero, super_cols: 256, group, min: zero == 0, scales }
+    let (super_cols, min) = (256, zero == 0);
+    Format { low, high, zero, super_cols, group, min, scales, table: None, unit: 1.0, bf16: false }
 }
+
+/// Codes that rise with the values: the negative ones of some magnitudes, then the positive ones.
+const fn signed<const N: usize>(magnitudes: [u8; N], group: usize, unit: f32) -> Format {
+    let (zero, half) = (magnitudes[N - 1], N.next_power_of_two());
+    let mut table = [0; 16];
+    let mut i = 0;
+    while i < N {
+        table[half + i] = zero + magnitudes[i];
+        table[half - 1 - i] = zero - magnitudes[i];
+        i += 1;
+    }
+    let (low, high) = if half == 8 { (4, 0) } else { (2, 1) };
+    let format = k_quant(low, high, zero as i32, group, Scales::Bytes);
+    Format { table: Some(table), unit, ..format }
+}
+
+/// The values of IQ4_NL and IQ4_XS, which lie closer together around zero, plus 127.
+const UNEVEN: Option<[u8; 16]> =
+    Some([0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240]);
+
+/// Nine times -1, 0 and 1 without an eighth and with one, plus 9: see `i_quants`.
+const fn ternary(group: usize) -> Format {
+    let table = [0, 2, 8, 10, 16, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    Format { table: Some(table), unit: 0.125, ..k_quant(2, 1, 9, group, Scales::Bytes) }
+}
+
+const IQ2: [u8; 3] = [8, 25, 43];
+const IQ3: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
+const IQ3_FINE: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+/// Twice the values of a float of two bits of exponent and one of mantissa.
+const E2M1: [u8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
 
 macro_rules! formats {
     ($($name:ident: $format:expr;)*) => {
@@ -95,12 +136,12 @@ macro_rules! formats {
                 const FORMAT: Format = $format;
             }
         )*
-        pub(super) const TYPES: &[GgmlDType] = &[$(GgmlDType::$name),*];
+        pub(super) const TYPES: &[WeightType] = &[$(WeightType::$name),*];
 
         /// The packed form of a GGUF block type; `None` for the dense ones and those not supported.
-        pub(super) fn of(dtype: GgmlDType) -> Option<Format> {
+        pub(super) fn of(dtype: WeightType) -> Option<Format> {
             match dtype {
-                $(GgmlDType::$name => Some($format),)*
+                $(WeightType::$name => Some($format),)*
                 _ => None,
             }
         }
@@ -118,16 +159,30 @@ formats! {
     Q4K: k_quant(4, 0, 0, 32, Scales::Bytes);
     Q5K: k_quant(4, 1, 0, 32, Scales::Bytes);
     Q6K: k_quant(4, 2, 32, 16, Scales::Bytes);
+    IQ4NL: Format { table: UNEVEN, ..legacy(4, 0, 127) };
+    IQ4XS: Format { table: UNEVEN, ..k_quant(4, 0, 127, 32, Scales::Bytes) };
+    IQ3S: signed(IQ3, 32, 1.0);
+    IQ3XXS: signed(IQ3_FINE, 32, 0.25);
+    IQ2S: signed(IQ2, 16, 0.125);
+    IQ2XS: signed(IQ2, 16, 0.125);
+    IQ2XXS: signed(IQ2, 32, 0.125);
+    IQ1S: ternary(32);
+    IQ1M: ternary(16);
+    MXFP4: Format { super_cols: 32, scales: Scales::Direct, bf16: true, ..signed(E2M1, 32, 1.0) };
+    TQ1_0: k_quant(2, 0, 1, 32, Scales::Direct);
+    TQ2_0: k_quant(2, 0, 1, 32, Scales::Direct);
 }
 
-/// Runs `$call` with the type `$quant` standing for the format of a `GgmlDType`.
+/// Runs `$call` with the type `$quant` standing for the format of a `WeightType`.
 macro_rules! with_format {
     ($dtype:expr, $quant:ident => $call:expr) => {
-        with_format!($dtype, $quant => $call, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K)
+        with_format!($dtype, $quant => $call, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
+            Q2K Q3K Q4K Q5K Q6K IQ4NL IQ4XS IQ3S IQ3XXS IQ2S IQ2XS IQ2XXS IQ1S IQ1M MXFP4 TQ1_0
+            TQ2_0)
     };
     ($dtype:expr, $quant:ident => $call:expr, $($name:ident)*) => {
         match $dtype {
-            $(candle_core::quantized::GgmlDType::$name => {
+            $(crate::linear::WeightType::$name => {
                 type $quant = crate::linear::format::$name;
                 $call
             })*

@@ -20,8 +20,8 @@
 use super::format::{BLOCK, Format, Quant, Scales, with_format};
 use super::rounding::Rounded;
 use super::tile::{PANELS, PanelOperands};
+use crate::linear::WeightType;
 use crate::simd::{LANES, Lanes};
-use candle_core::quantized::GgmlDType;
 
 /// An instruction set's integer product.
 ///
@@ -39,7 +39,7 @@ pub(super) trait IntegerLanes: Lanes {
     /// Rounds a block of activations; the codes are in the order in which `dot` reads them.
     fn round(x: &[f32; BLOCK]) -> Rounded;
     unsafe fn start(offset: i32) -> Self::Sums;
-    /// The codes of columns `4 * STEP..4 * STEP + 4`.
+    /// The codes of columns `4 * STEP..4 * STEP + 4`, or the numbers that they stand for.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
     unsafe fn dot<const STEP: usize>(
         sums: Self::Sums,
@@ -71,7 +71,7 @@ pub(super) type QuantisedOperands = PanelOperands<Rounded>;
 /// The operands cover all of them, the panels are packed as `dtype`, and the machine has `L`'s
 /// instructions.
 pub(super) unsafe fn multiply_all<L: IntegerLanes>(
-    dtype: GgmlDType,
+    dtype: WeightType,
     whole: &QuantisedOperands,
     rows: usize,
     panels: usize,
@@ -216,7 +216,9 @@ unsafe fn step<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const 
 unsafe fn header_scale<L: Lanes>(f: &Format, header: *const u8) -> (L, L) {
     // SAFETY: `format` says what lies where.
     unsafe {
-        let d = L::load_f16(&*header.cast());
+        let numbers = &*header.cast();
+        let d = if f.bf16 { L::load_bf16(numbers) } else { L::load_f16(numbers) };
+        let d = d.mul(L::splat(f.unit));
         (d, if f.min { L::load_f16(&*header.add(2 * LANES).cast()) } else { d })
     }
 }

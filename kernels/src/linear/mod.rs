@@ -14,6 +14,7 @@ mod cpu;
 mod device_format;
 mod format;
 pub mod gpu;
+mod i_quants;
 mod integer;
 mod machines;
 mod matmul;
@@ -24,6 +25,7 @@ mod rounding;
 mod tests;
 mod tile;
 mod values;
+mod weight_type;
 
 pub use args::{LinearArgs, Mode};
 pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
@@ -36,8 +38,8 @@ use crate::memory::RegionBytes;
 use crate::operand::OpMemory;
 use crate::simd::LANES;
 use crate::storage::{ensure, unsupported};
-use candle_core::quantized::GgmlDType;
 use std::ops::Range;
+pub use weight_type::WeightType;
 
 const OP: &str = "linear";
 
@@ -61,13 +63,13 @@ struct WeightPart {
     /// Its first row in the whole matrix.
     first: usize,
     rows: usize,
-    dtype: GgmlDType,
+    dtype: WeightType,
     panel_bytes: usize,
     data: RegionBytes,
 }
 
 impl WeightPart {
-    fn new(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
+    fn new(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let blocks = cols / dtype.block_size();
         let expected = rows.checked_mul(blocks).and_then(|b| b.checked_mul(dtype.type_size()));
         ensure(OP, cols.is_multiple_of(dtype.block_size()), || {
@@ -83,7 +85,7 @@ impl WeightPart {
                 let data = pack::quantised(dtype, &format, raw, rows, cols);
                 (format.panel_bytes(cols), data)
             }
-            (GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16, None) => {
+            (WeightType::F32 | WeightType::F16 | WeightType::BF16, None) => {
                 pack::dense(raw, rows, cols, dtype.type_size())
             }
             (other, None) => return Err(unsupported(OP, format!("weights of type {other:?}"))),
@@ -118,7 +120,7 @@ impl std::fmt::Debug for Weight {
 impl Weight {
     /// Makes a weight of a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block
     /// type), row-major `[rows, cols]`.
-    pub fn from_ggml(dtype: GgmlDType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
+    pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts })
     }
@@ -149,7 +151,7 @@ impl Weight {
             self.row_f32(row, &mut values);
             f32::encode(&values, out);
         }
-        Self::from_ggml(GgmlDType::F32, &bytes, self.rows, self.cols)
+        Self::from_ggml(WeightType::F32, &bytes, self.rows, self.cols)
     }
 
     pub fn rows(&self) -> usize {

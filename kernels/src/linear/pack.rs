@@ -3,13 +3,14 @@
 //! definitions (`ggml-common.h`).
 
 use super::format::{BLOCK, Format, Scales};
+use super::i_quants;
+use crate::linear::WeightType;
 use crate::memory::RegionBytes;
 use crate::simd::LANES;
-use candle_core::quantized::GgmlDType;
 
 /// Codes and scales of up to 256 columns of one row.
 pub(super) struct SuperBlock {
-    /// The bits of the f16 scale.
+    /// The bits of the header's scale: f16, or bf16 where the format says so.
     pub d: u16,
     /// The bits of the f16 that is added, multiplied by `mins` if there are any.
     pub m: u16,
@@ -34,7 +35,7 @@ pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usiz
 
 /// Panels of a block-quantised matrix; `raw` holds `rows * cols / super_cols` blocks.
 pub(super) fn quantised(
-    dtype: GgmlDType,
+    dtype: WeightType,
     f: &Format,
     raw: &[u8],
     rows: usize,
@@ -103,28 +104,33 @@ fn place_plane(bits: usize, from: usize, lane: usize, codes: &[u8], out: &mut [u
     }
 }
 
-pub(super) fn unpack(dtype: GgmlDType, block: &[u8], out: &mut SuperBlock) {
+pub(super) fn unpack(dtype: WeightType, block: &[u8], out: &mut SuperBlock) {
     match dtype {
-        GgmlDType::Q4_0 => legacy(block, 2, None, out),
-        GgmlDType::Q4_1 => legacy(block, 4, None, out),
-        GgmlDType::Q5_0 => legacy(block, 6, Some(2), out),
-        GgmlDType::Q5_1 => legacy(block, 8, Some(4), out),
-        GgmlDType::Q8_0 => q8_0(block, out),
-        GgmlDType::Q2K => q2_k(block, out),
-        GgmlDType::Q3K => q3_k(block, out),
-        GgmlDType::Q4K => k_nibbles(block, 16, None, out),
-        GgmlDType::Q5K => k_nibbles(block, 48, Some(16), out),
-        GgmlDType::Q6K => q6_k(block, out),
-        other => unreachable!("{other:?} has no block format"),
+        WeightType::Q4_0 => legacy(block, 2, None, out),
+        WeightType::Q4_1 => legacy(block, 4, None, out),
+        WeightType::Q5_0 => legacy(block, 6, Some(2), out),
+        WeightType::Q5_1 => legacy(block, 8, Some(4), out),
+        WeightType::Q8_0 => q8_0(block, out),
+        WeightType::Q2K => q2_k(block, out),
+        WeightType::Q3K => q3_k(block, out),
+        WeightType::Q4K => k_nibbles(block, 16, None, out),
+        WeightType::Q5K => k_nibbles(block, 48, Some(16), out),
+        WeightType::Q6K => q6_k(block, out),
+        other => i_quants::unpack(other, block, out),
     }
 }
 
-fn u16_at(block: &[u8], at: usize) -> u16 {
+pub(super) fn u16_at(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }
 
+/// Half a byte, the low halves first.
+pub(super) fn nibble(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 2] >> (i % 2 * 4) & 15
+}
+
 /// `d [, m] [, 32 fifth bits], 16 bytes of nibbles` from `nibbles`.
-fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
+pub(super) fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
     out.d = u16_at(block, 0);
     out.m = u16_at(block, 2);
     for column in 0..BLOCK {
@@ -142,7 +148,7 @@ fn q8_0(block: &[u8], out: &mut SuperBlock) {
 }
 
 /// Column `c`'s two bits of a plane that keeps four columns, 32 apart, in one byte.
-fn two_bits(plane: &[u8], c: usize) -> u8 {
+pub(super) fn two_bits(plane: &[u8], c: usize) -> u8 {
     plane[c / 128 * 32 + c % 32] >> (c % 128 / 32 * 2) & 3
 }
 

@@ -2,8 +2,8 @@
 //! the columns in order. Each sum is one chain of fused multiply-adds from column 0 upwards,
 //! whatever the tile's size is, so results do not depend on tile shapes.
 
+use crate::linear::WeightType;
 use crate::simd::{LANES, Lanes};
-use candle_core::quantized::GgmlDType;
 
 /// The most panels, and the most token rows, of a tile: 12 by 2 sums take the 24 of 32 registers of
 /// AVX-512 that `DenseLanes` allows for them.
@@ -127,7 +127,7 @@ impl<X> PanelOperands<X> {
 /// The operands' pointers cover the tile and whole panels of outputs, `rows` is one of 1, 2, 4, 8,
 /// 12, and the machine has `L`'s instructions.
 pub(super) unsafe fn multiply_all<L: DenseLanes>(
-    dtype: GgmlDType,
+    dtype: WeightType,
     whole: &PanelOperands<f32>,
     rows: usize,
     panels: usize,
@@ -141,8 +141,8 @@ pub(super) unsafe fn multiply_all<L: DenseLanes>(
                 let part = whole.part(row, row, panel);
                 let (rows, panels) = (height.min(rows - row), width.min(panels - panel));
                 match dtype {
-                    GgmlDType::F32 => dispatch::<L, F32>(&part, rows, panels),
-                    GgmlDType::F16 => dispatch::<L, F16>(&part, rows, panels),
+                    WeightType::F32 => dispatch::<L, F32>(&part, rows, panels),
+                    WeightType::F16 => dispatch::<L, F16>(&part, rows, panels),
                     _ => dispatch::<L, BF16>(&part, rows, panels),
                 }
             }

@@ -1,11 +1,11 @@
 //! Reads one row back from its panel. Each value has exactly the bits that its format defines:
-//! scale times code is exact in f32 for all formats (11 + 8 + 5 bits at most), so adding the
-//! minimum rounds once.
+//! scale times code is exact in f32 for all formats (11 bits of the header's and 13 of the others at
+//! most), so adding the minimum rounds once.
 
 use super::WeightPart;
 use super::format::{self, BLOCK, Format, Scales};
+use crate::linear::WeightType;
 use crate::simd::LANES;
-use candle_core::quantized::GgmlDType;
 use half::{bf16, f16};
 
 /// `out.len()` is the number of columns.
@@ -13,8 +13,8 @@ pub(super) fn row(part: &WeightPart, row: usize, out: &mut [f32]) {
     let (panel, lane) = (part.panels(row / LANES..row / LANES + 1), row % LANES);
     match (part.dtype, format::of(part.dtype)) {
         (_, Some(format)) => quantised(&format, panel, lane, out),
-        (GgmlDType::F32, None) => dense(panel, lane, out, f32::from_le_bytes),
-        (GgmlDType::F16, None) => {
+        (WeightType::F32, None) => dense(panel, lane, out, f32::from_le_bytes),
+        (WeightType::F16, None) => {
             dense(panel, lane, out, |bytes| f16::from_le_bytes(bytes).to_f32());
         }
         (_, None) => dense(panel, lane, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
@@ -36,8 +36,8 @@ fn dense<const WIDTH: usize>(
 fn quantised(f: &Format, panel: &[u8], lane: usize, out: &mut [f32]) {
     for (header, out) in panel.chunks_exact(f.super_bytes()).zip(out.chunks_mut(f.super_cols)) {
         let (header, blocks) = header.split_at(f.header_bytes());
-        let at = |i: usize| f16::from_le_bytes([header[2 * i], header[2 * i + 1]]).to_f32();
-        let (d, m) = (at(lane), if f.min { at(LANES + lane) } else { 0.0 });
+        let at = |i: usize| number(f, [header[2 * i], header[2 * i + 1]]);
+        let (d, m) = (at(lane) * f.unit, if f.min { at(LANES + lane) } else { 0.0 });
         for (block, out) in blocks.chunks_exact(f.block_bytes()).zip(out.chunks_mut(BLOCK)) {
             let (groups, planes) = block.split_at(f.codes_offset());
             for (c, value) in out.iter_mut().enumerate() {
@@ -47,6 +47,11 @@ fn quantised(f: &Format, panel: &[u8], lane: usize, out: &mut [f32]) {
             }
         }
     }
+}
+
+/// A number of a header.
+fn number(f: &Format, bytes: [u8; 2]) -> f32 {
+    if f.bf16 { bf16::from_le_bytes(bytes).to_f32() } else { f16::from_le_bytes(bytes).to_f32() }
 }
 
 fn group_scale(f: &Format, group: &[u8], lane: usize, d: f32, m: f32) -> (f32, f32) {
@@ -65,5 +70,7 @@ fn code(f: &Format, planes: &[u8], lane: usize, column: usize) -> i32 {
         i32::from(byte >> (column % per_word / 4 * bits) & (u8::MAX >> (8 - bits)))
     };
     let low = field(planes, f.low);
-    if f.high == 0 { low } else { low | field(&planes[4 * LANES * f.low..], f.high) << f.low }
+    let high = if f.high == 0 { 0 } else { field(&planes[4 * LANES * f.low..], f.high) };
+    let code = low | high << f.low;
+    f.table.map_or(code, |table| i32::from(table[code as usize]))
 }

@@ -7,10 +7,10 @@ use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::store::{Raw, WeightStore};
 use crate::loader::tensors::Reading;
 use crate::{FileLayout, ModelConfig, ModelSource, Result};
-use candle_core::quantized::GgmlDType;
 use candle_core::{Device, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::Kind;
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::{Mode, Weight};
 use std::collections::BTreeMap;
 
@@ -63,29 +63,19 @@ impl CountedWeights {
             self.count(part.dtype, part.rows * part.cols);
         }
         self.gpu_bytes += gpu_bytes as u64;
-        Ok(Weight::from_ggml(GgmlDType::F32, &[0; size_of::<f32>()], 1, 1)?)
+        Ok(Weight::from_ggml(WeightType::F32, &[0; size_of::<f32>()], 1, 1)?)
     }
 
     /// Counts a vector of `kind`.
     fn count_vector(&mut self, len: usize, kind: Kind) -> Result<Tensor> {
-        self.count(GgmlDType::F32, len);
+        self.count(WeightType::F32, len);
         self.gpu_bytes += (len * kind.bytes()) as u64;
         Ok(Tensor::from_vec(vec![0f32], 1, &Device::Cpu)?)
     }
 
-    fn count(&mut self, dtype: GgmlDType, count: usize) {
-        // candle calls the type Q4K that GGUF calls Q4_K.
-        let name = format!("{dtype:?}");
-        let name = name.strip_suffix('K').map_or(name.clone(), |begin| format!("{begin}_K"));
-        let dense = DENSE.contains(&name.as_str());
-        // A CPU widens dense weights to f32 and keeps quantised ones as they are.
-        let bytes = if dense {
-            count * size_of::<f32>()
-        } else {
-            count / dtype.block_size() * dtype.type_size()
-        };
-        self.cpu_bytes += bytes as u64;
-        *self.types.entry(name).or_default() += count as u64;
+    fn count(&mut self, dtype: WeightType, count: usize) {
+        self.cpu_bytes += dtype.cpu_bytes(count) as u64;
+        *self.types.entry(dtype.name().to_owned()).or_default() += count as u64;
     }
 }
 

@@ -4,9 +4,9 @@
 
 use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, View};
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::gpu::SCRATCH_BYTES;
 use cresset_kernels::linear::{BAND_ROWS, DeviceFormat};
 use cresset_kernels::operand::{DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart};
@@ -252,7 +252,7 @@ fn pack(compute: &Compute, matrix: &Raw, format: &DeviceFormat, out: &mut [u8]) 
 
 fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     match (rows.dtype, kind) {
-        (GgmlDType::BF16, Kind::Bf16) | (GgmlDType::F32, Kind::F32) => {
+        (WeightType::BF16, Kind::Bf16) | (WeightType::F32, Kind::F32) => {
             out.copy_from_slice(rows.bytes);
         }
         _ => encode(kind, &rows.values()?, out),

@@ -6,7 +6,7 @@ mod tests;
 
 use super::file::{FileReader, TensorReader};
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
+use cresset_kernels::linear::WeightType;
 use cursor::{Cursor, Parse};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -72,7 +72,7 @@ impl Value {
 pub struct TensorInfo {
     /// Row-major shape, outermost first (GGUF stores it reversed).
     pub shape: Vec<usize>,
-    pub dtype: GgmlDType,
+    pub dtype: WeightType,
     /// Byte range in the file.
     pub range: Range<usize>,
 }
@@ -207,7 +207,7 @@ fn alignment(metadata: &BTreeMap<String, Value>) -> Parse<usize> {
 struct GgufEntry {
     name: String,
     shape: Vec<usize>,
-    dtype: GgmlDType,
+    dtype: WeightType,
     offset: usize,
 }
 
@@ -236,33 +236,16 @@ fn read_entry(c: &mut Cursor) -> Result<GgufEntry, GgufRefusal> {
     Ok(GgufEntry { name, shape, dtype, offset: c.size()? })
 }
 
-/// Ids of ggml's types. Newer block formats exist that this build cannot multiply with.
-fn tensor_type(name: &str, id: u32) -> Result<GgmlDType, GgufRefusal> {
-    Ok(match id {
-        0 => GgmlDType::F32,
-        1 => GgmlDType::F16,
-        2 => GgmlDType::Q4_0,
-        3 => GgmlDType::Q4_1,
-        6 => GgmlDType::Q5_0,
-        7 => GgmlDType::Q5_1,
-        8 => GgmlDType::Q8_0,
-        9 => GgmlDType::Q8_1,
-        10 => GgmlDType::Q2K,
-        11 => GgmlDType::Q3K,
-        12 => GgmlDType::Q4K,
-        13 => GgmlDType::Q5K,
-        14 => GgmlDType::Q6K,
-        15 => GgmlDType::Q8K,
-        30 => GgmlDType::BF16,
-        16..=29 | 34 | 35 | 39 => {
-            return Err(GgufRefusal::Unsupported(format!(
-                "tensor {name:?} has the quantisation type {id}, which is not supported: use a Q4_0 to Q8_0 or k-quant file"
-            )));
-        }
-        _ => {
-            return Err(GgufRefusal::Damaged(format!("tensor {name:?} has the unknown type {id}")));
-        }
-    })
+fn tensor_type(name: &str, id: u32) -> Result<WeightType, GgufRefusal> {
+    match (WeightType::from_gguf(id), id) {
+        (Some(dtype), _) => Ok(dtype),
+        // Types that ggml has beside those: integers, f64 and a format of blocks.
+        (None, 24..=28 | 40) => Err(GgufRefusal::Unsupported(format!(
+            "tensor {name:?} has the type {id}, which is not supported: use a file \
+             quantised as Q4_K_M or IQ4_XS"
+        ))),
+        _ => Err(GgufRefusal::Damaged(format!("tensor {name:?} has the unknown type {id}"))),
+    }
 }
 
 impl GgufEntry {

@@ -4,7 +4,7 @@ use super::damaged;
 use super::file::{Bytes, FileReader, TensorReader};
 use super::source::ModelSource;
 use crate::Result;
-use candle_core::quantized::GgmlDType;
+use cresset_kernels::linear::WeightType;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const MAX_HEADER_BYTES: usize = 100 << 20;
 struct ShardEntry {
     shard: usize,
     shape: Vec<usize>,
-    dtype: GgmlDType,
+    dtype: WeightType,
     range: Range<usize>,
 }
 
@@ -138,7 +138,7 @@ impl Checkpoint {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    pub(super) fn dtype(&self, name: &str) -> GgmlDType {
+    pub(super) fn dtype(&self, name: &str) -> WeightType {
         self.entries[name].dtype
     }
 
@@ -193,11 +193,11 @@ fn peek(file: &mut FileReader, len: usize) -> Result<&[u8], String> {
     file.peek(len).map_err(|error| error.to_string())
 }
 
-fn dtype(dtype: Dtype) -> Option<GgmlDType> {
+fn dtype(dtype: Dtype) -> Option<WeightType> {
     match dtype {
-        Dtype::F32 => Some(GgmlDType::F32),
-        Dtype::F16 => Some(GgmlDType::F16),
-        Dtype::BF16 => Some(GgmlDType::BF16),
+        Dtype::F32 => Some(WeightType::F32),
+        Dtype::F16 => Some(WeightType::F16),
+        Dtype::BF16 => Some(WeightType::BF16),
         _ => None,
     }
 }

@@ -2,16 +2,16 @@
 //! device's.
 
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::Weight;
+use cresset_kernels::linear::WeightType;
 use half::{bf16, f16};
 
 /// A matrix as its file has it: little-endian, row-major.
 #[derive(Clone, Copy)]
 pub struct Raw<'a> {
-    pub dtype: GgmlDType,
+    pub dtype: WeightType,
     pub bytes: &'a [u8],
     pub rows: usize,
     pub cols: usize,
@@ -50,11 +50,11 @@ impl<'a> Raw<'a> {
     /// Returns all values, row by row.
     pub fn values(&self) -> Result<Vec<f32>> {
         Ok(match self.dtype {
-            GgmlDType::F32 => f32::decode(self.bytes),
-            GgmlDType::F16 => {
+            WeightType::F32 => f32::decode(self.bytes),
+            WeightType::F16 => {
                 self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect()
             }
-            GgmlDType::BF16 => bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect(),
+            WeightType::BF16 => bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect(),
             _ => {
                 let weight = self.weight()?;
                 let mut values = vec![0.0; self.rows * self.cols];

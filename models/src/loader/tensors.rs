@@ -7,8 +7,8 @@ use super::names;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::OpMemory;
+use cresset_kernels::linear::WeightType;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub(super) enum Container {
 
 /// A tensor that was read from its file.
 struct TensorBytes {
-    dtype: GgmlDType,
+    dtype: WeightType,
     bytes: Bytes,
     rows: usize,
     cols: usize,

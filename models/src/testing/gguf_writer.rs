@@ -1,9 +1,10 @@
 //! Writes GGUF version 3.
 
 use crate::loader::gguf::{GgufFile, TensorInfo, Value};
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
 use cresset_kernels::gpu::DeviceElement;
+use cresset_kernels::linear::WeightType;
 use std::path::Path;
 
 const ALIGNMENT: usize = 32;
@@ -12,7 +13,7 @@ const ALIGNMENT: usize = 32;
 pub struct GgufWriter {
     pub metadata: Vec<(String, Value)>,
     /// Name, row-major shape, type, raw blocks.
-    pub tensors: Vec<(String, Vec<usize>, GgmlDType, Vec<u8>)>,
+    pub tensors: Vec<(String, Vec<usize>, WeightType, Vec<u8>)>,
 }
 
 impl GgufWriter {
@@ -49,17 +50,19 @@ impl GgufWriter {
         self.tensors.push((
             name.to_owned(),
             shape.to_vec(),
-            GgmlDType::F32,
+            WeightType::F32,
             super::little_endian(data),
         ));
     }
 
     /// Turns matrices that are f32 into blocks of the types that `types` names for them.
-    pub fn quantise(&mut self, types: impl Fn(&str) -> Option<GgmlDType>) -> crate::Result<()> {
+    pub fn quantise(&mut self, types: impl Fn(&str) -> Option<WeightType>) -> crate::Result<()> {
         for (name, shape, dtype, data) in &mut self.tensors {
             if let (&[rows, cols], Some(to)) = (&shape[..], types(name)) {
+                let lacking = || crate::Error::Unsupported(format!("quantising to {}", to.name()));
+                let theirs = to.in_candle().ok_or_else(lacking)?;
                 let values = Tensor::from_vec(f32::decode(data), (rows, cols), &Device::Cpu)?;
-                *data = QTensor::quantize(&values, to)?.data()?.into_owned();
+                *data = QTensor::quantize(&values, theirs)?.data()?.into_owned();
                 *dtype = to;
             }
         }
@@ -94,7 +97,7 @@ impl GgufWriter {
             for dimension in shape.iter().rev() {
                 put_size(&mut out, *dimension);
             }
-            out.extend(type_id(*dtype).to_le_bytes());
+            out.extend(dtype.gguf_id().to_le_bytes());
             put_size(&mut out, offset);
             let blocks = shape.iter().product::<usize>() / dtype.block_size();
             offset += (blocks * dtype.type_size()).next_multiple_of(ALIGNMENT);
@@ -152,25 +155,5 @@ fn kind(value: &Value) -> u32 {
         Value::U64(_) => 10,
         Value::I64(_) => 11,
         Value::F64(_) => 12,
-    }
-}
-
-fn type_id(dtype: GgmlDType) -> u32 {
-    match dtype {
-        GgmlDType::F32 => 0,
-        GgmlDType::F16 => 1,
-        GgmlDType::Q4_0 => 2,
-        GgmlDType::Q4_1 => 3,
-        GgmlDType::Q5_0 => 6,
-        GgmlDType::Q5_1 => 7,
-        GgmlDType::Q8_0 => 8,
-        GgmlDType::Q8_1 => 9,
-        GgmlDType::Q2K => 10,
-        GgmlDType::Q3K => 11,
-        GgmlDType::Q4K => 12,
-        GgmlDType::Q5K => 13,
-        GgmlDType::Q6K => 14,
-        GgmlDType::Q8K => 15,
-        GgmlDType::BF16 => 30,
     }
 }

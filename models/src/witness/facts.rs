@@ -1,7 +1,7 @@
 //! The shape of a model as candle's models need it, read from the files a second time and without
 //! the code that serves.
 
-use super::{WitnessResult, unknown};
+use super::{Absence, WitnessResult, lacking, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use serde_json::Value;
@@ -69,7 +69,14 @@ pub(super) fn read(source: &ModelSource) -> WitnessResult<Facts> {
 
 pub(super) fn open(path: &Path) -> WitnessResult<(Content, BufReader<File>)> {
     let mut reader = BufReader::new(File::open(path)?);
-    Ok((Content::read(&mut reader)?, reader))
+    let content = match Content::read(&mut reader) {
+        Ok(content) => content,
+        Err(error) => match lacking::tensors(path) {
+            Ok(tensors) if !tensors.is_empty() => lacking::header(path).map_err(Absence::Failed)?,
+            _ => return Err(error.into()),
+        },
+    };
+    Ok((content, reader))
 }
 
 /// Ids that the files declare to end an answer.

@@ -1,7 +1,7 @@
 //! Weights as candle reads and dequantises them, under Hugging Face's names and in its layout.
 
 use super::facts::{Facts, open};
-use super::{WitnessResult, unknown};
+use super::{Absence, WitnessResult, lacking, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::TensorInfo;
 use candle_core::{DType, Device, Tensor};
@@ -96,9 +96,14 @@ fn for_each(
             let mut names: Vec<_> = content.tensor_infos.iter().collect();
             names.retain(|(name, _)| wanted(name));
             names.sort_by_key(|(_, info)| info.offset);
+            let lacking = lacking::tensors(path).map_err(Absence::Failed)?;
             for (name, _) in names {
-                let stored = content.tensor(&mut reader, name, &Device::Cpu)?;
-                each(name, stored.dequantize(&Device::Cpu)?)?;
+                let values = if let Some(info) = lacking.get(name) {
+                    lacking::values(&mut reader, info)?
+                } else {
+                    content.tensor(&mut reader, name, &Device::Cpu)?.dequantize(&Device::Cpu)?
+                };
+                each(name, values)?;
             }
         }
         FileLayout::HfFolder(folder) => {

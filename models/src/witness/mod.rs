@@ -1,7 +1,8 @@
 //! A second implementation of a release's model, as a witness of the one that serves:
 //! candle-transformers' own models in f32, on the CPU or with candle's own kernels on a GPU. It
 //! shares nothing with the serving path but the file: candle reads and dequantises the weights, and
-//! the shape is read from the metadata a second time, in `facts`.
+//! the shape is read from the metadata a second time, in `facts`. Only blocks of a type that candle
+//! lacks are read by this crate (`lacking`).
 //!
 //! candle's Llama and Mistral return the logits of the last token only, so models of their shape
 //! are computed by candle's Qwen 2, whose layer is theirs with biases, which are zeros here. What
@@ -11,6 +12,7 @@
 mod by_layer;
 mod facts;
 mod files;
+mod lacking;
 #[cfg(test)]
 mod tests;
 

@@ -4,13 +4,14 @@ use super::*;
 use crate::embedding::reference;
 use crate::gpu::{Buffer, Emulator};
 use crate::linear::DeviceFormat;
+use crate::linear::WeightType;
 use crate::operand::{MatrixBuffer, OpMemory};
 use crate::testing::values as values_of;
 use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
 use candle_core::Device;
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 
 const HOST: u32 = u32::MAX;
 
@@ -19,14 +20,15 @@ const HOST: u32 = u32::MAX;
 fn rows_of_a_packed_table_are_dequantised() {
     let gpu = gpu();
     for (dtype, width) in [
-        (GgmlDType::Q4_0, 96),
-        (GgmlDType::Q5_1, 32),
-        (GgmlDType::Q8_0, 544),
-        (GgmlDType::Q4K, 512),
-        (GgmlDType::Q5K, 256),
-        (GgmlDType::Q6K, 768),
+        (WeightType::Q4_0, 96),
+        (WeightType::Q5_1, 32),
+        (WeightType::Q8_0, 544),
+        (WeightType::Q4K, 512),
+        (WeightType::Q5K, 256),
+        (WeightType::Q6K, 768),
     ] {
-        let table = QTensor::quantize(&random(&[45, width], 5), dtype).unwrap();
+        let table =
+            QTensor::quantize(&random(&[45, width], 5), dtype.in_candle().unwrap()).unwrap();
         let format = DeviceFormat::of(dtype).unwrap();
         let mut bytes = vec![0; format.bytes(45, width)];
         format.pack(&table.data().unwrap(), width, &mut bytes).unwrap();

@@ -89,11 +89,15 @@ unsafe fn columns<Q: Quant, const STEP: usize>(planes: *const u8, odd: usize) ->
     let f = const { Q::FORMAT };
     // SAFETY: as above.
     unsafe {
-        let low = field::<STEP>(planes, odd, f.low, 0);
-        if f.high == 0 {
-            return low;
+        let mut codes = field::<STEP>(planes, odd, f.low, 0);
+        if f.high > 0 {
+            let high = field::<STEP>(planes.add(4 * LANES * f.low), odd, f.high, f.low);
+            codes = _mm256_or_si256(codes, high);
         }
-        _mm256_or_si256(low, field::<STEP>(planes.add(4 * LANES * f.low), odd, f.high, f.low))
+        let Some(table) = f.table else { return codes };
+        // The upper byte of each code is zero, and so is what the table has for it.
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        _mm256_shuffle_epi8(table, codes)
     }
 }
 

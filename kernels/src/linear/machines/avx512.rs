@@ -66,11 +66,14 @@ impl IntegerLanes for Avx512 {
         let f = const { Q::FORMAT };
         // SAFETY: the planes hold 32 columns.
         unsafe {
-            let low = field::<STEP>(planes, f.low, 0);
-            if f.high == 0 {
-                return low;
+            let mut codes = field::<STEP>(planes, f.low, 0);
+            if f.high > 0 {
+                let high = field::<STEP>(planes.add(4 * LANES * f.low), f.high, f.low);
+                codes = _mm512_or_si512(codes, high);
             }
-            _mm512_or_si512(low, field::<STEP>(planes.add(4 * LANES * f.low), f.high, f.low))
+            let Some(table) = f.table else { return codes };
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, codes)
         }
     }
 

@@ -31,8 +31,12 @@ impl IntegerLanes for Portable {
                 (f.high > 0).then(|| field::<STEP>(planes.add(4 * LANES * f.low), f.high)),
             )
         };
-        let Some(high) = high else { return low };
-        from_fn(|i| from_fn(|j| low[i][j] | high[i][j] << f.low))
+        let codes = match high {
+            Some(high) => from_fn(|i| from_fn(|j| low[i][j] | high[i][j] << f.low)),
+            None => low,
+        };
+        let Some(table) = f.table else { return codes };
+        codes.map(|bytes| bytes.map(|code| table[usize::from(code)]))
     }
 
     #[inline(always)]

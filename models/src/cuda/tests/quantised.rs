@@ -6,8 +6,8 @@ use crate::goldens::blocks;
 use crate::loader::gguf::Value;
 use crate::loader::store::{Raw, WeightStore};
 use crate::testing::GgufWriter;
-use candle_core::quantized::GgmlDType;
 use cresset_kernels::embedding::{Embedding, GatherArgs};
+use cresset_kernels::linear::WeightType;
 use cresset_kernels::operand::{MatrixBuffer, OpMemory};
 use half::bf16;
 use std::path::Path;
@@ -36,13 +36,16 @@ fn every_format_of_the_files_is_kept_or_widened() {
     let options = options(Kind::Bf16);
     let gpu = options.gpu.as_ref().unwrap();
     for (name, dtype, packed) in [
-        ("Q4_0", GgmlDType::Q4_0, true),
-        ("Q5_1", GgmlDType::Q5_1, true),
-        ("Q8_0", GgmlDType::Q8_0, true),
-        ("Q4_K", GgmlDType::Q4K, true),
-        ("Q6_K", GgmlDType::Q6K, true),
-        ("F16", GgmlDType::F16, false),
-        ("BF16", GgmlDType::BF16, false),
+        ("Q4_0", WeightType::Q4_0, true),
+        ("Q5_1", WeightType::Q5_1, true),
+        ("Q8_0", WeightType::Q8_0, true),
+        ("Q4_K", WeightType::Q4K, true),
+        ("Q6_K", WeightType::Q6K, true),
+        ("IQ4_XS", WeightType::IQ4XS, false),
+        ("IQ2_XXS", WeightType::IQ2XXS, false),
+        ("MXFP4", WeightType::MXFP4, false),
+        ("F16", WeightType::F16, false),
+        ("BF16", WeightType::BF16, false),
     ] {
         let bytes = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
         let want = rows(&blocks[&format!("{name}.values")]);
@@ -63,9 +66,9 @@ fn every_format_of_the_files_is_kept_or_widened() {
 }
 
 /// The types of a file that is called Q4_K_M.
-fn q4_k_m(name: &str) -> GgmlDType {
+fn q4_k_m(name: &str) -> WeightType {
     let finer = ["attn_v", "ffn_down", "output.weight"].iter().any(|part| name.contains(part));
-    if finer { GgmlDType::Q6K } else { GgmlDType::Q4K }
+    if finer { WeightType::Q6K } else { WeightType::Q4K }
 }
 
 fn write(writer: &GgufWriter, folder: &Path) -> ModelSource {
@@ -152,7 +155,7 @@ fn a_model_of_8b_with_its_cache_fits_a_card_with_12_gb() {
     }
     file.tensors.clear();
     let mut add = |name: String, shape: &[usize]| {
-        let dtype = if shape.len() == 1 { GgmlDType::F32 } else { q4_k_m(&name) };
+        let dtype = if shape.len() == 1 { WeightType::F32 } else { q4_k_m(&name) };
         file.tensors.push((name, shape.to_vec(), dtype, Vec::new()));
     };
     add("token_embd.weight".into(), &[vocab, hidden]);

@@ -8,7 +8,7 @@ fn small() -> GgufWriter {
     let tensor = |name: &str, shape: &[usize]| {
         let data =
             (0..shape.iter().product::<usize>()).flat_map(|i| (i as f32).to_le_bytes()).collect();
-        (name.to_owned(), shape.to_vec(), GgmlDType::F32, data)
+        (name.to_owned(), shape.to_vec(), WeightType::F32, data)
     };
     GgufWriter {
         metadata: vec![
@@ -166,7 +166,7 @@ fn sound_files_of_other_kinds_are_unsupported() {
     for other in [
         replace(&bytes, &3u32.to_le_bytes(), &1u32.to_le_bytes()),
         replace(&bytes, &3u32.to_le_bytes(), &3u32.to_be_bytes()),
-        replace(&bytes, &entry(&[5], 0, 32), &entry(&[5], 20, 32)),
+        replace(&bytes, &entry(&[5], 0, 32), &entry(&[5], 28, 32)),
     ] {
         assert!(matches!(open(&other), Err(Error::Unsupported(_))));
     }

@@ -3,23 +3,24 @@
 
 use super::*;
 use crate::gpu::Buffer;
+use crate::linear::WeightType;
 use crate::linear::{Linear, LinearArgs, linear_reference};
 use crate::operand::{MatrixBuffer, MatrixPart, OpMemory};
 use crate::testing::{
     dense_weight, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
 
-const DTYPES: [GgmlDType; 8] = [
-    GgmlDType::Q4_0,
-    GgmlDType::Q4_1,
-    GgmlDType::Q5_0,
-    GgmlDType::Q5_1,
-    GgmlDType::Q8_0,
-    GgmlDType::Q4K,
-    GgmlDType::Q5K,
-    GgmlDType::Q6K,
+const DTYPES: [WeightType; 8] = [
+    WeightType::Q4_0,
+    WeightType::Q4_1,
+    WeightType::Q5_0,
+    WeightType::Q5_1,
+    WeightType::Q8_0,
+    WeightType::Q4K,
+    WeightType::Q5K,
+    WeightType::Q6K,
 ];
 
 /// A matrix in a format, and its values.
@@ -33,11 +34,11 @@ struct Packed {
 
 impl Packed {
     /// Weights that have an offset, as the formats with minimums are for.
-    fn new(dtype: GgmlDType, rows: usize, cols: usize) -> Self {
+    fn new(dtype: WeightType, rows: usize, cols: usize) -> Self {
         let dense = values(&random(&[rows, cols], (rows * cols) as u64));
         let dense = dense.iter().enumerate().map(|(i, x)| x * 0.1 + (i / 32 % 5) as f32 * 0.02);
         let dense = Tensor::from_vec(dense.collect(), (rows, cols), &Device::Cpu).unwrap();
-        let quantised = QTensor::quantize(&dense, dtype).unwrap();
+        let quantised = QTensor::quantize(&dense, dtype.in_candle().unwrap()).unwrap();
         let format = DeviceFormat::of(dtype).unwrap();
         let mut bytes = vec![0xaa; format.bytes(rows, cols)];
         format.pack(&quantised.data().unwrap(), cols, &mut bytes).unwrap();
@@ -70,7 +71,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(dtype: GgmlDType, n: usize, rows: usize, cols: usize) -> Self {
+    fn new(dtype: WeightType, n: usize, rows: usize, cols: usize) -> Self {
         Self::of(Packed::new(dtype, rows, cols), n)
     }
 
@@ -137,7 +138,7 @@ impl Case {
 const SIZES: [(usize, usize, usize); 6] =
     [(1, 1, 256), (3, 33, 768), (8, 64, 32), (9, 30, 96), (17, 40, 608), (35, 70, 512)];
 
-fn sizes(dtype: GgmlDType) -> impl Iterator<Item = (usize, usize, usize)> {
+fn sizes(dtype: WeightType) -> impl Iterator<Item = (usize, usize, usize)> {
     SIZES.into_iter().filter(move |size| size.2.is_multiple_of(dtype.block_size()))
 }
 
@@ -173,7 +174,7 @@ fn a_row_has_the_same_bits_in_any_batch_and_by_any_kernel() {
 
 #[test]
 fn blocks_of_gemv_go_on_from_band_to_band() {
-    let case = Case::new(GgmlDType::Q4_0, 2, 5 * 4 * 32 + 7, 64);
+    let case = Case::new(WeightType::Q4_0, 2, 5 * 4 * 32 + 7, 64);
     let error = case.error(2, &PackedAlgorithm::Gemv(0));
     assert!(error < 0.2, "{error}");
 }
@@ -182,10 +183,10 @@ fn blocks_of_gemv_go_on_from_band_to_band() {
 #[test]
 fn planted_faults_are_found() {
     for (dtype, [code, scale, header]) in [
-        (GgmlDType::Q4K, [0, 1024, 4 * 1152 + 1]),
-        (GgmlDType::Q6K, [40, 1536, 4 * 1664 + 1]),
-        (GgmlDType::Q5_1, [1100, 1281, 1409]),
-        (GgmlDType::Q8_0, [70, 2049, 2113]),
+        (WeightType::Q4K, [0, 1024, 4 * 1152 + 1]),
+        (WeightType::Q6K, [40, 1536, 4 * 1664 + 1]),
+        (WeightType::Q5_1, [1100, 1281, 1409]),
+        (WeightType::Q8_0, [70, 2049, 2113]),
     ] {
         let faults: [(&str, usize, fn(u8) -> u8); 3] = [
             ("swapped nibbles", code, |byte| byte.rotate_left(4)),
@@ -211,7 +212,7 @@ fn planted_faults_are_found() {
 fn parts_of_several_formats_are_one_matrix() {
     let gpu = gpu();
     let (cols, n) = (256, 10);
-    let parts = [Packed::new(GgmlDType::Q4K, 32, cols), Packed::new(GgmlDType::Q6K, 17, cols)];
+    let parts = [Packed::new(WeightType::Q4K, 32, cols), Packed::new(WeightType::Q6K, 17, cols)];
     let dense = rounded(Kind::Bf16, &values(&random(&[8 * cols], 5)));
     let mut buffers: Vec<MatrixPart<Buffer>> = Vec::new();
     for part in &parts {
@@ -269,6 +270,7 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
 /// The shapes of Llama 3.1 8B and of Qwen 2.5 7B: at most 3 % more than the file takes.
 #[test]
 fn a_matrix_takes_on_a_device_what_it_takes_on_disk() {
+    use WeightType::{F16, IQ1M, IQ3S, IQ4NL, IQ4XS, MXFP4, Q2K, Q3K, Q8K, TQ2_0};
     let shapes = [
         (4096, 4096),
         (1024, 4096),
@@ -289,14 +291,14 @@ fn a_matrix_takes_on_a_device_what_it_takes_on_disk() {
             assert!((1.0..1.03).contains(&ratio), "{dtype:?} {rows}x{cols}: {ratio}");
         }
     }
-    for dtype in [GgmlDType::F16, GgmlDType::Q2K, GgmlDType::Q3K, GgmlDType::Q8K] {
+    for dtype in [F16, Q2K, Q3K, Q8K, IQ4NL, IQ4XS, IQ3S, IQ1M, MXFP4, TQ2_0] {
         assert_eq!(DeviceFormat::of(dtype), None);
     }
 }
 
 #[test]
 fn bytes_that_are_not_whole_rows_are_refused() {
-    let format = DeviceFormat::of(GgmlDType::Q4K).unwrap();
+    let format = DeviceFormat::of(WeightType::Q4K).unwrap();
     let mut out = vec![0; format.bytes(32, 256)];
     format.pack(&[0; 144], 256, &mut out).unwrap();
     assert!(format.pack(&[0; 144], 255, &mut out).is_err());
