@@ -50,8 +50,8 @@ impl DeviceFormat {
     pub fn of(dtype: WeightType) -> Option<Self> {
         let format = format::of(dtype)?;
         // Kernels know the group by the bits. The formats of two and three bits are left out: their
-        // scales, of four bits and six for sixteen columns, would take up to a fifth more here. Those
-        // whose codes stand for numbers in a table are left out too: kernels have no look-up.
+        // scales, of four bits and six for sixteen columns, would take up to a fifth more here. So
+        // are those whose codes stand for numbers in a table, as kernels have no look-up.
         let bits = format.low + format.high;
         let known = bits >= 4 && format.scales != Scales::Nibbles && format.table.is_none();
         known.then_some(Self {

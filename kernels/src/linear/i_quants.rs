@@ -15,19 +15,19 @@ const POINTS: usize = 4608;
 static GRIDS: &[u8; 2 * POINTS] = include_bytes!("grids.bin");
 
 /// A table of points, each with the values of so many columns.
-struct Grid {
+struct CodeGrid {
     first: usize,
     columns: usize,
 }
 
-const IQ2XXS: Grid = Grid { first: 0, columns: 8 };
-const IQ2XS: Grid = Grid { first: 256, columns: 8 };
-const IQ2S: Grid = Grid { first: 768, columns: 8 };
-const IQ1: Grid = Grid { first: 1792, columns: 8 };
-const IQ3XXS: Grid = Grid { first: 3840, columns: 4 };
-const IQ3S: Grid = Grid { first: 4096, columns: 4 };
+const IQ2XXS: CodeGrid = CodeGrid { first: 0, columns: 8 };
+const IQ2XS: CodeGrid = CodeGrid { first: 256, columns: 8 };
+const IQ2S: CodeGrid = CodeGrid { first: 768, columns: 8 };
+const IQ1: CodeGrid = CodeGrid { first: 1792, columns: 8 };
+const IQ3XXS: CodeGrid = CodeGrid { first: 3840, columns: 4 };
+const IQ3S: CodeGrid = CodeGrid { first: 4096, columns: 4 };
 
-impl Grid {
+impl CodeGrid {
     /// The numbers of a point's values: 0 to 2 for eight columns, 0 to 7 for four.
     fn point(&self, index: usize) -> impl Iterator<Item = u8> {
         let (word, bits) = (u16_at(GRIDS, 2 * (self.first + index)), 16 / self.columns);

@@ -1,6 +1,6 @@
 //! Reads one row back from its panel. Each value has exactly the bits that its format defines:
-//! scale times code is exact in f32 for all formats (11 bits of the header's and 13 of the others at
-//! most), so adding the minimum rounds once.
+//! scale times code is exact in f32 for all formats (11 bits of the header's and 13 of the others
+//! at most), so adding the minimum rounds once.
 
 use super::WeightPart;
 use super::format::{self, BLOCK, Format, Scales};
