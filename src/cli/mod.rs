@@ -16,6 +16,7 @@ mod keys;
 mod ledger;
 mod metrics;
 mod models;
+mod nodes;
 mod package;
 mod qualify;
 mod quickstart;
@@ -120,6 +121,8 @@ enum CliCommand {
     /// List, show, cancel and unblock requests
     #[command(subcommand)]
     Requests(requests::RequestsCommand),
+    /// List the nodes that share a ledger in a database
+    Nodes,
     /// Say who may give commands from other machines, and show what operators did
     #[command(subcommand)]
     Admin(admin::AdminSubcommand),
@@ -167,6 +170,7 @@ impl CliCommand {
                 | Self::Applications(_)
                 | Self::Credits(_)
                 | Self::Requests(_)
+                | Self::Nodes
                 | Self::Admin(_)
                 | Self::Ledger(ledger::LedgerCommand::Audit)
                 | Self::Models(
@@ -258,6 +262,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Applications(command) => applications::run(&context, command).await,
         CliCommand::Credits(command) => credits::run(&context, command).await,
         CliCommand::Requests(command) => requests::run(&context, command).await,
+        CliCommand::Nodes => nodes::run(&context).await,
         CliCommand::Admin(command) => admin::run(&context, command).await,
         CliCommand::Receipts(command) => receipts::run(&context, command).await,
         CliCommand::Backup(arguments) => backup::backup(&context, &globals, &arguments).await,

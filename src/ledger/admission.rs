@@ -34,9 +34,15 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     let needed = most(admit, &balances)?;
     budgets::check(admit, &account, &credential, needed, now)?;
     let amount = cover(needed.units, &balances)?;
+    let id = account.id;
+    let rate_due = state.rate_due(id)?.map(|due| admit.rate.admit(due, now)).transpose()?;
     let record = with_attempt(known, admit, amount, now);
     let owners = counted(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
-    reserve(state, record, &owners, &balances, needed.tokens, now)
+    let admitted = reserve(state, record, &owners, &balances, needed.tokens, now)?;
+    if let Some(due) = rate_due {
+        state.put_rate_due(id, due)?;
+    }
+    Ok(admitted)
 }
 
 /// Both with one more request in flight, which may take `needed`. `None` when that overflows.

@@ -68,6 +68,9 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
         Command::Recover { boot, limit, crash_block_ms } => {
             resolution::recover(state, *boot, *limit, *crash_block_ms, now)
         }
+        Command::TakeBackCrash { account, fingerprint, boot } => {
+            resolution::take_back_crash(state, *account, fingerprint, *boot)
+        }
         Command::ForgetCrashes { account, fingerprint } => {
             resolution::forget_crashes(state, *account, fingerprint)
         }

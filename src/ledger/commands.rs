@@ -4,6 +4,7 @@ use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, LimitReached, SpendingLimit, TokenQuotas,
 };
+use super::rate::AdmissionRate;
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
@@ -97,6 +98,13 @@ pub enum Command {
         limit: usize,
         crash_block_ms: u64,
     },
+    /// Takes back a crash that was counted for this boot, which did not crash: other nodes only did
+    /// not hear of it.
+    TakeBackCrash {
+        account: AccountId,
+        fingerprint: [u8; 32],
+        boot: BootId,
+    },
     /// Forgets the crashes in which this input was running.
     ForgetCrashes {
         account: AccountId,
@@ -149,6 +157,8 @@ pub struct Admit {
     pub max_concurrent: u32,
     /// The tokens that the account's plan allows.
     pub quotas: TokenQuotas,
+    /// The admissions that the account's plan allows. Only a ledger that nodes share counts them.
+    pub rate: AdmissionRate,
     /// Milliseconds after its end during which a request is answered. Later only its id is known.
     pub retention_ms: u64,
     /// Milliseconds after its last crash during which an input that was running in two is refused.
@@ -206,6 +216,8 @@ pub enum Refusal {
     ConcurrencyLimit { limit: u32 },
     #[error(transparent)]
     LimitReached(LimitReached),
+    #[error("more requests a minute than the account's plan allows")]
+    RateReached { rate: AdmissionRate, retry_after_ms: u64 },
     #[error("a balance of {available} does not cover a reservation of {needed} microcredits")]
     InsufficientCredits { needed: Microcredits, available: Microcredits },
     #[error(

@@ -11,6 +11,7 @@ pub mod commands;
 pub mod idempotency;
 pub mod invariants;
 pub mod journal;
+mod rate;
 mod receipt_facts;
 pub mod records;
 mod resolution;
@@ -26,6 +27,7 @@ pub use budgets::{
 };
 pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
 pub use idempotency::Seen;
+pub use rate::AdmissionRate;
 pub use receipt_facts::{AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes};
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,

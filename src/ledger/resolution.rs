@@ -12,6 +12,7 @@ use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, AttemptId, BootId};
+use uuid::Uuid;
 
 pub(super) fn start(
     state: &mut impl LedgerState,
@@ -145,6 +146,26 @@ fn counted(known: Option<Crashes>, boot: BootId, at: UnixMillis) -> Option<Crash
         None => 0,
     };
     Some(Crashes { count: before.saturating_add(1), boot, at })
+}
+
+pub(super) fn take_back_crash(
+    state: &mut impl LedgerState,
+    account: AccountId,
+    fingerprint: &[u8; 32],
+    boot: BootId,
+) -> ApplyResult {
+    let known = state.crashes(account, fingerprint)?.filter(|crashes| crashes.boot == boot);
+    match known {
+        None => return Ok(Outcome::Repeated),
+        Some(Crashes { count: 0 | 1, .. }) => state.remove_crashes(account, fingerprint)?,
+        Some(crashes) => {
+            // Without a boot, so that the command may be sent again.
+            let crashes =
+                Crashes { count: crashes.count - 1, boot: BootId(Uuid::nil()), ..crashes };
+            state.put_crashes(account, fingerprint, crashes)?;
+        }
+    }
+    Ok(Outcome::Done)
 }
 
 pub(super) fn forget_crashes(

@@ -106,6 +106,14 @@ pub trait LedgerState {
         crashes: Crashes,
     ) -> StateResult;
     fn remove_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult;
+    /// When the rate of the account's admissions has recovered, microseconds since 1970. `None`
+    /// where no other node admits, and the rate is counted elsewhere.
+    fn rate_due(&self, _account: AccountId) -> StateResult<Option<u64>> {
+        Ok(None)
+    }
+    fn put_rate_due(&mut self, _account: AccountId, _due: u64) -> StateResult {
+        Ok(())
+    }
     /// The end of the chain that the account's entries belong to. The implementation chooses
     /// whether all accounts share one chain or each has its own.
     fn head(&self, account: AccountId) -> StateResult<JournalHead>;

@@ -13,7 +13,7 @@ use crate::config::{Config, ConfigFile, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
 use crate::pool::ModelPool;
-use crate::request::Services;
+use crate::request::{self, Services};
 use crate::server;
 use crate::server::operator::page::PageState;
 use crate::server::operator::{
@@ -234,6 +234,7 @@ impl Assembly {
         clients: ClientListeners,
     ) -> Result<RunningNode, NodeError> {
         running.take_over_changes(self.clone());
+        running.heed_other_nodes();
         running.accept_clients(clients.public).await?;
         if let Some(listener) = clients.gateway {
             running.open_gateway(listener, self.gateway_key()?)?;
@@ -443,6 +444,16 @@ impl RunningNode {
         let reloader = Reloader { assembly, node, start };
         if let Some(asked) = self.asked.take() {
             self.surfaces.spawn(reloader.run(asked, self.stop.clone()));
+        }
+    }
+
+    /// Follows what other nodes decide that share the ledger.
+    fn heed_other_nodes(&mut self) {
+        let (node, stop) = (self.live.node.clone(), self.stop.clone());
+        if let Some(interval) = node.store.look_interval() {
+            self.surfaces.spawn(async move {
+                stop.run_until_cancelled(request::heed_other_nodes(&node, interval)).await;
+            });
         }
     }
 

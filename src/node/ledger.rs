@@ -2,17 +2,17 @@
 
 use super::NodeError;
 use crate::clock::{SystemClock, built_at};
-use crate::config::Config;
+use crate::config::{Config, Plan};
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
-    ClockLimits, EmbeddedConfig, Limits, LockedStore, OpenProgress, PostgresConfig, Store,
-    StoreConfig, StoreError,
+    ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
+    Store, StoreConfig, StoreError,
 };
 use crate::tls;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,8 +61,26 @@ pub fn place(data_dir: &Path, config: &Config) -> Result<StoreConfig, NodeError>
         standbys: settings.standbys.unwrap_or_default(),
         lease: Duration::from_secs(settings.lease_seconds),
         folder: Some(data_dir.to_owned()),
+        about: facts(config),
         ..read.map_err(NodeError::new)?
     }))
+}
+
+/// What this node says of itself to those that share its ledger.
+fn facts(config: &Config) -> NodeFacts {
+    let plan = |(name, plan): (&String, &Plan)| (name.clone(), json!(plan).to_string());
+    NodeFacts {
+        machine: machine(),
+        address: config.listen.public.to_string(),
+        build: format!("{} of {}", env!("CARGO_PKG_VERSION"), built_at()),
+        plans: config.plans.iter().map(plan).collect(),
+    }
+}
+
+/// The name of this machine, where the system tells it.
+fn machine() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
 }
 
 /// The first line of `ledger.password_file`.

@@ -93,7 +93,8 @@ pub struct LiveRequest {
     /// Set before the end of a completed answer.
     pub figures: OnceLock<AnswerFigures>,
     progress: watch::Sender<LiveProgress>,
-    listeners: watch::Sender<usize>,
+    /// The credentials of those that listen now, one for each listener.
+    listeners: watch::Sender<Vec<CredentialId>>,
     stop: watch::Sender<Option<StopRequest>>,
 }
 
@@ -114,7 +115,7 @@ impl LiveRequest {
             trace: TraceSpan::default(),
             figures: OnceLock::new(),
             progress: watch::Sender::default(),
-            listeners: watch::Sender::new(0),
+            listeners: watch::Sender::default(),
             stop: watch::Sender::new(None),
         }
     }
@@ -159,6 +160,7 @@ impl LiveRequest {
     /// Waits for the end, or for the revocation of `credential`, and returns the rendered body.
     pub async fn ended_for(&self, credential: CredentialId) -> Result<Bytes, RequestError> {
         let mut revoked = self.progress.subscribe();
+        let _waits = WaitingCaller::new(self, credential);
         tokio::select! {
             end = self.ended() => end,
             _ = revoked.wait_for(|progress| progress.revoked.contains(&credential)) => Err(REVOKED),
@@ -171,6 +173,29 @@ impl LiveRequest {
         let ended = progress.wait_for(|progress| progress.end.is_some()).await;
         let end = ended.ok().and_then(|progress| progress.end.clone());
         end.unwrap_or(Err(RequestError::GenerationFailed))
+    }
+
+    /// Adds a listener, unless there are `limit` already.
+    fn enter(&self, credential: CredentialId, limit: usize) -> bool {
+        self.listeners.send_if_modified(|all| {
+            let room = all.len() < limit;
+            all.extend(room.then_some(credential));
+            room
+        })
+    }
+
+    fn leave(&self, credential: CredentialId) {
+        self.listeners.send_modify(|all| {
+            let own = all.iter().position(|other| *other == credential);
+            own.map(|own| all.swap_remove(own));
+        });
+    }
+
+    /// The credentials of its owner and of those that listen to it.
+    pub fn credentials(&self) -> Vec<CredentialId> {
+        let mut all = self.listeners.borrow().clone();
+        all.push(self.credential);
+        all
     }
 
     /// Asks the request to stop. The first caller's reason decides who pays.
@@ -201,9 +226,10 @@ impl LiveRequest {
         }
         let mut listeners = self.listeners.subscribe();
         loop {
-            let alone = listeners.wait_for(|count| *count == 0).await.is_ok();
-            let returned =
-                tokio::time::timeout(grace, listeners.wait_for(|count| *count > 0)).await.is_ok();
+            let alone = listeners.wait_for(Vec::is_empty).await.is_ok();
+            let returned = tokio::time::timeout(grace, listeners.wait_for(|all| !all.is_empty()))
+                .await
+                .is_ok();
             if !alone || !returned {
                 return;
             }
@@ -223,11 +249,7 @@ pub struct Subscription {
 impl Subscription {
     /// `None` when the request has `limit` listeners already.
     pub fn new(live: &Arc<LiveRequest>, credential: CredentialId, limit: usize) -> Option<Self> {
-        let entered = live.listeners.send_if_modified(|count| {
-            let room = *count < limit;
-            *count += usize::from(room);
-            room
-        });
+        let entered = live.enter(credential, limit);
         let progress = live.progress.subscribe();
         entered.then(|| Self { live: live.clone(), credential, progress, read: 0 })
     }
@@ -253,7 +275,26 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.live.listeners.send_modify(|count| *count -= 1);
+        self.live.leave(self.credential);
+    }
+}
+
+/// A caller that waits for an answer in one piece.
+struct WaitingCaller<'a> {
+    live: &'a LiveRequest,
+    credential: CredentialId,
+}
+
+impl<'a> WaitingCaller<'a> {
+    fn new(live: &'a LiveRequest, credential: CredentialId) -> Self {
+        live.enter(credential, usize::MAX);
+        Self { live, credential }
+    }
+}
+
+impl Drop for WaitingCaller<'_> {
+    fn drop(&mut self) {
+        self.live.leave(self.credential);
     }
 }
 
@@ -285,6 +326,10 @@ impl LiveRequests {
         }
     }
 
+    pub fn all(&self) -> Vec<Arc<LiveRequest>> {
+        self.lock().values().cloned().collect()
+    }
+
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -306,7 +351,11 @@ impl LiveRequests {
         self.stop_where(StopRequest::Cancelled, |live| live.credential == credential);
         let all = self.lock();
         for live in all.values().filter(|live| live.credential != credential) {
-            live.progress.send_modify(|progress| progress.revoked.push(credential));
+            live.progress.send_if_modified(|progress| {
+                let is_new = !progress.revoked.contains(&credential);
+                progress.revoked.extend(is_new.then_some(credential));
+                is_new
+            });
         }
     }
 

@@ -17,7 +17,8 @@ use crate::engine::{
 };
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{
-    Account, Admit, AskedGeneration, Credential, RequestKey, SamplingValue, Sha256Bytes,
+    Account, AdmissionRate, Admit, AskedGeneration, Credential, RequestKey, SamplingValue,
+    Sha256Bytes,
 };
 use crate::pool::ServedModel;
 use crate::text::reasoning::ThinkingEffort;
@@ -225,6 +226,7 @@ pub(super) async fn prepare(
         prices: model.qualified.prices(),
         max_concurrent: plan.max_concurrent,
         quotas: plan.quotas(),
+        rate: AdmissionRate { per_minute: plan.requests_per_minute, burst: plan.burst },
         retention_ms: services.config.requests.replay_ms(),
         crash_block_ms: services.config.requests.crash_block_ms(),
     };

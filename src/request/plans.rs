@@ -106,6 +106,7 @@ impl Plans {
 pub(super) fn limit_of(refusal: &Refusal) -> Option<&'static str> {
     match refusal {
         Refusal::LimitReached(limit) => Some(limit.kind.name()),
+        Refusal::RateReached { .. } => Some("requests_per_minute"),
         Refusal::ConcurrencyLimit { .. } => Some("max_concurrent"),
         Refusal::InsufficientCredits { .. } | Refusal::CreditsReserved { .. } => Some("credits"),
         _ => None,

@@ -8,6 +8,7 @@ use crate::clock::{SystemClock, UnixMillis};
 use crate::config::Config;
 use crate::engine::EngineError;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use crate::ledger::AdmissionRate;
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
 use crate::ledger::{
     Account, Admit, Attempt, AttemptState, BucketAmounts, Budgets, CalendarUse, Command,
@@ -113,6 +114,7 @@ impl Setup {
             prices: Prices::default(),
             max_concurrent: 9,
             quotas: TokenQuotas::default(),
+            rate: AdmissionRate::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         };

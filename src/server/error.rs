@@ -421,6 +421,11 @@ impl From<Refusal> for ApiError {
             Refusal::AttemptsExhausted => Self::AttemptsExhausted,
             Refusal::ConcurrencyLimit { limit } => Self::ConcurrencyLimit { limit },
             Refusal::LimitReached(limit) => Self::LimitReached(limit),
+            Refusal::RateReached { rate, retry_after_ms } => Self::RateLimited {
+                per_minute: rate.per_minute,
+                burst: rate.burst,
+                retry_after: Duration::from_millis(retry_after_ms),
+            },
             Refusal::InsufficientCredits { needed, available } => {
                 Self::InsufficientCredits { needed, available }
             }

@@ -40,11 +40,12 @@
 //!     gave, nor before any time stored in the chain that the command writes to. Only an operator
 //!     sets it back, through `Backend::set_time`, and audits know where.
 //! 11. **Only ended processes are foreign.** `LedgerState::foreign_reservations(boot)` returns
-//!     reservations of processes that have ended for certain. The embedded backend locks its
-//!     folder, so every other boot has ended.
+//!     reservations of processes that have ended for certain, or were declared ended and can admit
+//!     nothing more. The embedded backend locks its folder, so every other boot has ended.
 
 use super::StoreResult;
 use super::limits::Limits;
+use super::postgres::ListedNode;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
@@ -58,6 +59,7 @@ use crate::ledger::{
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::Pin;
+use std::time::Duration;
 
 /// The answer to a read. The embedded backend has it ready at once.
 pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
@@ -150,6 +152,11 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// parts).
     fn file_bytes(&self) -> BTreeMap<&'static str, u64>;
 
+    /// The nodes that share the ledger. Of one that is no node's but this one's: none.
+    fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// Whether what was opened is still found where it was: a ledger that was removed or replaced
     /// loses all that is written from then on.
     fn is_in_place(&self) -> bool;
@@ -166,6 +173,10 @@ pub(super) trait LedgerTxn: LedgerState {
 
 /// A place where a ledger is kept. Only the writer thread calls these methods.
 pub(super) trait Backend: LedgerReader {
+    /// Whether several nodes may use it at once. A short command then only reads and writes: claims,
+    /// recoveries and audits are the nodes' affair.
+    const IS_SHARED: bool;
+
     type Txn<'t>: LedgerTxn
     where
         Self: 't;
@@ -188,7 +199,27 @@ pub(super) trait Backend: LedgerReader {
 
     /// Records that this process uses the ledger, and removes the bodies of requests that hold a
     /// reservation of a process that ended.
-    fn claim(&self, boot: BootId) -> StateResult;
+    fn claim(&self, boot: BootId) -> StoreResult;
+
+    /// Records for all nodes that a rule of the ledger was found broken.
+    fn tell_distrust(&self, _why: &str) -> StateResult {
+        Ok(())
+    }
+
+    /// What `tell_distrust` recorded, unless a start has found everything sound since.
+    fn told_distrust(&self) -> StateResult<Option<String>> {
+        Ok(None)
+    }
+
+    /// How often to ask for `other_nodes`; `None` where there are none.
+    fn look_interval(&self) -> Option<Duration> {
+        None
+    }
+
+    /// What the other nodes of a shared ledger did since the last call.
+    fn other_nodes(&self) -> OtherNodes {
+        OtherNodes::default()
+    }
 
     /// Stores the bodies among `actions` and runs `run` as one transaction, which is committed when
     /// `run` returns `Ok` and abandoned otherwise. `now` is the policy's clock. `run` may be called
@@ -212,6 +243,19 @@ pub(super) trait Backend: LedgerReader {
 
     /// Ends the use of the ledger. `clean` records that nothing was left unwritten.
     fn close(&self, boot: BootId, clean: bool) -> StateResult;
+}
+
+/// What other nodes that share the ledger did.
+#[derive(Debug, Default)]
+pub(super) struct OtherNodes {
+    /// Some have ended and left reservations, which are to be released.
+    pub left_behind: bool,
+    /// One of them has declared this node ended.
+    pub have_ended_this: bool,
+    /// Why one of them found the ledger broken.
+    pub distrust: Option<String>,
+    /// One of them deletes what is past its time, so that this node need not.
+    pub do_the_sweeps: bool,
 }
 
 /// What audits found sound. A start trusts the journal up to these heads and reads what came after

@@ -49,7 +49,7 @@ pub use limits::Limits;
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use postgres::PostgresBackend;
-pub use postgres::PostgresConfig;
+pub use postgres::{ListedNode, NodeFacts, PostgresConfig};
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -125,6 +125,8 @@ struct StoreInner {
     shared: Arc<StoreShared>,
     writer: Option<JoinHandle<()>>,
     auditor: Option<Auditor>,
+    /// How often a node looks for what other nodes decided; `None` where there are none.
+    look_interval: Option<Duration>,
     /// The locked data folder of a node whose ledger is elsewhere. It goes last.
     folder: OnceLock<File>,
 }
@@ -213,13 +215,42 @@ impl Store {
                 .unwrap_or_else(|_| std::process::abort());
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
-        let inner = StoreInner { shared, writer: Some(writer), auditor, folder: OnceLock::new() };
+        let inner = StoreInner {
+            shared,
+            writer: Some(writer),
+            auditor,
+            look_interval: backend.look_interval(),
+            folder: OnceLock::new(),
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The id of this start of the node. Every reservation it makes carries it.
+    /// The id of this start of the node. Every reservation it makes carries it. It changes when
+    /// `begin_anew` was called.
     pub fn boot(&self) -> BootId {
-        self.inner.shared.boot
+        self.inner.shared.boot()
+    }
+
+    /// Whether other nodes that share the ledger have declared this one ended, because it was not
+    /// heard of for the time of a lease. It admits nothing then.
+    pub fn was_ended_by_others(&self) -> bool {
+        self.inner.shared.is_ended()
+    }
+
+    /// Lets this node admit again, under another boot. Nothing that it runs may go on.
+    pub fn begin_anew(&self) {
+        self.inner.shared.ask_to_begin_anew();
+    }
+
+    /// How often to look for what other nodes that share the ledger decided; `None` where it is
+    /// this node's own.
+    pub fn look_interval(&self) -> Option<Duration> {
+        self.inner.look_interval
+    }
+
+    /// The nodes that share the ledger; none where it is this node's own.
+    pub async fn nodes(&self) -> StoreResult<Vec<ListedNode>> {
+        self.inner.shared.reader.nodes().await
     }
 
     /// The ledger's time: it judges what has expired, for reads as for the commands that follow.
@@ -374,10 +405,10 @@ impl Store {
         }
     }
 
-    /// True while commits succeed and no audit has failed.
+    /// True while commits succeed, no audit has failed and no other node has declared this one ended.
     pub fn healthy(&self) -> bool {
         let health = &self.inner.shared.health;
-        health.reachable() && health.trusted().is_ok()
+        health.reachable() && health.trusted().is_ok() && !self.was_ended_by_others()
     }
 
     /// When everything was last audited; `None` where that was never, or before a crash.
@@ -436,7 +467,11 @@ impl LockedStore {
             }
             LockedPlace::Database(place, folder) => {
                 let store = once_reached(policy, progress, || {
-                    let backend = Arc::new(PostgresBackend::open(&place)?);
+                    let open = match policy {
+                        AuditPolicy::Always => PostgresBackend::open,
+                        AuditPolicy::AfterCrash => PostgresBackend::open_beside,
+                    };
+                    let backend = Arc::new(open(&place)?);
                     Store::start(&backend, Arc::clone(&clock), limits, policy, progress)
                 })?;
                 folder.map(|locked| store.inner.folder.set(locked));
@@ -487,9 +522,21 @@ fn prepare<B: Backend>(
 ) -> StoreResult<(Arc<StoreShared>, Writer<B>)> {
     let (shown, stored) = (clock.now(), backend.stored_time()?);
     limits.clock.judge(shown, stored).map_err(StoreError::Unusable)?;
+    let is_beside = B::IS_SHARED && audit_policy == AuditPolicy::AfterCrash;
     let crashed = backend.was_left_open()?;
     let reader = Arc::clone(backend);
     let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
+    if is_beside {
+        if limits.clock.accepted {
+            backend.set_time(shown)?;
+        }
+        if let Some(why) = backend.told_distrust()? {
+            shared.health.distrust(&why);
+        }
+        let writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
+        shared.set_floor(stored);
+        return Ok((shared, writer));
+    }
     shared.resume(backend.seal()?, crashed);
     failpoint!("store::opened");
     progress.enter(OpenStep::Audit);
@@ -506,7 +553,7 @@ fn prepare<B: Backend>(
         tracing::warn!("the last stop was not orderly: what the ledger was doing then is intact");
     }
     progress.enter(OpenStep::Recovery);
-    backend.claim(shared.boot)?;
+    backend.claim(shared.boot())?;
     let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;
     // After the recovery no attempt is open, so none ends before it began.

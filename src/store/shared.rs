@@ -13,7 +13,7 @@ use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// The latest notices about budgets that are kept for the status.
 const KEPT_NOTICES: usize = 16;
@@ -26,7 +26,12 @@ const MOVED: &str = "the files of the data folder were removed or replaced while
 pub(super) struct StoreShared {
     pub reader: Arc<dyn LedgerReader>,
     pub clock: Arc<dyn Clock>,
-    pub boot: BootId,
+    /// The id of this start, until other nodes declare it ended and the node begins anew.
+    boot: RwLock<BootId>,
+    /// Other nodes have declared this boot ended.
+    is_ended: AtomicBool,
+    /// The node asks to begin anew.
+    wants_anew: AtomicBool,
     pub queue: Queue,
     pub health: Health,
     /// Releases since the start of the node, by cause.
@@ -60,7 +65,9 @@ impl StoreShared {
         Self {
             reader,
             clock,
-            boot: BootId::generate(),
+            boot: RwLock::new(BootId::generate()),
+            is_ended: AtomicBool::new(false),
+            wants_anew: AtomicBool::new(false),
             queue: Queue::default(),
             health: Health::default(),
             releases: Mutex::default(),
@@ -70,6 +77,34 @@ impl StoreShared {
             floor: AtomicU64::new(0),
             audited: Mutex::default(),
         }
+    }
+
+    pub(super) fn boot(&self) -> BootId {
+        *self.boot.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether other nodes have declared this boot ended, so that it admits nothing.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_ended(&self) {
+        self.is_ended.store(true, Ordering::Release);
+    }
+
+    /// Asks the writer for another boot, once what ran under this one has ended.
+    pub(super) fn ask_to_begin_anew(&self) {
+        self.wants_anew.store(true, Ordering::Release);
+    }
+
+    pub(super) fn wants_to_begin_anew(&self) -> bool {
+        self.wants_anew.load(Ordering::Acquire)
+    }
+
+    pub(super) fn begin_anew(&self, boot: BootId) {
+        *self.boot.write().unwrap_or_else(PoisonError::into_inner) = boot;
+        self.is_ended.store(false, Ordering::Release);
+        self.wants_anew.store(false, Ordering::Release);
     }
 
     /// The later of the clock and the latest time stored: the time that the next command gets.

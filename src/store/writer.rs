@@ -14,7 +14,7 @@ use super::queue::{Taken, WriteJob};
 use super::{StoreError, StoreResult, StoreShared};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
-use crate::ids::AttemptId;
+use crate::ids::{AttemptId, BootId};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::audit::{self, AuditSource};
 use crate::ledger::commands::ReleaseCause;
@@ -53,6 +53,10 @@ pub(super) struct Writer<B> {
     next_retry: Instant,
     next_maintenance: Instant,
     place_checked: Option<(Instant, Option<&'static str>)>,
+    /// Whether this node deletes what is past its time; another one that shares the ledger may.
+    sweeps: bool,
+    /// Whether the other nodes know that the ledger is not trusted.
+    has_told_distrust: bool,
 }
 
 /// Ends the process when a panic unwinds past it.
@@ -79,12 +83,14 @@ impl<B: Backend> Writer<B> {
             next_retry: now,
             next_maintenance: now,
             place_checked: None,
+            sweeps: true,
+            has_told_distrust: false,
         }
     }
 
     /// Releases the reservations of earlier boots. Nothing may be admitted before.
     pub(super) fn recover(&mut self) -> StoreResult {
-        let boot = self.shared.boot;
+        let boot = self.shared.boot();
         let mut total = 0;
         loop {
             let (limit, crash_block_ms) = (RECOVERY_BATCH, self.limits.crash_block_ms);
@@ -122,16 +128,48 @@ impl<B: Backend> Writer<B> {
                 Taken::Idle => {}
                 Taken::Closed => break,
             }
+            self.look_at_others();
             self.drop_seal_of_distrusted();
             self.run_maintenance();
         }
         self.close();
     }
 
+    /// Takes note of what the other nodes of a shared ledger did.
+    pub(super) fn look_at_others(&mut self) {
+        if !self.shared.health.reachable() || !B::IS_SHARED {
+            return;
+        }
+        let others = self.backend.other_nodes();
+        self.sweeps = !others.do_the_sweeps;
+        if let Some(why) = others.distrust.filter(|_| self.shared.health.trusted().is_ok()) {
+            self.shared.health.distrust(&format!("another node found: {why}"));
+            self.has_told_distrust = true;
+        }
+        if others.have_ended_this {
+            self.shared.note_ended();
+        }
+        let look = AssertUnwindSafe(|| {
+            if self.shared.is_ended() && self.shared.wants_to_begin_anew() {
+                let boot = BootId::generate();
+                self.backend.claim(boot)?;
+                self.shared.begin_anew(boot);
+                tracing::warn!(%boot, "this node goes on under another start");
+            }
+            if others.left_behind { self.recover() } else { Ok(()) }
+        });
+        match panic::catch_unwind(look) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.shared.health.disconnect(&error.to_string()),
+            Err(_) => self.shared.health.disconnect("the database panicked"),
+        }
+    }
+
     fn patience(&self) -> Duration {
         let next =
             if self.shared.health.reachable() { self.next_maintenance } else { self.next_retry };
-        next.saturating_duration_since(Instant::now())
+        let next = next.saturating_duration_since(Instant::now());
+        self.backend.look_interval().map_or(next, |look| next.min(look))
     }
 
     /// Applies the jobs as one transaction and answers each after the commit.
@@ -207,7 +245,10 @@ impl<B: Backend> Writer<B> {
         ) {
             self.shared.health.trusted()?;
         }
-        if matches!(command, Command::Admit(_)) {
+        if let Command::Admit(admit) = command {
+            if admit.boot != self.shared.boot() {
+                return Err("this node has begun anew: send the request again".into());
+            }
             let reason = self.admits_nothing_because().or_else(|| txn.admits_nothing_because());
             return reason.map_or(Ok(()), |why| Err(why.into()));
         }
@@ -338,6 +379,9 @@ impl<B: Backend> Writer<B> {
     /// A violation has to be looked into, so that the next start must find it again: the seal goes
     /// before the next command, not with the next maintenance.
     fn drop_seal_of_distrusted(&mut self) {
+        if let (Err(why), false) = (self.shared.health.trusted(), self.has_told_distrust) {
+            self.has_told_distrust = self.backend.tell_distrust(&why).is_ok();
+        }
         if self.shared.health.trusted().is_err() && self.shared.stored_seal().is_some() {
             self.next_maintenance = Instant::now();
         }
@@ -355,6 +399,9 @@ impl<B: Backend> Writer<B> {
     /// One sweep; true when more is due. It goes by the clock itself: stored time may be ahead of
     /// the clock, and no request may be forgotten early.
     pub(super) fn sweep(&mut self) -> StateResult<bool> {
+        if !self.sweeps {
+            return Ok(false);
+        }
         self.backend.sweep(self.shared.clock.now(), &self.limits)
     }
 
@@ -371,7 +418,7 @@ impl<B: Backend> Writer<B> {
                 Err(_) => self.shared.health.disconnect("the database panicked"),
             }
         }
-        let close = || self.backend.close(self.shared.boot, clean);
+        let close = || self.backend.close(self.shared.boot(), clean);
         match panic::catch_unwind(AssertUnwindSafe(close)) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!(%error, "the stop could not be recorded"),

@@ -1,7 +1,7 @@
 //! The real binary with its ledger in a real PostgreSQL database. Without PostgreSQL on the machine
 //! these tests are skipped.
 
-use crate::process::{Customer, Folder, Served, eventually, get};
+use crate::process::{Customer, Folder, Served, eventually, get, request};
 use serde_json::{Value, json};
 use server_process::{ServerProcess, programs};
 use std::sync::OnceLock;
@@ -87,7 +87,7 @@ fn another_machine_goes_on_after_the_end_of_a_node() {
 }
 
 #[test]
-fn one_node_at_a_time_uses_a_database() {
+fn commands_work_beside_a_node_and_a_data_folder_has_one() {
     let Some(server) = shared() else { return };
     let (url, folder) = (place(server), without_ledger());
     let made = folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
@@ -97,18 +97,135 @@ fn one_node_at_a_time_uses_a_database() {
     let other = same_ledger(&folder);
     let serve = ["serve", "--listen", "0", "--operator", "0"];
     let backup = ["backup", "/tmp/cresset-unwritten.node"];
-    for (place, command, part) in [
-        (&other, &serve[..], "another node uses the ledger"),
-        (&other, &["accounts", "list"], "to that node with --node"),
-        (&other, &["ledger", "audit"], "to that node with --node"),
-        (&folder, &serve, "in use by another process"),
-        (&folder, &backup, "pg_dump"),
-    ] {
-        let refused = place.fails(command, 1);
+    for (command, part) in [(&serve[..], "in use by another process"), (&backup, "pg_dump")] {
+        let refused = folder.fails(command, 1);
         assert!(refused.contains(part), "{refused}");
     }
+    let Customer { account, key, .. } = other.customer(1_000_000);
+    assert_eq!(folder.json(&["accounts", "show", &account])["id"], json!(account));
+    assert_eq!(node.get(&key, "/v1/models").status, 200);
+    assert_eq!(other.json(&["ledger", "audit"])["ok"], true);
+    let nodes = other.json(&["nodes"])["data"].as_array().unwrap().clone();
+    assert_eq!((nodes.len(), &nodes[0]["state"]), (1, &json!("running")), "{nodes:?}");
+    // Another plan under the same name would give an account other limits there.
+    let file = other.path().join("cresset.toml");
+    let settings = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, settings + "\n[plans.default]\nburst = 7\n").unwrap();
+    let refused = other.fails(&serve, 1);
+    assert!(refused.contains("the plan \"default\" differs"), "{refused}");
     assert!(folder.run(&["doctor"]).stdout.contains("ledger.standbys is 0"));
     assert!(node.terminate().success());
+}
+
+/// Three nodes, an account that all of them know, and its key.
+fn three_nodes(server: &ServerProcess) -> ([Folder; 3], [Served; 3], Customer) {
+    let first = without_ledger();
+    first.json(&["init", "--ledger", &place(server), "--standbys", "0"]);
+    let customer = first.customer(100_000_000);
+    let folders = [same_ledger(&first), same_ledger(&first), first];
+    let nodes = folders.each_ref().map(Folder::serve);
+    (folders, nodes, customer)
+}
+
+#[test]
+fn one_request_sent_to_three_nodes_runs_once() {
+    let Some(server) = shared() else { return };
+    let (folders, nodes, Customer { account, key, .. }) = three_nodes(server);
+    let ids: Vec<String> = (0..4).map(|_| Uuid::new_v4().to_string()).collect();
+    let question = question(&nodes[0], false, 64);
+    std::thread::scope(|scope| {
+        for (id, node) in ids.iter().flat_map(|id| nodes.iter().map(move |node| (id, node))) {
+            for _ in 0..4 {
+                let (key, question) = (&key, &question);
+                scope.spawn(move || {
+                    let reply = node.chat(key, id, question).finish();
+                    let is_elsewhere = reply.status == 409 && reply.body.contains("in_progress");
+                    assert!(reply.status == 200 || is_elsewhere, "{}", reply.body);
+                });
+            }
+        }
+    });
+    let mut charged = 0;
+    for id in &ids {
+        let bodies = nodes.each_ref().map(|node| node.chat(&key, id, &question).finish());
+        assert!(bodies.iter().all(|reply| reply.status == 200 && reply.body == bodies[0].body));
+        let shown = folders[0].json(&["requests", "show", id]);
+        assert_eq!(shown["attempts"].as_array().map(Vec::len), Some(1), "{shown}");
+        charged += shown["chargedUnits"].as_str().unwrap().parse::<u64>().unwrap();
+    }
+    let balance = folders[1].json(&["credits", "show", "--account", &account]);
+    assert_eq!(balance["reservedUnits"], "0");
+    let left: u64 = balance["availableUnits"].as_str().unwrap().parse().unwrap();
+    assert_eq!(left, 100_000_000 - charged);
+    assert_eq!(folders[2].json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn a_run_is_ended_from_any_node() {
+    let Some(server) = shared() else { return };
+    let (folders, nodes, Customer { account, key, key_id }) = three_nodes(server);
+    let ended = |how: &str, act: &dyn Fn(&str), status: &str| {
+        let id = Uuid::new_v4().to_string();
+        let mut running = nodes[0].chat(&key, &id, &question(&nodes[0], true, 1_900));
+        running.read_until("\"content\":");
+        act(&id);
+        drop(running.rest());
+        let shown = folders[1].json(&["requests", "show", &id]);
+        assert_eq!(shown["state"], status, "{how}: {shown}");
+    };
+    let cancel = |id: &str| {
+        let head = format!(
+            "DELETE /v1/requests/{id} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n"
+        );
+        let reply = request(&nodes[1].listen, &head, "").finish();
+        assert_eq!(reply.status, 202, "{}", reply.body);
+    };
+    ended("cancelled at another node", &cancel, "cancelled");
+    let suspend = |_: &str| drop(folders[2].json(&["accounts", "suspend", &account]));
+    ended("suspended", &suspend, "cancelled");
+    folders[1].json(&["accounts", "resume", &account]);
+    let revoke = |_: &str| drop(folders[1].json(&["keys", "revoke", &key_id]));
+    ended("revoked", &revoke, "cancelled");
+    assert_eq!(folders[2].json(&["ledger", "audit"])["ok"], true);
+}
+
+#[test]
+fn the_others_go_on_when_a_node_dies_or_stands_still() {
+    let Some(server) = shared() else { return };
+    let (folders, nodes, Customer { account, key, .. }) = three_nodes(server);
+    let ids: Vec<String> = (0..3).map(|_| Uuid::new_v4().to_string()).collect();
+    let running: Vec<_> = nodes
+        .iter()
+        .zip(&ids)
+        .map(|(node, id)| {
+            let mut running = node.chat(&key, id, &question(node, true, 1_900));
+            running.read_until("\"content\":");
+            running
+        })
+        .collect();
+    let [dead, still, well] = nodes;
+    dead.kill();
+    still.signal("STOP");
+    let state = |id: &str| folders[2].json(&["requests", "show", id])["state"].clone();
+    eventually("both are ended by the third", || {
+        ids[..2].iter().all(|id| state(id) == "failed")
+    });
+    still.signal("CONT");
+    let answers: Vec<_> = running.into_iter().map(|stream| stream.rest()).collect();
+    assert!(!answers[0].contains("[DONE]") && !answers[1].contains("[DONE]"), "{}", answers[1]);
+    assert!(answers[2].contains("[DONE]"), "the third had no part in it");
+    for id in &ids[..2] {
+        let shown = folders[2].json(&["requests", "show", id]);
+        assert_eq!(shown["chargedUnits"], "0", "{shown}");
+    }
+    // The one that stood still takes requests again, also the one that it lost.
+    eventually("it is ready again", || get(&still.operator, "/readyz").status == 200);
+    let again = still.chat(&key, &ids[1], &question(&still, true, 1_900)).rest();
+    assert!(again.contains("[DONE]"), "{again}");
+    let balance = folders[2].json(&["credits", "show", "--account", &account]);
+    assert_eq!(balance["reservedUnits"], "0", "{balance}");
+    assert_eq!(folders[2].json(&["ledger", "audit"])["ok"], true);
+    assert!(still.terminate().success() && well.terminate().success());
 }
 
 #[test]

@@ -13,7 +13,8 @@ use crate::clock::SystemClock;
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
 use crate::ledger::{
-    Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas, Usage,
+    AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas,
+    Usage,
 };
 use crate::server::operator::{AdminCommand, Operator};
 use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
@@ -175,6 +176,7 @@ impl Client {
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
             quotas: TokenQuotas::default(),
+            rate: AdmissionRate::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         }

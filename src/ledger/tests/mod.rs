@@ -12,6 +12,7 @@ use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
+use crate::ledger::AdmissionRate;
 use crate::ledger::Refusal;
 use crate::ledger::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
@@ -239,6 +240,11 @@ impl World {
                 let (boot, limit) = (self.boot, limit.parse().unwrap());
                 Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS }
             }
+            ["take-back", account, input, boot] => Command::TakeBackCrash {
+                account: AccountId(uuid(account)),
+                fingerprint: fingerprint(input),
+                boot: BootId(uuid(boot)),
+            },
             ["unblock", account, input] => Command::ForgetCrashes {
                 account: AccountId(uuid(account)),
                 fingerprint: fingerprint(input),
@@ -288,6 +294,7 @@ impl World {
             prices: self.prices,
             max_concurrent,
             quotas: self.quotas,
+            rate: AdmissionRate::default(),
             retention_ms: u64::MAX,
             crash_block_ms: CRASH_BLOCK_MS,
         }))

@@ -82,6 +82,10 @@ impl Operator<'_> {
             }
             C::KeyRevoke { id } => self.revoke(id, CredentialKind::ApiKey).await,
             C::ApplicationCreate { account, name } => self.create_application(account, name).await,
+            C::NodeList => {
+                let nodes = self.store.nodes().await?;
+                Ok(view::list(nodes.iter().map(|node| json!(node))))
+            }
             C::ApplicationList { account, after } => {
                 self.read(lists::applications(self.store.clone(), account, after)).await
             }

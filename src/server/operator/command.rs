@@ -105,6 +105,7 @@ pub enum AdminCommand {
         account: Option<AccountId>,
         after: Option<ApplicationId>,
     },
+    NodeList,
     ApplicationToken {
         application: ApplicationId,
         expires_at: Option<UnixMillis>,

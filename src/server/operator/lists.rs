@@ -225,6 +225,7 @@ mod tests {
     use crate::clock::SystemClock;
     use crate::config::Config;
     use crate::ids::{AttemptId, ModelId, SessionId};
+    use crate::ledger::AdmissionRate;
     use crate::ledger::commands::ReleaseCause;
     use crate::ledger::{Admit, Command, FailureCode, Prices, RequestKey, TokenQuotas};
     use crate::server::operator::{AdminCommand, Operator};
@@ -261,6 +262,7 @@ mod tests {
             prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
             max_concurrent: u32::MAX,
             quotas: TokenQuotas::default(),
+            rate: AdmissionRate::default(),
             retention_ms: u64::MAX,
             crash_block_ms: u64::MAX,
         }

@@ -90,6 +90,7 @@ impl AdminCommand {
             | C::AccountShow { .. }
             | C::KeyList { .. }
             | C::ApplicationList { .. }
+            | C::NodeList
             | C::CreditShow { .. }
             | C::CreditStatement { .. }
             | C::RequestList { .. }

@@ -159,6 +159,7 @@ impl LedgerReader for EmbeddedBackend {
 }
 
 impl Backend for EmbeddedBackend {
+    const IS_SHARED: bool = false;
     type Txn<'t> = WriteState<'t>;
 
     fn was_left_open(&self) -> StateResult<bool> {
@@ -189,12 +190,13 @@ impl Backend for EmbeddedBackend {
         self.with_files(|files| files.set_time(now))
     }
 
-    fn claim(&self, boot: BootId) -> StateResult {
-        self.with_files(|files| {
+    fn claim(&self, boot: BootId) -> StoreResult {
+        let claimed = self.with_files(|files| {
             files.set_in_use(boot)?;
             failpoint!("store::claimed");
             bodies::remove_orphans(files)
-        })
+        });
+        Ok(claimed?)
     }
 
     fn transact<T>(

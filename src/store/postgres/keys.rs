@@ -59,7 +59,8 @@ impl Keys {
                 self.accounts.insert(*account);
                 self.grants.insert((*account, reference.clone()));
             }
-            Command::ForgetCrashes { account, fingerprint } => {
+            Command::ForgetCrashes { account, fingerprint }
+            | Command::TakeBackCrash { account, fingerprint, .. } => {
                 self.accounts.insert(*account);
                 self.inputs.insert((*account, *fingerprint));
             }
@@ -99,6 +100,7 @@ pub(super) fn account_named(command: &Command) -> Option<AccountId> {
         Command::CreateApplication { account, .. }
         | Command::Grant { account, .. }
         | Command::Debit { account, .. }
+        | Command::TakeBackCrash { account, .. }
         | Command::ForgetCrashes { account, .. } => Some(*account),
         Command::IssueCredential { credential } => Some(credential.account),
         Command::SetBudget { owner: BudgetOwner::Key(_), .. }

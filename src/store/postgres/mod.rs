@@ -7,11 +7,13 @@
 //! `apply` runs over rows in memory (`state`). Each account has a journal chain of its own.
 
 mod audit_source;
+mod distrust;
 mod driver;
 mod failure;
 mod keys;
 mod lookups;
 mod nodes;
+mod peers;
 mod place;
 mod pool;
 mod reading;
@@ -26,9 +28,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod watch;
 mod writing;
 
-use super::backend::{Backend, BatchFailure, LedgerReader, ReadFuture, Seal, Snapshot};
+use super::backend::{Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture, Seal, Snapshot};
 use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
@@ -45,6 +48,7 @@ use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::Tenure;
+pub use peers::{ListedNode, NodeFacts};
 pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
@@ -74,19 +78,30 @@ pub(super) struct PostgresBackend {
     is_open: AtomicBool,
     /// What this process holds in the table of nodes, once it has claimed the ledger.
     tenure: Mutex<Option<Tenure>>,
+    /// Whether opening it found a node that had ended.
+    was_left_open: AtomicBool,
+    /// Whether the ledger was not trusted when its seal was read.
+    was_distrusted: AtomicBool,
 }
 
 impl PostgresBackend {
-    /// Connects, checks server and tables, and waits for the end of a node that is not heard of
-    /// any more. Fails where another node uses the ledger.
+    /// `open_beside`, and ends the nodes that are not heard of any more, which takes a lease.
     pub(super) fn open(place: &PostgresConfig) -> StoreResult<Self> {
+        let this = Self::open_beside(place)?;
+        let ended =
+            this.with_writer(async |session| nodes::end_silent_others(session, place.lease).await)?;
+        this.was_left_open.store(ended, Ordering::Release);
+        Ok(this)
+    }
+
+    /// Connects, checks server and tables.
+    pub(super) fn open_beside(place: &PostgresConfig) -> StoreResult<Self> {
         let driver = Driver::start()?;
         let connector = Arc::new(Connector::new(place, driver.handle()));
         let writer = driver.wait(async {
             let session = connector.connect(SessionKind::Writer).await?;
             server::check(&session, place.standbys).await?;
             schema::check(&session).await?;
-            nodes::wait_for_others(&session).await?;
             Ok::<_, StoreError>(session)
         })?;
         let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
@@ -99,6 +114,8 @@ impl PostgresBackend {
             pool,
             is_open: AtomicBool::new(true),
             tenure: Mutex::default(),
+            was_left_open: AtomicBool::new(false),
+            was_distrusted: AtomicBool::new(false),
         })
     }
 
@@ -243,6 +260,10 @@ impl LedgerReader for PostgresBackend {
         BTreeMap::new()
     }
 
+    fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
+        Box::pin(self.read(async |session| Ok(peers::list(session).await?)))
+    }
+
     /// A database that moves takes its name along.
     fn is_in_place(&self) -> bool {
         true
@@ -250,14 +271,27 @@ impl LedgerReader for PostgresBackend {
 }
 
 impl Backend for PostgresBackend {
+    const IS_SHARED: bool = true;
     type Txn<'t> = BatchState<'t>;
 
     fn was_left_open(&self) -> StateResult<bool> {
-        self.with_writer(async |session| Ok(nodes::was_left_open(session).await?))
+        Ok(self.was_left_open.load(Ordering::Acquire))
     }
 
+    /// None of a ledger that is not trusted.
     fn seal(&self) -> StateResult<Option<Seal>> {
-        self.with_writer(seal::read)
+        let distrusted = self.told_distrust()?.is_some();
+        self.was_distrusted.store(distrusted, Ordering::Release);
+        if distrusted { Ok(None) } else { self.with_writer(seal::read) }
+    }
+
+    fn told_distrust(&self) -> StateResult<Option<String>> {
+        let told = self.with_writer(async |session| session.ask(distrust::ask()).await)?;
+        Ok(distrust::read(&told))
+    }
+
+    fn tell_distrust(&self, why: &str) -> StateResult {
+        Ok(self.with_writer(async |session| distrust::tell(session, why).await)?)
     }
 
     fn set_seal(&self, seal: Option<&Seal>) -> StateResult {
@@ -277,11 +311,20 @@ impl Backend for PostgresBackend {
         Err(StateError::Io(why.into()))
     }
 
-    fn claim(&self, boot: BootId) -> StateResult {
-        let lease = self.place.lease;
-        self.with_writer(async |session| nodes::claim(session, boot, lease).await)?;
+    fn claim(&self, boot: BootId) -> StoreResult {
+        let PostgresConfig { lease, about, .. } = &self.place;
+        let about = serde_json::to_string(about).unwrap_or_default();
+        // Everything was audited since, as there was no seal.
+        let is_sound = self.was_distrusted.swap(false, Ordering::AcqRel);
+        self.with_writer(async |session| {
+            nodes::claim(session, boot, *lease, &about).await?;
+            if is_sound {
+                distrust::clear(session).await?;
+            }
+            Ok::<_, StoreError>(())
+        })?;
         failpoint!("store::claimed");
-        *self.tenure() = Some(Tenure::begin(boot, lease, Arc::clone(&self.connector)));
+        *self.tenure() = Some(Tenure::begin(boot, *lease, Arc::clone(&self.connector)));
         Ok(())
     }
 
@@ -311,6 +354,21 @@ impl Backend for PostgresBackend {
 
     fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
         self.with_writer(async |session| Ok(retention::sweep(session, now, limits).await?))
+    }
+
+    fn look_interval(&self) -> Option<Duration> {
+        Some(self.place.lease / nodes::RENEWALS)
+    }
+
+    fn other_nodes(&self) -> OtherNodes {
+        let tenure = self.tenure();
+        let Some(Tenure { heard, .. }) = tenure.as_ref() else { return OtherNodes::default() };
+        OtherNodes {
+            left_behind: heard.left_behind.swap(false, Ordering::AcqRel),
+            have_ended_this: heard.is_ended.load(Ordering::Acquire),
+            distrust: heard.distrust.get().cloned(),
+            do_the_sweeps: !heard.is_first.load(Ordering::Acquire),
+        }
     }
 
     fn can_reopen(&self) -> bool {
@@ -351,14 +409,14 @@ pub(super) fn init(place: &PostgresConfig) -> StoreResult {
     })
 }
 
-/// The latest time stored in a ledger that no node uses.
+/// The latest time stored.
 pub(super) fn stored_time(place: &PostgresConfig) -> StoreResult<UnixMillis> {
-    Ok(PostgresBackend::open(place)?.stored_time()?)
+    Ok(PostgresBackend::open_beside(place)?.stored_time()?)
 }
 
-/// Audits a ledger that no node uses.
+/// Audits a ledger, whoever uses it.
 pub(super) fn inspect(place: &PostgresConfig) -> StoreResult<AuditReport> {
-    let backend = PostgresBackend::open(place)?;
+    let backend = PostgresBackend::open_beside(place)?;
     let source = backend.audit_source()?;
     Ok(audit::everything(&*source, &audit::unpaced)?)
 }

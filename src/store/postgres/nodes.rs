@@ -1,19 +1,21 @@
 //! The table of nodes: who uses the ledger, and until when that is certain. Times are those of the
 //! database's clock alone.
 //!
-//! One node uses a ledger at a time. It renews its lease as long as it lives; a node whose lease
-//! has run out is declared ended by the next start, before its reservations are released. Whatever
-//! such a node does later sees that: it admits nothing, and an end that it brings is decided by the
+//! Each node renews its lease as long as it lives. One whose lease has run out and that `watch` has
+//! found silent is declared ended by another; what it had reserved is released then. Whatever such
+//! a node does later sees that: it admits nothing, and an end that it brings is decided by the
 //! record, as any repeated end is.
 
 use super::failure::Failure;
 use super::reading::ACTIVE;
-use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
+use super::session::{Ask, Connector, DatabaseSession};
+use super::session::{QueryAnswer, SessionKind};
+use super::watch::{OtherLease, Watch};
+use super::{distrust, peers};
 use crate::ids::BootId;
-use crate::ledger::state::{StateError, StateResult};
 use crate::store::{StoreError, StoreResult};
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -24,21 +26,25 @@ const ENDED: i16 = 1;
 const LEFT: i16 = 2;
 
 /// Renewals in the time of a lease.
-const RENEWALS: u32 = 5;
+pub(super) const RENEWALS: u32 = 5;
 
-/// Active nodes whose lease runs, and for how many milliseconds more.
-const ALIVE: &str = "select boot, extract(epoch from lease_until - clock_timestamp())::float8 * 1000 \
-    from nodes where state = 0 and lease_until > clock_timestamp()";
+/// The leases of the other nodes: their ends in microseconds, and whether that time has come.
+const OTHERS: &str = "select boot, (extract(epoch from lease_until) * 1000000)::bigint, \
+    lease_until <= clock_timestamp() from nodes where state = 0 and boot <> $1";
+/// Whether a node that has ended left reservations.
+const LEFT_BEHIND: &str = "select exists (select 1 from reservations r \
+    where not exists (select 1 from nodes n where n.boot = r.boot and n.state = 0))";
 /// One claim at a time.
 const ONE_BY_ONE: &str = "select 1 from meta where key = 'identity' for update";
 /// Ended nodes of which nothing is left.
 const FORGET: &str = "delete from nodes n where state <> 0 and boot <> $1 \
     and not exists (select 1 from reservations r where r.boot = n.boot)";
-/// Waits for transactions that these nodes have open.
-const WAIT_FOR_DEAD: &str = "select boot from nodes where state = 0 and boot <> $1 for update";
-const END_DEAD: &str = "update nodes set state = $2 where state = 0 and boot <> $1";
-const REGISTER: &str = "insert into nodes (boot, state, lease_until) \
-    values ($1, 0, clock_timestamp() + $2::float8 * interval '1 millisecond') \
+/// Waits for transactions that these nodes have open. A node that renewed meanwhile goes on.
+const END_SILENT: &str = "with silent as materialized (select boot from nodes \
+        where boot = any($1) and state = 0 and lease_until <= clock_timestamp() for update) \
+    update nodes n set state = $2 from silent s where n.boot = s.boot";
+const REGISTER: &str = "insert into nodes (boot, state, lease_until, about) \
+    values ($1, 0, clock_timestamp() + $2::float8 * interval '1 millisecond', $3) \
     on conflict (boot) do update set lease_until = excluded.lease_until";
 const RENEW: &str = "update nodes set \
     lease_until = clock_timestamp() + $2::float8 * interval '1 millisecond' \
@@ -51,13 +57,29 @@ const CONFIRM: &str = "update nodes set confirmed = confirmed + 1 where boot = $
 pub(super) struct Tenure {
     pub boot: BootId,
     pub renewing: AbortHandle,
+    pub heard: Arc<Heard>,
+}
+
+/// What the renewals of a lease heard.
+#[derive(Default)]
+pub(super) struct Heard {
+    /// Nodes that have ended hold reservations.
+    pub left_behind: AtomicBool,
+    /// Another node has declared this one ended.
+    pub is_ended: AtomicBool,
+    /// No other node began before this one.
+    pub is_first: AtomicBool,
+    /// Why a node found the ledger broken.
+    pub distrust: OnceLock<String>,
 }
 
 impl Tenure {
     pub(super) fn begin(boot: BootId, lease: Duration, connector: Arc<Connector>) -> Self {
         let handle = connector.handle.clone();
-        let renewing = handle.spawn(renew(boot, lease, connector)).abort_handle();
-        Self { boot, renewing }
+        let heard = Arc::<Heard>::default();
+        let renewals = Renewals { boot, lease, connector, heard: Arc::clone(&heard) };
+        let renewing = handle.spawn(renewals.run()).abort_handle();
+        Self { boot, renewing, heard }
     }
 }
 
@@ -67,97 +89,122 @@ impl Drop for Tenure {
     }
 }
 
-async fn renew(boot: BootId, lease: Duration, connector: Arc<Connector>) {
-    let mut session: Option<DatabaseSession> = None;
-    loop {
-        sleep(lease / RENEWALS).await;
-        let renewed = renewed_in(session.take(), boot, lease, &connector);
-        match connector.within(lease, renewed).await {
-            Ok((kept, renewed)) => {
-                session = Some(kept);
-                if !renewed {
-                    tracing::error!(
-                        "another node has taken the ledger over: this one admits nothing any more"
-                    );
-                    return;
-                }
+struct Renewals {
+    boot: BootId,
+    lease: Duration,
+    connector: Arc<Connector>,
+    heard: Arc<Heard>,
+}
+
+impl Renewals {
+    async fn run(self) {
+        let mut session: Option<DatabaseSession> = None;
+        let mut watch = Watch::new(self.lease);
+        loop {
+            sleep(self.lease / RENEWALS).await;
+            let renewed = self.renew_in(session.take(), &mut watch);
+            match self.connector.within(self.lease, renewed).await {
+                Ok(kept) => session = Some(kept),
+                Err(failure) => tracing::warn!(%failure, "the lease could not be renewed"),
             }
-            Err(failure) => tracing::warn!(%failure, "the lease could not be renewed"),
+            if self.heard.is_ended.load(Ordering::Acquire) {
+                tracing::error!("another node has declared this one ended: it admits nothing");
+                return;
+            }
         }
+    }
+
+    /// Renews the lease in this session, or in a new one, and ends nodes that are silent.
+    async fn renew_in(
+        &self,
+        session: Option<DatabaseSession>,
+        watch: &mut Watch,
+    ) -> Result<DatabaseSession, Failure> {
+        let session = match session.filter(|session| !session.is_closed()) {
+            Some(session) => session,
+            None => self.connector.connect(SessionKind::Reader).await?,
+        };
+        let renew = Ask::new(RENEW).with(self.boot.0).with(milliseconds(self.lease));
+        let asks = vec![renew, others_of(self.boot.0), Ask::new(LEFT_BEHIND), distrust::ask()];
+        let answers = session.pipeline(asks).await?;
+        let [renewed, others, left_behind, distrust] = &answers[..] else {
+            return Err(Failure::lost("it did not answer each question"));
+        };
+        self.heard.is_ended.store(renewed.affected == 0, Ordering::Release);
+        if let Some(why) = distrust::read(distrust) {
+            self.heard.distrust.get_or_init(|| why);
+        }
+        let others = leases(others);
+        let is_first = others.iter().all(|other| self.boot.0 < other.boot);
+        self.heard.is_first.store(is_first, Ordering::Release);
+        let ended = match watch.look(&others) {
+            silent if silent.is_empty() || renewed.affected == 0 => 0,
+            silent => end_silent(&session, silent).await?,
+        };
+        let found = left_behind.rows.first().is_some_and(|row| row.get(0));
+        self.heard.left_behind.fetch_or(found || ended > 0, Ordering::AcqRel);
+        Ok(session)
     }
 }
 
-/// Renews the lease in this session, or in a new one. Returns the session, and whether the lease
-/// was still this node's.
-async fn renewed_in(
-    session: Option<DatabaseSession>,
-    boot: BootId,
-    lease: Duration,
-    connector: &Arc<Connector>,
-) -> Result<(DatabaseSession, bool), Failure> {
-    let session = match session.filter(|session| !session.is_closed()) {
-        Some(session) => session,
-        None => connector.connect(SessionKind::Reader).await?,
+fn others_of(boot: Uuid) -> Ask {
+    Ask::new(OTHERS).with(boot)
+}
+
+fn leases(answer: &QueryAnswer) -> Vec<OtherLease> {
+    let lease = |row: &tokio_postgres::Row| OtherLease {
+        boot: row.get(0),
+        until: row.get(1),
+        has_run_out: row.get(2),
     };
-    let ask = Ask::new(RENEW).with(boot.0).with(milliseconds(lease));
-    let is_own = session.ask(ask).await?.affected > 0;
-    Ok((session, is_own))
+    answer.rows.iter().map(lease).collect()
+}
+
+/// Declares these nodes ended, unless they were heard of meanwhile, and returns how many.
+async fn end_silent(session: &DatabaseSession, silent: Vec<Uuid>) -> Result<u64, Failure> {
+    let ended = session.ask(Ask::new(END_SILENT).with(silent.clone()).with(ENDED)).await?.affected;
+    tracing::warn!(?silent, ended, "nodes that were not heard of have ended");
+    Ok(ended)
 }
 
 fn milliseconds(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// Returns once no other node's lease runs. A node that is alive renews its own again and again,
-/// and then this fails. One renewal is no proof: it may have been on its way when its node ended.
-pub(super) async fn wait_for_others(session: &DatabaseSession) -> StoreResult {
-    let mut seen: HashMap<Uuid, (f64, u32)> = HashMap::new();
+/// Returns once each other node has been heard of, or has been declared ended. True where one was.
+pub(super) async fn end_silent_others(
+    session: &DatabaseSession,
+    lease: Duration,
+) -> StoreResult<bool> {
+    let (mut watch, mut has_ended) = (Watch::new(lease), false);
     loop {
-        let alive = alive(session).await?;
-        let Some((boot, left)) = alive.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else {
-            return Ok(());
-        };
-        if !seen.contains_key(boot) {
-            tracing::info!(%boot, "waiting for the end of a node that used the ledger");
+        let others = leases(&session.ask(others_of(Uuid::nil())).await?);
+        let silent = watch.look(&others);
+        if !silent.is_empty() {
+            has_ended |= end_silent(session, silent).await? > 0;
+        } else if watch.has_heard_of_all(&others) {
+            return Ok(has_ended);
         }
-        let pause = Duration::from_secs_f64(left.max(1.0) / 1e3 / f64::from(RENEWALS));
-        for (boot, left) in alive {
-            let (before, renewals) = seen.entry(boot).or_insert((left, 0));
-            *renewals += u32::from(left > *before);
-            *before = left;
-            if *renewals > 1 {
-                return Err(StoreError::InUse(in_use(boot)));
-            }
-        }
-        sleep(pause).await;
+        sleep(lease / RENEWALS).await;
     }
 }
 
-async fn alive(session: &DatabaseSession) -> Result<Vec<(Uuid, f64)>, Failure> {
-    let QueryAnswer { rows, .. } = session.ask(Ask::new(ALIVE)).await?;
-    Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
-}
-
-fn in_use(boot: Uuid) -> String {
-    format!(
-        "another node uses the ledger in the database, under the start {boot}, and one node uses it at a time: stop that \
-         one"
-    )
-}
-
-/// Declares every other node ended and registers this one, or does neither.
-pub(super) async fn claim(session: &DatabaseSession, boot: BootId, lease: Duration) -> StateResult {
+/// Registers this node. Fails where another one has other settings of what both promise.
+pub(super) async fn claim(
+    session: &DatabaseSession,
+    boot: BootId,
+    lease: Duration,
+    about: &str,
+) -> StoreResult {
     session.script("begin").await?;
     session.ask(Ask::new(ONE_BY_ONE)).await?;
-    if let Some((other, _)) = alive(session).await?.into_iter().find(|(other, _)| *other != boot.0)
-    {
+    if let Err(difference) = peers::compare(session, about).await? {
         session.script("rollback").await?;
-        return Err(StateError::Io(in_use(other)));
+        return Err(StoreError::Unusable(difference));
     }
     session.ask(Ask::new(FORGET).with(boot.0)).await?;
-    session.ask(Ask::new(WAIT_FOR_DEAD).with(boot.0)).await?;
-    session.ask(Ask::new(END_DEAD).with(boot.0).with(ENDED)).await?;
-    session.ask(Ask::new(REGISTER).with(boot.0).with(milliseconds(lease))).await?;
+    let register = Ask::new(REGISTER).with(boot.0).with(milliseconds(lease));
+    session.ask(register.with(about.to_owned())).await?;
     let doubts = session.doubts();
     session.script("commit").await?;
     Ok(confirm(session, Some(boot), doubts).await?)
@@ -173,13 +220,8 @@ pub(super) async fn wait_for_own(
     Ok(())
 }
 
-/// Whether the node that used the ledger last did not leave it.
-pub(super) async fn was_left_open(session: &DatabaseSession) -> Result<bool, Failure> {
-    let ask = Ask::new("select 1 from nodes where state = $1 limit 1").with(ACTIVE);
-    Ok(!session.ask(ask).await?.rows.is_empty())
-}
-
-/// Ends the use of the ledger. A stop that was not orderly leaves the node active, without a lease.
+/// Ends the use of the ledger. After a stop that was not orderly the node counts as one that is not
+/// heard of any more.
 pub(super) async fn leave(
     session: &DatabaseSession,
     boot: BootId,

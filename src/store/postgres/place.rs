@@ -1,5 +1,6 @@
 //! The place of a ledger in a database, and how it is read from an address.
 
+use super::peers::NodeFacts;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub struct PostgresConfig {
     pub lease: Duration,
     /// The data folder that a node locks while it uses the ledger.
     pub folder: Option<PathBuf>,
+    /// What a node says of itself to the others.
+    pub about: NodeFacts,
 }
 
 impl PostgresConfig {
@@ -52,6 +55,7 @@ impl PostgresConfig {
             standbys: 0,
             lease: Duration::from_secs(10),
             folder: None,
+            about: NodeFacts::default(),
         })
     }
 }

@@ -17,7 +17,7 @@ const BEGIN: &str = "begin";
 /// Holds the node's row, so that whoever declares the node dead waits for this transaction.
 const NODE: &str = "select state from nodes where boot = $1 for key share";
 /// In one order for all, so that two transactions do not wait for each other.
-const ACCOUNTS: &str = "select id, row from accounts where id = any(array( \
+const ACCOUNTS: &str = "select id, row, rate_due from accounts where id = any(array( \
     select unnest($1::uuid[]) union select account from credentials where id = any($2::uuid[]))) \
     order by id for update";
 const CREDENTIALS: &str = "select id, row from credentials where id = any(array( \
@@ -148,6 +148,7 @@ fn take(keys: &Keys, answers: Vec<QueryAnswer>, rows: &mut BatchRows) {
         |asked: bool| if asked { answers.next().unwrap_or_default() } else { Vec::new() };
     for row in next(locks(keys)) {
         let id = AccountId(row.get(0));
+        rows.rates.entry(id).or_insert(row.get::<_, i64>(2).unsigned_abs());
         rows.accounts.found(id, content(&row, 1, id.0.as_bytes()));
     }
     rows.accounts.absent(&keys.accounts);

@@ -9,7 +9,7 @@ use crate::store::codec::{decode, encode};
 use crate::store::{StoreError, StoreResult};
 
 /// The version of the tables.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 const IDENTITY: &str = "identity";
 
@@ -19,7 +19,8 @@ create table nodes (
     boot uuid primary key,
     state smallint not null,
     lease_until timestamptz not null,
-    confirmed bigint not null default 0
+    confirmed bigint not null default 0,
+    about text not null default ''
 );
 create table accounts (
     id uuid primary key,
@@ -33,6 +34,7 @@ create table accounts (
     sequence bigint not null,
     clock bigint not null,
     answer_bytes bigint not null default 0 check (answer_bytes >= 0),
+    rate_due bigint not null default 0,
     row bytea not null,
     check (trial_credited >= trial_debited + trial_reserved),
     check (premium_credited >= premium_debited + premium_reserved)
@@ -104,6 +106,13 @@ alter table bodies alter column row set storage external;
 create index bodies_due on bodies (expires_at);
 ";
 
+/// What each version added to the one before; the first of them made 2 of 1.
+const STEPS: &[&str] = &["alter table nodes add column about text not null default ''; \
+    alter table accounts add column rate_due bigint not null default 0"];
+/// Nodes of an earlier build write tables as they knew them.
+const RUNNING: &str =
+    "select 1 from nodes where state = 0 and lease_until > clock_timestamp() limit 1";
+
 /// The names of all tables.
 const NAMES: &str = "select table_name::text from information_schema.tables \
     where table_schema = current_schema() and table_name in ('meta', 'nodes', 'accounts', \
@@ -142,10 +151,36 @@ pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
     })?;
     let stored: &[u8] = rows.first().ok_or_else(missing)?.get(0);
     let schema: u32 = decode(IDENTITY.as_bytes(), stored)?;
-    if schema != SCHEMA {
+    if schema == SCHEMA {
+        return Ok(());
+    }
+    let steps = (schema as usize).checked_sub(1).and_then(|known| STEPS.get(known..));
+    let Some(steps) = steps.filter(|steps| !steps.is_empty()) else {
         return Err(StoreError::Unusable(format!(
             "the ledger in the database has schema {schema} and this build knows {SCHEMA}: use the build that made it"
         )));
+    };
+    extend(session, stored.to_vec(), steps).await
+}
+
+/// Makes the tables those of this build, all or nothing.
+async fn extend(session: &DatabaseSession, stored: Vec<u8>, steps: &[&str]) -> StoreResult {
+    if !session.ask(Ask::new(RUNNING)).await?.rows.is_empty() {
+        return Err(StoreError::Unusable(
+            "nodes of an earlier build use the ledger in the database: stop them first".into(),
+        ));
     }
+    session.script("begin").await?;
+    let update = Ask::new("update meta set row = $2 where key = $1 and row = $3");
+    let row = encode(IDENTITY.as_bytes(), &SCHEMA);
+    if session.ask(update.with(IDENTITY).with(row).with(stored)).await?.affected == 0 {
+        // Another process was faster.
+        return Ok(session.script("rollback").await?);
+    }
+    for step in steps {
+        session.script(step).await?;
+    }
+    session.script("commit").await?;
+    tracing::info!(schema = SCHEMA, "the tables of the ledger have the form of this build");
     Ok(())
 }

@@ -12,8 +12,9 @@ use crate::store::codec::{Malformed, Reader, StoredField, encode, row};
 
 const KEY: &str = "seal";
 const READ: &str = "select row from meta where key = $1";
-const WRITE: &str = "insert into meta (key, row) values ($1, $2) \
-    on conflict (key) do update set row = excluded.row";
+/// Another node may have found the ledger broken meanwhile.
+const WRITE: &str = "insert into meta (key, row) select $1::text, $2::bytea \
+    where not exists (select 1 from meta where key = 'distrust') on conflict (key) do update set row = excluded.row";
 const REMOVE: &str = "delete from meta where key = $1";
 
 /// The end of one account's chain.

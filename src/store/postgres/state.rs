@@ -260,6 +260,16 @@ impl LedgerState for BatchState<'_> {
         Ok(())
     }
 
+    fn rate_due(&self, account: AccountId) -> StateResult<Option<u64>> {
+        self.account_row(account)?;
+        Ok(Some(self.rows.borrow().rates.get(&account).copied().unwrap_or_default()))
+    }
+
+    fn put_rate_due(&mut self, account: AccountId, due: u64) -> StateResult {
+        self.rows.borrow_mut().rates.insert(account, due);
+        Ok(())
+    }
+
     /// Each account has a chain of its own.
     fn head(&self, account: AccountId) -> StateResult<JournalHead> {
         Ok(self.account_row(account)?.map(|row| row.head).unwrap_or_default())

@@ -12,20 +12,22 @@ use crate::store::StoredBody;
 use crate::store::codec::{StoredField, encode};
 use crate::store::keys::{crash_key, entry_key, grant_key, request_key};
 use crate::store::queue::WriteAction;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use uuid::Uuid;
 
 const UPDATE_ACCOUNTS: &str = "update accounts a set in_flight = u.in_flight, \
     trial_credited = u.c1, trial_debited = u.d1, trial_reserved = u.r1, \
     premium_credited = u.c2, premium_debited = u.d2, premium_reserved = u.r2, \
-    sequence = u.sequence, clock = u.clock, row = u.row from unnest($1::uuid[], $2::integer[], \
+    sequence = u.sequence, clock = u.clock, row = u.row, rate_due = u.rate_due \
+    from unnest($1::uuid[], $2::integer[], \
     $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
-    $9::bigint[], $10::bigint[], $11::bytea[]) \
-    as u(id, in_flight, c1, d1, r1, c2, d2, r2, sequence, clock, row) where a.id = u.id";
+    $9::bigint[], $10::bigint[], $11::bytea[], $12::bigint[]) \
+    as u(id, in_flight, c1, d1, r1, c2, d2, r2, sequence, clock, row, rate_due) where a.id = u.id";
 const INSERT_ACCOUNTS: &str = "insert into accounts (id, in_flight, trial_credited, trial_debited, \
-    trial_reserved, premium_credited, premium_debited, premium_reserved, sequence, clock, row) \
+    trial_reserved, premium_credited, premium_debited, premium_reserved, sequence, clock, row, rate_due) \
     select * from unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[], \
-    $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[])";
+    $6::bigint[], $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], \
+    $12::bigint[])";
 const INSERT_APPLICATIONS: &str = "insert into applications (id, account, row) \
     select * from unnest($1::uuid[], $2::uuid[], $3::bytea[])";
 const UPDATE_CREDENTIALS: &str = "update credentials c set row = u.row \
@@ -82,7 +84,7 @@ pub(super) fn writes(rows: &BatchRows, actions: &[&WriteAction]) -> Vec<Ask> {
     for (sql, accounts) in
         [(UPDATE_ACCOUNTS, rows.accounts.updated()), (INSERT_ACCOUNTS, rows.accounts.inserted())]
     {
-        write(put_accounts(sql, &accounts), accounts.len());
+        write(put_accounts(sql, &accounts, &rows.rates), accounts.len());
     }
     put_owners(rows, &mut write);
     put_requests(rows, &mut write);
@@ -108,7 +110,11 @@ fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-fn put_accounts(sql: &'static str, rows: &[(&AccountId, &AccountRow)]) -> Ask {
+fn put_accounts(
+    sql: &'static str,
+    rows: &[(&AccountId, &AccountRow)],
+    rates: &HashMap<AccountId, u64>,
+) -> Ask {
     let amounts = |bucket: Bucket, part: fn(&Balance) -> Microcredits| {
         column(rows, |(_, row)| {
             units(part(match bucket {
@@ -130,6 +136,7 @@ fn put_accounts(sql: &'static str, rows: &[(&AccountId, &AccountRow)]) -> Ask {
         .with(column(rows, |(_, row)| number(row.head.sequence)))
         .with(column(rows, |(_, row)| number(row.clock.0)))
         .with(column(rows, |(id, row)| encode(id.0.as_bytes(), *row)))
+        .with(column(rows, |(id, _)| number(rates.get(id).copied().unwrap_or_default())))
 }
 
 /// Applications, credentials and grants.

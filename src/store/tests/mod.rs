@@ -9,6 +9,7 @@ use crate::clock::UnixMillis;
 pub use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
+use crate::ledger::AdmissionRate;
 pub use crate::ledger::commands::{ReleaseCause, SettleEnd};
 pub use crate::ledger::{
     AccountChange, Admit, Bucket, BucketAmounts, BudgetOwner, BudgetPeriod, Budgets, CalendarUse,
@@ -89,6 +90,7 @@ pub fn admit(request: u128, attempt: u128, boot: BootId, cost: u32) -> Command {
         prices: Prices { revision: 1, input: 1_000_000, cached_input: 500_000, output: 1_000_000 },
         max_concurrent: 1_000,
         quotas: TokenQuotas::default(),
+        rate: AdmissionRate::default(),
         retention_ms: u64::MAX,
         crash_block_ms: u64::MAX,
     }))

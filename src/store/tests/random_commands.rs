@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::ledger::AccountStatus;
+use crate::ledger::AdmissionRate;
 use proptest::prelude::*;
 
 /// A day, as the default limits have it.
@@ -56,6 +57,7 @@ fn admission() -> impl Strategy<Value = Command> {
                 },
                 max_concurrent,
                 quotas: TokenQuotas { day, month },
+                rate: AdmissionRate::default(),
                 retention_ms: REPLAY_MS,
                 crash_block_ms: CRASH_BLOCK_MS,
             }))

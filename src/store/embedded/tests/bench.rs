@@ -25,7 +25,7 @@ fn writer_alone() {
     let mut best = Duration::MAX;
     for _ in 0..10 {
         let (_, _, mut bench) = super::faults::opened(Microcredits::MAX.get());
-        let boot = bench.shared.boot;
+        let boot = bench.shared.boot();
         let began = Instant::now();
         for batch in 0..BATCHES {
             // Request ids are spread as random ones would be.
@@ -230,7 +230,7 @@ impl History {
     }
 
     fn serve(&mut self, requests: u64) {
-        let boot = self.shared.boot;
+        let boot = self.shared.boot();
         let new: Vec<_> = (0..requests)
             .map(|_| {
                 let account = 1 + self.random.below(self.accounts as usize) as u128;

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 fn a_failing_disk_delays_settlements_and_loses_none() {
     let survives = |failing_at| {
         let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
+        let boot = bench.shared.boot();
         bench.apply(vec![admit(1, 1, boot, 10), admit(2, 2, boot, 10)]);
         disk.fail_after(failing_at);
         bench.detach(vec![settle(1, 1, 4), release(2, 2)]);
@@ -40,7 +40,7 @@ fn a_failing_disk_delays_settlements_and_loses_none() {
 #[test]
 fn a_full_disk_still_serves_reads() {
     let (disk, _, mut bench) = opened(100);
-    let boot = bench.shared.boot;
+    let boot = bench.shared.boot();
     bench.apply(vec![admit(1, 1, boot, 10)]);
     disk.set_full(true);
     bench.detach(vec![settle(1, 1, 4)]);
@@ -59,7 +59,7 @@ fn a_full_disk_still_serves_reads() {
 fn an_unknown_outcome_may_be_asked_for_again() {
     let survives = |failing_at| {
         let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
+        let boot = bench.shared.boot();
         bench.apply(vec![admit(1, 1, boot, 10)]);
         disk.fail_after(failing_at);
         let answers = bench.apply(vec![settle(1, 1, 4), admit(2, 2, boot, 50)]);
@@ -95,7 +95,7 @@ fn fail_each(operation: Operation, kind: ErrorKind, breaks: bool) -> usize {
     let survives = |after| {
         let context = format!("{operation:?} {after}, {kind}, for good: {breaks}");
         let (disk, _, mut bench) = opened(100);
-        let boot = bench.shared.boot;
+        let boot = bench.shared.boot();
         bench.apply(vec![admit(1, 1, boot, 10), admit(2, 2, boot, 10)]);
         disk.set(Trap { operation: Some(operation), after, kind, breaks });
         let answers = bench.apply(vec![settle(1, 1, 4), admit(3, 3, boot, 10), release(2, 2)]);
@@ -142,7 +142,7 @@ fn any_read_may_fail() {
             let clock = TestClock::at(1_000_000);
             let mut bench = Bench::open(&disk, &clock).unwrap();
             bench.detach(opening(100));
-            let boot = bench.shared.boot;
+            let boot = bench.shared.boot();
             bench.apply(vec![admit(1, 1, boot, 10)]);
             disk.set(Trap {
                 operation: Some(Operation::Read),

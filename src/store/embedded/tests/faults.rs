@@ -173,7 +173,7 @@ impl Known {
     /// Sends a few admissions, answers and settlements as one batch, and records those that are
     /// acknowledged. Sometimes half a day passes.
     fn step(&mut self, bench: &mut Bench, random: &mut Random) {
-        let (boot, now) = (bench.shared.boot, bench.clock.now().0);
+        let (boot, now) = (bench.shared.boot(), bench.clock.now().0);
         let mut actions = Vec::new();
         let mut asked = Vec::new();
         for _ in 0..=random.below(3) {

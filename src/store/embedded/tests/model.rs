@@ -111,7 +111,7 @@ impl Pair {
     }
 
     fn recover(&mut self) {
-        let boot = self.bench.shared.boot;
+        let boot = self.bench.shared.boot();
         let limit = usize::MAX - 1;
         let recover = Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS };
         apply(&mut self.memory, &recover, UnixMillis(self.now)).unwrap();
@@ -190,7 +190,7 @@ impl Pair {
     /// Gives an admission the boot that runs now.
     fn address(&self, command: &mut Command) {
         if let Command::Admit(admit) = command {
-            admit.boot = self.bench.shared.boot;
+            admit.boot = self.bench.shared.boot();
         }
     }
 

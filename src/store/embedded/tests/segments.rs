@@ -21,7 +21,7 @@ const PART: u64 = 10;
 const REQUESTS: u128 = 40;
 
 fn spend(bench: &mut Bench, requests: impl Iterator<Item = u128>) {
-    let boot = bench.shared.boot;
+    let boot = bench.shared.boot();
     for request in requests {
         bench.detach(vec![admit(request, request, boot, 2), settle(request, request, 1)]);
     }

@@ -1,8 +1,8 @@
 //! A database of the tests' own, and places for ledgers in it.
 
-use super::super::PostgresConfig;
 use super::super::driver::Driver;
 use super::super::session::{Connector, DatabaseSession, SessionKind};
+use super::super::{NodeFacts, PostgresConfig};
 use super::server_process::ServerProcess;
 pub use super::server_process::programs;
 use std::path::Path;
@@ -81,5 +81,13 @@ impl Cluster {
 pub fn place_in(folder: &Path, options: &str) -> PostgresConfig {
     let mut server = Box::new(tokio_postgres::Config::new());
     server.host_path(folder).user("cresset").dbname("postgres").options(options);
-    PostgresConfig { server, tls: None, connections: 4, standbys: 0, lease: LEASE, folder: None }
+    PostgresConfig {
+        server,
+        tls: None,
+        connections: 4,
+        standbys: 0,
+        lease: LEASE,
+        folder: None,
+        about: NodeFacts::default(),
+    }
 }

@@ -8,6 +8,7 @@ mod faults;
 mod kill;
 mod model;
 mod node;
+mod nodes;
 mod proxy;
 mod server_process;
 

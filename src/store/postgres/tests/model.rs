@@ -101,7 +101,7 @@ impl Pair {
     }
 
     fn recover(&mut self) {
-        let boot = self.node.shared.boot;
+        let boot = self.node.shared.boot();
         let limit = usize::MAX - 1;
         let recover = Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS };
         apply(&mut self.memory, &recover, UnixMillis(self.now)).unwrap();
@@ -143,7 +143,7 @@ impl Pair {
     /// Gives an admission the boot that runs now, and an attempt that was not made before.
     fn address(&self, command: &mut Command) {
         let Command::Admit(admit) = command else { return };
-        admit.boot = self.node.shared.boot;
+        admit.boot = self.node.shared.boot();
         let entries = &self.memory.entries;
         let mut attempts = entries.iter().filter_map(|entry| Some(entry.reservation()?.1));
         if attempts.any(|attempt| attempt == admit.attempt) {

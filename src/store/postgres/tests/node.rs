@@ -57,6 +57,11 @@ impl Node {
         answer.try_recv().unwrap()
     }
 
+    /// What the writer does again and again between its batches.
+    pub fn look_at_others(&mut self) {
+        self.writer.look_at_others();
+    }
+
     pub fn sweep(&mut self) {
         while self.writer.sweep().unwrap() {}
     }
@@ -91,6 +96,10 @@ impl Node {
             std::thread::sleep(Duration::from_millis(2));
             self.writer.reconnect();
         }
+    }
+
+    pub fn place(&self) -> &PostgresConfig {
+        &self.place
     }
 
     pub fn assert_sound(&self) {

@@ -1,0 +1,12 @@
+//! `cresset nodes`: the nodes that share the ledger.
+
+use super::support::context::Context;
+use super::support::listing;
+use super::support::output::CommandResult;
+use crate::server::operator::AdminCommand;
+
+const COLUMNS: &[&str] = &["boot", "state", "machine", "address", "build", "lease_seconds"];
+
+pub(super) async fn run(context: &Context) -> CommandResult {
+    listing::show(context, COLUMNS, |_: Option<()>| AdminCommand::NodeList).await
+}

@@ -1,0 +1,207 @@
+//! Several nodes on one ledger.
+
+use super::super::session::DatabaseSession;
+use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
+use super::cluster;
+use super::faults::{NOW, assert_sound, record, run, with_requests};
+use super::node::{Node, SetClock};
+use crate::ledger::apply::apply;
+use crate::ledger::{AdmissionRate, AttemptState};
+use crate::store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
+use crate::store::codec::encode;
+use crate::store::tests::*;
+use crate::store::{Store, StoreConfig, StoreError};
+use std::thread;
+use std::time::Duration;
+
+/// Waits for what the other nodes' renewals bring about.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..2_000 {
+        if holds() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("it never happened: {what}");
+}
+
+fn claimed(place: &PostgresConfig) -> (PostgresBackend, BootId) {
+    let (backend, boot) = (PostgresBackend::open(place).unwrap(), BootId::generate());
+    backend.claim(boot).unwrap();
+    (backend, boot)
+}
+
+#[test]
+fn nodes_share_a_ledger_and_end_the_one_that_is_silent() {
+    let Some(cluster) = cluster::shared() else { return };
+    let (place, first, boot) = with_requests(cluster);
+    let (second, next) = claimed(&place);
+    assert!(!second.was_left_open().unwrap());
+    let recover = Command::Recover { boot: next, limit: 10, crash_block_ms: 1 };
+    run(&second, vec![admit(3, 3, next, 10), recover.clone()]).unwrap();
+    assert_eq!(record(&second, 2).latest().state, AttemptState::Queued, "its node is alive");
+    assert!(!second.other_nodes().left_behind);
+    // The first node is not heard of any more, as one that was stopped.
+    first.tenure().as_ref().unwrap().renewing.abort();
+    eventually("the second node ends it", || second.other_nodes().left_behind);
+    run(&second, vec![recover]).unwrap();
+    assert_eq!(record(&second, 2).latest().failure, Some(FailureCode::NodeRestarted));
+    // It goes on, admits nothing, and its end comes too late to be charged.
+    let late = first.transact(&[], NOW, |txn| {
+        assert!(txn.admits_nothing_because().is_some());
+        Ok(format!("{:?}", apply(txn, &settle(2, 2, 4), NOW)))
+    });
+    assert!(late.unwrap().contains("AlreadyResolved"));
+    assert_sound(&second);
+    assert_eq!(record(&second, 2).latest().state, AttemptState::Failed);
+    assert_eq!(record(&second, 3).latest().state, AttemptState::Queued);
+    let nodes = second.driver.wait(second.nodes()).unwrap();
+    let state = |boot: BootId| nodes.iter().find(|node| node.boot == boot.0).unwrap().state;
+    assert_eq!((state(boot), state(next)), ("ended", "running"));
+}
+
+#[test]
+fn a_node_that_others_ended_begins_anew_under_another_boot() {
+    let Some(cluster) = cluster::shared() else { return };
+    let clock = SetClock::default();
+    clock.set(NOW.0);
+    let mut node = Node::open(&cluster.ledger(), &clock);
+    let before = node.shared.boot();
+    opening(100).into_iter().for_each(|command| drop(node.apply(command.into()).unwrap()));
+    node.apply(admit(1, 1, before, 10).into()).unwrap();
+    let (key, attempt) = (key(1), AttemptId(id(1)));
+    node.apply(Command::Start { key, attempt }.into()).unwrap();
+    let ended = format!("update nodes set state = 1 where boot = '{before}'");
+    cluster.with_session(node.place(), async |session| session.script(&ended).await.unwrap());
+    eventually("it learns of that", || {
+        node.look_at_others();
+        node.shared.is_ended()
+    });
+    let refused = node.apply(admit(2, 2, before, 10).into());
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    node.shared.ask_to_begin_anew();
+    eventually("what it had reserved is released", || {
+        node.look_at_others();
+        record(&node.backend, 1).latest().state == AttemptState::Failed
+    });
+    let after = node.shared.boot();
+    assert!(after != before && !node.shared.is_ended());
+    let refused = node.apply(admit(2, 2, before, 10).into());
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    node.apply(admit(2, 2, after, 10).into()).unwrap();
+    // The input was running, and its node had not crashed.
+    let counted = |node: &Node| {
+        let (backend, input) = (&node.backend, record(&node.backend, 1).fingerprint);
+        let read =
+            async move { backend.snapshot().await.unwrap().crashes(key.account, &input).await };
+        backend.driver.wait(read).unwrap()
+    };
+    assert_eq!(counted(&node).map(|crashes| crashes.count), Some(1));
+    let fingerprint = record(&node.backend, 1).fingerprint;
+    let take_back = Command::TakeBackCrash { account: key.account, fingerprint, boot: before };
+    node.apply(take_back.clone().into()).unwrap();
+    assert_eq!(counted(&node), None);
+    assert!(matches!(node.apply(take_back.into()), Ok(Outcome::Repeated)));
+    node.assert_sound();
+}
+
+#[test]
+fn a_violation_that_one_node_finds_stops_all() {
+    let Some(cluster) = cluster::shared() else { return };
+    let place = cluster.ledger();
+    let ((first, boot), (second, _)) = (claimed(&place), claimed(&place));
+    run(&first, opening(100)).unwrap();
+    first.tell_distrust("two and two are five").unwrap();
+    first.tell_distrust("and another one").unwrap();
+    eventually("the other node hears of it", || second.other_nodes().distrust.is_some());
+    assert_eq!(second.other_nodes().distrust.as_deref(), Some("two and two are five"));
+    let beside = PostgresBackend::open_beside(&place).unwrap();
+    assert_eq!(beside.told_distrust().unwrap().as_deref(), Some("two and two are five"));
+    // A seal would vouch for what nobody has looked into.
+    let report = crate::ledger::audit::everything(
+        &*first.audit_source().unwrap(),
+        &crate::ledger::audit::unpaced,
+    );
+    let seal = crate::store::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
+    second.set_seal(Some(&seal)).unwrap();
+    assert_eq!(beside.seal().unwrap(), None);
+    // A start that found everything sound.
+    let third = PostgresBackend::open(&place).unwrap();
+    assert_eq!(third.seal().unwrap(), None);
+    third.claim(BootId::generate()).unwrap();
+    assert_eq!(beside.told_distrust().unwrap(), None);
+    third.set_seal(Some(&seal)).unwrap();
+    assert_eq!(beside.seal().unwrap(), Some(seal));
+    first.close(boot, true).unwrap();
+}
+
+#[test]
+fn nodes_with_other_plans_are_refused() {
+    let Some(cluster) = cluster::shared() else { return };
+    let place = cluster.ledger();
+    let with = |plan: &str| {
+        let plans = [("default".to_owned(), plan.to_owned())].into();
+        let about = NodeFacts { plans, machine: "one".into(), ..NodeFacts::default() };
+        PostgresConfig { about, ..place.clone() }
+    };
+    let ((_first, _), (_second, _)) = (claimed(&with("a")), claimed(&with("a")));
+    let other = PostgresBackend::open(&with("b")).unwrap().claim(BootId::generate());
+    let Err(StoreError::Unusable(why)) = other else { panic!("{other:?}") };
+    assert!(why.contains("\"default\"") && why.contains("on one"), "{why}");
+}
+
+#[test]
+fn a_rate_holds_over_all_nodes() {
+    let Some(cluster) = cluster::shared() else { return };
+    let place = cluster.ledger();
+    let nodes = [claimed(&place), claimed(&place)];
+    run(&nodes[0].0, opening(1_000)).unwrap();
+    let rate = AdmissionRate { per_minute: 60, burst: 3 };
+    let mut answers = Vec::new();
+    for number in 1..=4 {
+        let (backend, boot) = &nodes[number as usize % 2];
+        let Command::Admit(admit) = admit(number, number, *boot, 1) else { unreachable!() };
+        let admit = Command::Admit(Box::new(Admit { rate, ..*admit }));
+        let answer = backend
+            .transact(&[], NOW, |txn| Ok::<_, BatchFailure>(apply(txn, &admit, NOW).map(drop)));
+        answers.push(answer.unwrap().map_err(|refused| refused.to_string()));
+    }
+    assert_eq!(answers[..3], [Ok(()), Ok(()), Ok(())]);
+    let refused = answers[3].clone().unwrap_err();
+    assert!(refused.contains("more requests a minute"), "{refused}");
+}
+
+/// The tables as the first version made them.
+#[test]
+fn tables_of_an_earlier_build_are_extended_once_no_node_uses_them() {
+    let Some(cluster) = cluster::shared() else { return };
+    let place = cluster.ledger();
+    let store = Store::open_briefly(
+        &StoreConfig::Postgres(place.clone()),
+        std::sync::Arc::new(crate::clock::SystemClock),
+        crate::store::Limits::default(),
+    );
+    opening(100).into_iter().for_each(|command| {
+        store.as_ref().unwrap().submit_blocking(command).unwrap();
+    });
+    drop(store);
+    let as_before = async |session: &DatabaseSession| {
+        let row = hex::encode(encode(b"identity", &1_u32));
+        let script = format!(
+            "alter table nodes drop about; alter table accounts drop rate_due; \
+             update meta set row = '\\x{row}' where key = 'identity'"
+        );
+        session.script(&script).await.unwrap();
+    };
+    cluster.with_session(&place, as_before);
+    let running = "insert into nodes values \
+        ('00000000-0000-0000-0000-000000000009', 0, clock_timestamp() + interval '1 hour')";
+    cluster.with_session(&place, async |session| session.script(running).await.unwrap());
+    let refused = PostgresBackend::open(&place).err().map(|error| error.to_string());
+    assert!(refused.unwrap_or_default().contains("stop them first"));
+    cluster
+        .with_session(&place, async |session| session.script("delete from nodes").await.unwrap());
+    let (backend, boot) = claimed(&place);
+    run(&backend, vec![admit(1, 1, boot, 10)]).unwrap();
+    assert_sound(&backend);
+}
