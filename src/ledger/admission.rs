@@ -27,22 +27,32 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     }
     let crashes = state.crashes(account.id, &admit.fingerprint)?;
     idempotency::check_crashes(crashes, now, admit.crash_block_ms)?;
-    if account.in_flight >= admit.max_concurrent {
-        return Err(Refusal::ConcurrencyLimit { limit: admit.max_concurrent }.into());
-    }
+    let rate_due = check_use(state, admit, &account, now)?;
     let balances = state.balances(account.id)?;
     let needed = most(admit, &balances)?;
     budgets::check(admit, &account, &credential, needed, now)?;
     let amount = cover(needed.units, &balances)?;
-    let id = account.id;
-    let rate_due = state.rate_due(id)?.map(|due| admit.rate.admit(due, now)).transpose()?;
     let record = with_attempt(known, admit, amount, now);
     let owners = counted(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
     let admitted = reserve(state, record, &owners, &balances, needed.tokens, now)?;
     if let Some(due) = rate_due {
-        state.put_rate_due(id, due)?;
+        state.put_rate_due(admit.key.account, due)?;
     }
     Ok(admitted)
+}
+
+/// Checks how many requests of the account are in flight, and how often it was admitted. Returns
+/// when its rate has recovered after this admission, where the ledger counts that.
+fn check_use(
+    state: &impl LedgerState,
+    admit: &Admit,
+    account: &Account,
+    now: UnixMillis,
+) -> ApplyResult<Option<u64>> {
+    if account.in_flight >= admit.max_concurrent {
+        return Err(Refusal::ConcurrencyLimit { limit: admit.max_concurrent }.into());
+    }
+    Ok(state.rate_due(account.id)?.map(|due| admit.rate.admit(due, now)).transpose()?)
 }
 
 /// Both with one more request in flight, which may take `needed`. `None` when that overflows.

@@ -152,6 +152,11 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// parts).
     fn file_bytes(&self) -> BTreeMap<&'static str, u64>;
 
+    /// How often to look for what other nodes did; `None` where there are none.
+    fn look_interval(&self) -> Option<Duration> {
+        None
+    }
+
     /// The nodes that share the ledger. Of one that is no node's but this one's: none.
     fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
@@ -173,8 +178,8 @@ pub(super) trait LedgerTxn: LedgerState {
 
 /// A place where a ledger is kept. Only the writer thread calls these methods.
 pub(super) trait Backend: LedgerReader {
-    /// Whether several nodes may use it at once. A short command then only reads and writes: claims,
-    /// recoveries and audits are the nodes' affair.
+    /// Whether several nodes may use it at once. A short command then only reads and writes:
+    /// claims, recoveries and audits are the nodes' affair.
     const IS_SHARED: bool;
 
     type Txn<'t>: LedgerTxn
@@ -209,11 +214,6 @@ pub(super) trait Backend: LedgerReader {
     /// What `tell_distrust` recorded, unless a start has found everything sound since.
     fn told_distrust(&self) -> StateResult<Option<String>> {
         Ok(None)
-    }
-
-    /// How often to ask for `other_nodes`; `None` where there are none.
-    fn look_interval(&self) -> Option<Duration> {
-        None
     }
 
     /// What the other nodes of a shared ledger did since the last call.

@@ -125,8 +125,6 @@ struct StoreInner {
     shared: Arc<StoreShared>,
     writer: Option<JoinHandle<()>>,
     auditor: Option<Auditor>,
-    /// How often a node looks for what other nodes decided; `None` where there are none.
-    look_interval: Option<Duration>,
     /// The locked data folder of a node whose ledger is elsewhere. It goes last.
     folder: OnceLock<File>,
 }
@@ -215,13 +213,7 @@ impl Store {
                 .unwrap_or_else(|_| std::process::abort());
         };
         let writer = thread.spawn(run).map_err(unstarted)?;
-        let inner = StoreInner {
-            shared,
-            writer: Some(writer),
-            auditor,
-            look_interval: backend.look_interval(),
-            folder: OnceLock::new(),
-        };
+        let inner = StoreInner { shared, writer: Some(writer), auditor, folder: OnceLock::new() };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -245,7 +237,7 @@ impl Store {
     /// How often to look for what other nodes that share the ledger decided; `None` where it is
     /// this node's own.
     pub fn look_interval(&self) -> Option<Duration> {
-        self.inner.look_interval
+        self.inner.shared.reader.look_interval()
     }
 
     /// The nodes that share the ledger; none where it is this node's own.
@@ -405,7 +397,7 @@ impl Store {
         }
     }
 
-    /// True while commits succeed, no audit has failed and no other node has declared this one ended.
+    /// True while commits succeed, no audit has failed and no other node has ended this one.
     pub fn healthy(&self) -> bool {
         let health = &self.inner.shared.health;
         health.reachable() && health.trusted().is_ok() && !self.was_ended_by_others()
@@ -466,11 +458,10 @@ impl LockedStore {
                 Store::start(&backend, clock, limits, policy, progress)
             }
             LockedPlace::Database(place, folder) => {
+                let is_node = policy == AuditPolicy::Always;
+                let open =
+                    if is_node { PostgresBackend::open } else { PostgresBackend::open_beside };
                 let store = once_reached(policy, progress, || {
-                    let open = match policy {
-                        AuditPolicy::Always => PostgresBackend::open,
-                        AuditPolicy::AfterCrash => PostgresBackend::open_beside,
-                    };
                     let backend = Arc::new(open(&place)?);
                     Store::start(&backend, Arc::clone(&clock), limits, policy, progress)
                 })?;

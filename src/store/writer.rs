@@ -149,20 +149,23 @@ impl<B: Backend> Writer<B> {
         if others.have_ended_this {
             self.shared.note_ended();
         }
-        let look = AssertUnwindSafe(|| {
-            if self.shared.is_ended() && self.shared.wants_to_begin_anew() {
-                let boot = BootId::generate();
-                self.backend.claim(boot)?;
-                self.shared.begin_anew(boot);
-                tracing::warn!(%boot, "this node goes on under another start");
-            }
-            if others.left_behind { self.recover() } else { Ok(()) }
-        });
-        match panic::catch_unwind(look) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.shared.health.disconnect(&error.to_string()),
-            Err(_) => self.shared.health.disconnect("the database panicked"),
+        let went_on = self.begin_anew_if_asked();
+        let recovered =
+            went_on.and_then(|()| if others.left_behind { self.recover() } else { Ok(()) });
+        if let Err(error) = recovered {
+            self.shared.health.disconnect(&error.to_string());
         }
+    }
+
+    /// Registers under another boot, once what ran under the one that others ended has ended.
+    fn begin_anew_if_asked(&self) -> StoreResult {
+        if self.shared.is_ended() && self.shared.wants_to_begin_anew() {
+            let boot = BootId::generate();
+            self.backend.claim(boot)?;
+            self.shared.begin_anew(boot);
+            tracing::warn!(%boot, "this node goes on under another start");
+        }
+        Ok(())
     }
 
     fn patience(&self) -> Duration {

@@ -260,6 +260,10 @@ impl LedgerReader for PostgresBackend {
         BTreeMap::new()
     }
 
+    fn look_interval(&self) -> Option<Duration> {
+        Some(self.place.lease / nodes::RENEWALS)
+    }
+
     fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
         Box::pin(self.read(async |session| Ok(peers::list(session).await?)))
     }
@@ -354,10 +358,6 @@ impl Backend for PostgresBackend {
 
     fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
         self.with_writer(async |session| Ok(retention::sweep(session, now, limits).await?))
-    }
-
-    fn look_interval(&self) -> Option<Duration> {
-        Some(self.place.lease / nodes::RENEWALS)
     }
 
     fn other_nodes(&self) -> OtherNodes {

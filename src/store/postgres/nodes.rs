@@ -124,6 +124,18 @@ impl Renewals {
             Some(session) => session,
             None => self.connector.connect(SessionKind::Reader).await?,
         };
+        let (others, left_behind) = self.renew(&session).await?;
+        let ended = match watch.look(&others) {
+            silent if silent.is_empty() || self.heard.is_ended.load(Ordering::Acquire) => 0,
+            silent => end_silent(&session, silent).await?,
+        };
+        self.heard.left_behind.fetch_or(left_behind || ended > 0, Ordering::AcqRel);
+        Ok(session)
+    }
+
+    /// Renews the lease and notes what others did. Returns their leases, and whether nodes that
+    /// have ended left reservations.
+    async fn renew(&self, session: &DatabaseSession) -> Result<(Vec<OtherLease>, bool), Failure> {
         let renew = Ask::new(RENEW).with(self.boot.0).with(milliseconds(self.lease));
         let asks = vec![renew, others_of(self.boot.0), Ask::new(LEFT_BEHIND), distrust::ask()];
         let answers = session.pipeline(asks).await?;
@@ -137,13 +149,7 @@ impl Renewals {
         let others = leases(others);
         let is_first = others.iter().all(|other| self.boot.0 < other.boot);
         self.heard.is_first.store(is_first, Ordering::Release);
-        let ended = match watch.look(&others) {
-            silent if silent.is_empty() || renewed.affected == 0 => 0,
-            silent => end_silent(&session, silent).await?,
-        };
-        let found = left_behind.rows.first().is_some_and(|row| row.get(0));
-        self.heard.left_behind.fetch_or(found || ended > 0, Ordering::AcqRel);
-        Ok(session)
+        Ok((others, left_behind.rows.first().is_some_and(|row| row.get(0))))
     }
 }
 

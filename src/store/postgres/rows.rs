@@ -142,12 +142,14 @@ impl<K: Clone + Hash + Ord, T: Clone> Rows<K, T> {
     }
 }
 
+pub(super) type AccountRates = HashMap<AccountId, u64>;
+
 /// All rows that a transaction has read or made.
 #[derive(Default)]
 pub(super) struct BatchRows {
     pub accounts: Rows<AccountId, AccountRow>,
     /// When the rates of these accounts' admissions have recovered, microseconds since 1970.
-    pub rates: HashMap<AccountId, u64>,
+    pub rates: AccountRates,
     pub credentials: Rows<CredentialId, Credential>,
     /// Credentials by the digests of their secrets.
     pub digests: Rows<[u8; 32], Credential>,

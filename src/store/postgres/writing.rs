@@ -1,7 +1,7 @@
 //! The second round trip of a transaction: it writes what the commands changed, and commits.
 
 use super::keys::RequestColumns;
-use super::rows::{AccountRow, BatchRows};
+use super::rows::{AccountRates, AccountRow, BatchRows};
 use super::session::Ask;
 use crate::ids::AccountId;
 use crate::ledger::records::EntryKind;
@@ -12,7 +12,7 @@ use crate::store::StoredBody;
 use crate::store::codec::{StoredField, encode};
 use crate::store::keys::{crash_key, entry_key, grant_key, request_key};
 use crate::store::queue::WriteAction;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 
 const UPDATE_ACCOUNTS: &str = "update accounts a set in_flight = u.in_flight, \
@@ -113,7 +113,7 @@ fn number(number: u64) -> i64 {
 fn put_accounts(
     sql: &'static str,
     rows: &[(&AccountId, &AccountRow)],
-    rates: &HashMap<AccountId, u64>,
+    rates: &AccountRates,
 ) -> Ask {
     let amounts = |bucket: Bucket, part: fn(&Balance) -> Microcredits| {
         column(rows, |(_, row)| {

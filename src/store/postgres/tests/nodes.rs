@@ -67,7 +67,9 @@ fn a_node_that_others_ended_begins_anew_under_another_boot() {
     clock.set(NOW.0);
     let mut node = Node::open(&cluster.ledger(), &clock);
     let before = node.shared.boot();
-    opening(100).into_iter().for_each(|command| drop(node.apply(command.into()).unwrap()));
+    for command in opening(100) {
+        node.apply(command.into()).unwrap();
+    }
     node.apply(admit(1, 1, before, 10).into()).unwrap();
     let (key, attempt) = (key(1), AttemptId(id(1)));
     node.apply(Command::Start { key, attempt }.into()).unwrap();
@@ -181,9 +183,9 @@ fn tables_of_an_earlier_build_are_extended_once_no_node_uses_them() {
         std::sync::Arc::new(crate::clock::SystemClock),
         crate::store::Limits::default(),
     );
-    opening(100).into_iter().for_each(|command| {
+    for command in opening(100) {
         store.as_ref().unwrap().submit_blocking(command).unwrap();
-    });
+    }
     drop(store);
     let as_before = async |session: &DatabaseSession| {
         let row = hex::encode(encode(b"identity", &1_u32));
