@@ -1,8 +1,6 @@
 //! Metrics in Prometheus text form. Each has a help text that says what it counts, its unit and
 //! when it is counted. Names follow those of vLLM, which dashboards use, under our prefix.
 
-mod text_form;
-
 use crate::engine::EngineStats;
 use crate::store::StoreStats;
 use prometheus_client::encoding::text::encode;
@@ -15,7 +13,6 @@ use prometheus_client::registry::{Metric, Registry};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-pub use text_form::answer;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

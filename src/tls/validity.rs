@@ -1,5 +1,5 @@
-//! The end of a certificate's validity, read from its DER encoding (RFC 5280, section 4.1), of which
-//! rustls tells nothing.
+//! The end of a certificate's validity, of which rustls tells nothing: read from the certificate's
+//! DER encoding (RFC 5280, section 4.1).
 
 use chrono::NaiveDateTime;
 
@@ -54,9 +54,8 @@ fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         None => (usize::from(*length), rest),
         Some(count) => {
             let (bytes, rest) = rest.split_at_checked(count.into())?;
-            let add = |length: usize, byte: &u8| {
-                Some(length.checked_mul(256)?.checked_add(usize::from(*byte))?)
-            };
+            let add =
+                |length: usize, byte: &u8| length.checked_mul(256)?.checked_add(usize::from(*byte));
             (bytes.iter().try_fold(0, add)?, rest)
         }
     };
@@ -83,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_is_no_certificate_has_no_end() {
-        let certificate = super::super::certificates(&Path::new("tests/it/tls/first.pem"));
+        let certificate = super::super::certificates(Path::new("tests/it/tls/first.pem"));
         let certificate = certificate.unwrap().remove(0);
         assert_eq!(not_after(&certificate), Some(4_949_055_707));
         for length in 0..certificate.len() {

@@ -410,7 +410,9 @@ fn the_operator_listener_tells_health_readiness_and_metrics() {
     };
     let (kind, open) = metrics("application/openmetrics-text; version=1.0.0, text/plain; q=0.5");
     assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
-    assert!(open.contains("# TYPE cresset_idempotent_replays counter\n") && open.ends_with("# EOF\n"));
+    assert!(
+        open.contains("# TYPE cresset_idempotent_replays counter\n") && open.ends_with("# EOF\n")
+    );
     let (kind, older) = metrics("text/plain; version=0.0.4");
     assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
     assert!(older.contains("# TYPE cresset_idempotent_replays_total counter\n"), "{older}");

@@ -1,8 +1,7 @@
 //! The operator listener: whether the process runs, whether it takes new work, its metrics, and a
 //! description of its public surface.
 
-use super::{Live, metrics, page, remote, status};
-use crate::metrics::answer;
+use super::{Live, metrics, metrics_text, page, remote, status};
 use crate::server::openapi::document;
 use axum::extract::State;
 use axum::http::header::RETRY_AFTER;
@@ -52,5 +51,5 @@ async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
 
 async fn scrape(State(live): State<Arc<Live>>, headers: HeaderMap) -> Response {
     metrics::sample_care(&live);
-    answer(&headers, metrics::text(&live.node).await).into_response()
+    metrics_text::answer(&headers, metrics::text(&live.node).await).into_response()
 }

@@ -1,7 +1,7 @@
 //! The two text forms in which metrics are read: OpenMetrics, and the older one of Prometheus. They
 //! differ in how counters and infos are named in the lines about them, and in the end of the text.
 
-use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName};
 use std::fmt::Write;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ fn older(open_metrics: &str) -> String {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use hyper::header::HeaderValue;
+    use axum::http::HeaderValue;
 
     #[test]
     fn the_form_that_a_client_likes_best() {
