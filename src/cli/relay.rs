@@ -98,6 +98,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         aliases: arguments.alias.into_iter().collect(),
         metrics: metrics.gateway.clone(),
         traces: traces.clone(),
+        counter: None,
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);

@@ -6,6 +6,7 @@
 mod answer;
 mod calls;
 mod chat;
+mod counting;
 mod dialects;
 mod discovery;
 mod json_members;
@@ -96,6 +97,8 @@ pub struct GatewayOptions {
     pub aliases: BTreeMap<String, String>,
     pub metrics: GatewayMetrics,
     pub traces: Traces,
+    /// Tells how many tokens the prompt of a chat request has. Only a node's own gateway has it.
+    pub counter: Option<Router>,
 }
 
 /// The address at which a process reaches its own listener at `public`.
@@ -145,6 +148,7 @@ pub struct Gateway {
     aliases: BTreeMap<String, String>,
     metrics: GatewayMetrics,
     traces: Traces,
+    counter: Option<Router>,
     calls: Arc<Calls>,
 }
 
@@ -168,6 +172,7 @@ impl Gateway {
             aliases: options.aliases,
             metrics: options.metrics,
             traces: options.traces,
+            counter: options.counter,
             calls: Arc::default(),
         })
     }
@@ -210,6 +215,7 @@ impl Gateway {
         };
         let answer = match ApiDialect::of(&head) {
             Some(dialect) => self.converse(dialect, head, &body.to_bytes(), line).await,
+            None if counting::is_asked(&head) => self.count(head, &body.to_bytes(), line).await,
             None => self.pass(head, body.to_bytes(), line).await,
         };
         answer.unwrap_or_else(|refusal| *refusal)
