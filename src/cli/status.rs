@@ -28,7 +28,7 @@ const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cresset status --watch
-  cresset status --ready                exit code 0 when the node takes work: a health check for containers")]
+  cresset status --ready    exit code 0 when the node takes work: a health check for containers")]
 pub(super) struct Arguments {
     /// Show it again every second, until Ctrl-C
     #[arg(long, conflicts_with = "ready")]

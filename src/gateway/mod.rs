@@ -62,6 +62,9 @@ const MODELS: &str = "/v1/models";
 const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
 const NOT_TEXT: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
+/// Paths at which Ollama's clients change its models.
+const CHANGES_MODELS: [&str; 5] =
+    ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"];
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
 /// The header in which some clients send their key.
@@ -234,7 +237,11 @@ impl Gateway {
         let asked = asked.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
         let Question { mut chat, writer, is_streamed } = match asked {
             Asked::Question(question) => question,
-            Asked::Known(answer) => return Ok(answer::known(&answer)),
+            Asked::Known(answer) => {
+                let names = self.model_names(&head).await?;
+                self.known_id(&names, answer["model"].as_str().unwrap_or_default())?;
+                return Ok(answer::known(&answer));
+            }
         };
         head.uri = Uri::from_static(CHAT);
         head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -264,6 +271,11 @@ impl Gateway {
         if NOT_TEXT.iter().any(|beginning| path.starts_with(beginning)) {
             let why = "models here generate text only: turn embeddings, images and audio off in \
                        the client, or send them to another service";
+            return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
+        }
+        if CHANGES_MODELS.contains(&path) {
+            let why = "clients change no models here: the node's operator fetches them with \
+                       `cresset models pull`, and GET /api/tags lists those there are";
             return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
         }
         if let Some(answer) = self.discover(&head, &body).await? {
@@ -421,7 +433,6 @@ fn asked_model(head: &Parts) -> Option<String> {
     Uuid::parse_str(&name).is_err().then(|| name.into_owned())
 }
 
-/// The id of the model `name`, or a refusal that lists the names.
 /// The `Authorization` header made of `key`.
 fn bearer(key: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(&format!("Bearer {key}"));

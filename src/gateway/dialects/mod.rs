@@ -39,7 +39,7 @@ pub(super) enum ApiDialect {
 /// What a client asked, in the node's terms.
 pub(super) enum Asked {
     Question(Question),
-    /// The gateway answers by itself: nothing is to be generated.
+    /// The gateway answers by itself if it knows the model: nothing is to be generated.
     Known(Value),
 }
 
