@@ -23,7 +23,7 @@ use target::Target;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  cresset bench                                        completions, on the data folder's node or its own
+  cresset bench                                        completions of the folder's node or its own
   cresset bench --concurrency 1,2,4,8,16,32,64 --plot bench.svg
   cresset bench --concurrency 64 --input-tokens 512 --output-tokens 128 --requests 256
   cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers like it
