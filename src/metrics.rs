@@ -16,9 +16,6 @@ use std::time::Duration;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The media type that Prometheus asks for, in which metrics are told.
-pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// One metric for each value of its labels.
 type By<const LABELS: usize, M> = Family<[(&'static str, String); LABELS], M>;
 type Ratio = Gauge<f64, AtomicU64>;
@@ -55,6 +52,7 @@ macro_rules! metrics {
             /// Of the node's gateway.
             pub gateway: GatewayMetrics,
             pub spans: SpanCounts,
+            pub certificates: CertificateEnds,
             $($scope $field: $type,)+
         }
 
@@ -65,9 +63,10 @@ macro_rules! metrics {
                 let own = registry.sub_registry_with_prefix("cresset");
                 $(let $field = $register(own, $($argument),+);)+
                 let (gateway, spans) = (GatewayMetrics::of(own), SpanCounts::of(own));
+                let certificates = CertificateEnds::of(own);
                 tell_version(own);
                 let generated = Counter::default();
-                Self { registry, generated, process, gateway, spans, $($field),+ }
+                Self { registry, generated, process, gateway, spans, certificates, $($field),+ }
             }
         }
     };
@@ -320,6 +319,7 @@ pub struct RelayMetrics {
     process: ProcessMetrics,
     pub gateway: GatewayMetrics,
     pub spans: SpanCounts,
+    pub certificates: CertificateEnds,
 }
 
 impl RelayMetrics {
@@ -330,8 +330,9 @@ impl RelayMetrics {
         process.started.set(started_at as i64);
         let own = registry.sub_registry_with_prefix("cresset");
         let (gateway, spans) = (GatewayMetrics::of(own), SpanCounts::of(own));
+        let certificates = CertificateEnds::of(own);
         tell_version(own);
-        Self { registry, process, gateway, spans }
+        Self { registry, process, gateway, spans, certificates }
     }
 
     /// All metrics in OpenMetrics text form, with the `process` as it is now.
@@ -358,6 +359,26 @@ impl SpanCounts {
     /// `result` is `sent`, `failed` or `dropped`.
     pub fn add(&self, result: &'static str, spans: u64) {
         self.0.get_or_create(&[("result", result.to_owned())]).inc_by(spans);
+    }
+}
+
+/// When the certificates of listeners end.
+#[derive(Clone, Debug)]
+pub struct CertificateEnds(By<1, Gauge>);
+
+impl CertificateEnds {
+    fn of(own: &mut Registry) -> Self {
+        Self(add(
+            own,
+            "certificate_not_after_seconds",
+            "Unix time after which the TLS certificate of a listener is not valid, by listener: \
+             public, operator, gateway",
+        ))
+    }
+
+    /// `at` is Unix time, seconds.
+    pub fn set(&self, listener: &'static str, at: u64) {
+        self.0.get_or_create(&[("listener", listener.to_owned())]).set(at as i64);
     }
 }
 

@@ -1,5 +1,7 @@
 //! TLS: the certificate that listeners show, and connections to nodes at https addresses.
 
+mod validity;
+
 use crate::config::{ListenerName, TlsSettings};
 use hyper::Uri;
 use std::fmt::Debug;
@@ -69,6 +71,15 @@ impl TlsListeners {
             .with_cert_resolver(shown);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Some(Arc::new(config).into())
+    }
+
+    /// Unix time, seconds, after which the certificate of a listener is not valid; `None` if it
+    /// shows none.
+    pub fn not_after(&self, listener: ListenerName) -> Option<u64> {
+        let shown = self.shown.as_ref().filter(|_| self.names.contains(&listener))?;
+        let current = shown.current.read().unwrap_or_else(PoisonError::into_inner);
+        // The others of the chain are left out: clients that trust one of them need none behind it.
+        validity::not_after(current.cert.first()?)
     }
 
     /// The address of a listener, with its scheme.

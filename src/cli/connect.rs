@@ -6,6 +6,7 @@ use super::support::output::{CommandError, CommandResult};
 use crate::server::operator::AdminCommand;
 use crate::tls::NodeAddress;
 use clap::Args;
+use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ pub(super) struct Arguments {
     /// The model's name [default: the first that the gateway lists]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// What stands for the key. A gateway with a key of its own takes any text
+    /// The client's key. A gateway with a key of its own, as quickstart's, takes any text
     #[arg(long, value_name = "TEXT", default_value = "any")]
     key: String,
 }
@@ -125,7 +126,11 @@ async fn first_model(gateway: &NodeAddress, key: &str) -> CommandResult<String> 
                   127.0.0.1:11435`";
     let call = HttpCall::get("/v1/models").bearer(key);
     let answer = call.send(gateway).await.map_err(|error| error.remedy(remedy))?;
-    let (_, page): (_, Value) = json(answer).await?;
+    let (status, page): (_, Value) = json(answer).await?;
+    if status == StatusCode::UNAUTHORIZED {
+        let what = format!("{} has no key of its own, and does not accept this one", gateway.url);
+        return Err(CommandError::new(what).remedy("give a key of an account with --key"));
+    }
     let name = page["data"][0]["id"].as_str().map(str::to_owned);
     name.ok_or_else(|| CommandError::new(format!("{} lists no model", gateway.url)).remedy(remedy))
 }

@@ -9,6 +9,7 @@ use crate::config::{Config, memory_bytes};
 use crate::node::{self, ComputeDevice, NodeError, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::Store;
+use crate::tls::TlsListeners;
 use crate::traces;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -190,8 +191,36 @@ fn collector(config: &Config) -> Option<Finding> {
     })
 }
 
-/// The ledger, the node and its models, or the ports that a node would take.
+/// The certificate, the ledger, the node and its models, or the ports that a node would take.
 async fn folder(context: &Context) -> Vec<Finding> {
+    let status = context.ask_node(&AdminCommand::Status).await.ok().flatten();
+    let certificate = certificate(&context.config, status.as_ref());
+    certificate.into_iter().chain(data_folder(context, status).await).collect()
+}
+
+/// The certificate that listeners show. A running node shows the one that it read last.
+fn certificate(config: &Config, status: Option<&Value>) -> Option<Finding> {
+    const CHECK: &str = "certificate";
+    let listeners = match TlsListeners::read(&config.tls) {
+        Ok(listeners) => listeners,
+        Err(why) => return Some(Finding::wrong(CHECK, why, "check tls.certificate and tls.key")),
+    };
+    let ends = config.tls.listeners.iter().find_map(|name| listeners.not_after(*name))?;
+    let shown = status.and_then(|status| status["certificates"][0]["ends_at"].as_u64());
+    if let Some(shown) = shown.filter(|shown| *shown != ends) {
+        let [shown, ends] = [shown, ends].map(text::utc);
+        let detail = format!("the node shows one that ends at {shown}, the file's ends at {ends}");
+        return Some(Finding::warning(CHECK, detail, "cresset reload"));
+    }
+    let now = shown_now().seconds();
+    Some(match text::ends_soon(ends, now) {
+        None => Finding::good(CHECK, format!("ends at {}", text::utc(ends))),
+        Some(soon) if ends < now => Finding::wrong(CHECK, soon, "renew it, then cresset reload"),
+        Some(soon) => Finding::warning(CHECK, soon, "renew it, then cresset reload"),
+    })
+}
+
+async fn data_folder(context: &Context, status: Option<Value>) -> Vec<Finding> {
     let shown = context.data_dir.display();
     let place = match node::ledger::place(&context.data_dir, &context.config) {
         Ok(place) => place,
@@ -204,7 +233,7 @@ async fn folder(context: &Context) -> Vec<Finding> {
     }
     let mut findings = vec![ledger(context).await, privacy(&context.data_dir)];
     findings.extend(failover(&context.config));
-    if let Ok(Some(status)) = context.ask_node(&AdminCommand::Status).await {
+    if let Some(status) = status {
         findings.push(node(&status));
         let stored = status["ledger_time_at"].as_u64().unwrap_or(0);
         findings.push(clock(&context.config, UnixMillis(stored * 1_000)));

@@ -106,16 +106,16 @@ enum CliCommand {
     Doctor,
     /// Make a data folder with an empty ledger, in it or in a database
     Init(init::Arguments),
-    /// Create, list, suspend and resume accounts
+    /// Create, list, change, limit, suspend and close accounts
     #[command(subcommand)]
     Accounts(accounts::AccountsCommand),
-    /// Create, list and revoke API keys
+    /// Create, list, limit, rotate and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
     /// Create applications, and issue and revoke their tokens
     #[command(subcommand)]
     Applications(applications::ApplicationsCommand),
-    /// Grant credits, show balances and statements
+    /// Grant and debit credits, show balances and statements
     #[command(subcommand)]
     Credits(credits::CreditsCommand),
     /// List, show, cancel and unblock requests
@@ -147,7 +147,7 @@ enum CliCommand {
     /// Show, check and describe the configuration
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Give header-less tools a loopback address that adds the required headers
+    /// Open a gateway beside a client: OpenAI's, Anthropic's and Ollama's interfaces to a node
     Relay(relay::Arguments),
     /// Print what a tool has to be told so that it asks the node
     Connect(connect::Arguments),
@@ -294,6 +294,21 @@ mod tests {
     #[test]
     fn the_command_tree_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// Help is 100 columns wide. A longer line is wrapped, so it has to be a whole paragraph: the
+    /// rest of a part of one would stand alone above the next part.
+    #[test]
+    fn help_is_not_broken_within_a_paragraph() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter(|line| line.chars().count() > 100) {
+                let is_whole = line.ends_with('.') && !line.starts_with(' ');
+                assert!(is_whole, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
     }
 
     #[test]

@@ -99,6 +99,9 @@ async fn show(
     let gateway = client.own.as_ref().and_then(RunningNode::gateway_url);
     let mut document = summary(context, api, &answer, &me, &credits);
     document["gateway"] = gateway.map(|url| format!("{url}/v1")).into();
+    let configured = &context.config.gateway;
+    let has_key = configured.listen.is_none() || configured.key_file.is_some();
+    document["gateway_has_key"] = has_key.into();
     context.output.result(&document, |document| {
         let snippets = snippets(context, api);
         let stops = arguments.once && client.own.is_some();
@@ -141,7 +144,8 @@ fn facts(document: &Value) -> String {
         ("key", format!("in {}", document["key_file"].as_str().unwrap_or_default())),
     ];
     let gateway = document["gateway"].as_str();
-    let tools = gateway.map(|url| ("tools", format!("{url}, any key, models by name")));
+    let key = if document["gateway_has_key"] == true { "any key" } else { "this key" };
+    let tools = gateway.map(|url| ("tools", format!("{url}, {key}, models by name")));
     let line = |(name, value): &(&str, String)| {
         format!("{}  {value}", style(Style::Dim, &format!("{name:8}")))
     };
@@ -189,3 +193,18 @@ const UUID: &str = if cfg!(target_os = "linux") {
 } else {
     "uuidgen | tr A-Z a-z"
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_are_told_whether_the_gateway_has_a_key() {
+        for (has_key, expect) in
+            [(true, "http://g/v1, any key,"), (false, "http://g/v1, this key,")]
+        {
+            let told = facts(&json!({ "gateway": "http://g/v1", "gateway_has_key": has_key }));
+            assert!(told.contains(expect), "{told}");
+        }
+    }
+}

@@ -22,18 +22,19 @@ pub(super) enum ReceiptsCommand {
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  cresset receipts verify receipt.json                      on the node's data folder: signature, journal, usage, fingerprint
-  cresset receipts verify receipt.json --key FINGERPRINT    anywhere: signature and arithmetic alone
+  cresset receipts verify receipt.json                      on the node: the journal, too
+  cresset receipts verify receipt.json --key FINGERPRINT    anywhere: signature and arithmetic
   cresset receipts verify receipt.json --rerun --request body.json
 
-A client gets the receipt with GET /v1/requests/ID/receipt. FINGERPRINT is `evidence.key` of the node's models and
-`key` in `cresset status`; keys that were replaced stay listed there.
+A client gets the receipt with GET /v1/requests/ID/receipt. FINGERPRINT is `evidence.key` of the \
+node's models and `key` in `cresset status`; keys that were replaced stay listed there.
 
---rerun loads the release whose files the receipt names and computes the answer again from the body that the client
-sent, with the seed and the parameters of the receipt. On the CPU, and on a GPU with engine.deterministic, the same
-build on the same hardware gives the same tokens, whatever runs beside it. Another build, another kind of CPU or GPU,
-engine.dequantise, or a GPU without engine.deterministic may choose another of two tokens that are nearly equally
-likely; the command says which of these differ here.")]
+--rerun loads the release whose files the receipt names and computes the answer again from the \
+body that the client sent, with the seed and the parameters of the receipt. On the CPU, and on a \
+GPU with engine.deterministic, the same build on the same hardware gives the same tokens, \
+whatever runs beside it. Another build, another kind of CPU or GPU, engine.dequantise, or a GPU \
+without engine.deterministic may choose another of two tokens that are nearly equally likely; the \
+command says which of these differ here.")]
 pub(super) struct VerifyArguments {
     /// The receipt, as the node sent it
     file: PathBuf,

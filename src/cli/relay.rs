@@ -83,6 +83,9 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let trusted = arguments.ca.as_deref().or(context.config.tls.trusted.as_deref());
     let listeners = TlsListeners::read(&context.config.tls).map_err(CommandError::new)?;
     let metrics = RelayMetrics::new(shown_now().seconds());
+    if let Some(at) = listeners.not_after(ListenerName::Gateway) {
+        metrics.certificates.set(ListenerName::Gateway.word(), at);
+    }
     let traces = Traces::start(&context.config.traces, "cresset relay", metrics.spans.clone());
     let options = GatewayOptions {
         upstream: arguments.upstream,
@@ -95,6 +98,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         aliases: arguments.alias.into_iter().collect(),
         metrics: metrics.gateway.clone(),
         traces: traces.clone(),
+        counter: None,
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);

@@ -17,18 +17,21 @@ use tokio::signal::unix::{SignalKind, signal};
   cresset serve                                        every qualified model of the data folder
   cresset serve --model smollm2-135m-instruct          this one stays loaded, others come and go
   cresset serve --listen 127.0.0.1:0
-  cresset serve --requalify                            after an upgrade of the program or its settings
-Models are loaded when a request names them, and the least recently used one makes room (engine.memory_mib).
-Health, readiness and `cresset status` answer from the first moment and say what the start is doing.
-SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at once,
-and so does the first before the node is ready.
+  cresset serve --requalify                            after another program or other settings
+Models are loaded when a request names them, and the least recently used one makes room \
+(engine.memory_mib).
+Health, readiness and `cresset status` answer from the first moment and say what the start is \
+doing.
+SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A second one ends at \
+once, and so does the first before the node is ready.
 When a GPU is lost, which only a new process can mend, it drains too and then exits with 1.
 SIGHUP takes over what changed, as `cresset reload` does, and logs it.
-With --requalify the quick suite comes before the start, for each release whose record is of another build,
-hardware or setting, or too old: the node then serves with its limits. The full suite runs beside the node, at the
-lowest priority and with the model in memory a second time, for each release that is served by a quick record; when
-it has passed the node serves with its limits. It ends with the node, and goes on the next time. No client sees a
-lower limit if the new program runs `cresset qualify NAME --suite full` while the old node still serves.")]
+With --requalify the quick suite comes before the start, for each release whose record is of \
+another build, hardware or setting, or too old: the node then serves with its limits. The full \
+suite runs beside the node, at the lowest priority and with the model in memory a second time, \
+for each release that is served by a quick record; when it has passed the node serves with its \
+limits. It ends with the node, and goes on the next time. No client sees a lower limit if the new \
+program runs `cresset qualify NAME --suite full` while the old node still serves.")]
 pub(super) struct Arguments {
     /// Load this model, by name or id, at the start and keep it loaded; may be given more than once
     /// [default: at the start as many of the qualified models as fit; none of them is kept loaded]

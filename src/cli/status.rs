@@ -4,6 +4,7 @@ use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
 use crate::catalogue::{Catalogue, NodePublicKey};
+use crate::clock::shown_now;
 use crate::server::operator::{AdminCommand, status};
 use clap::Args;
 use serde_json::Value;
@@ -27,7 +28,7 @@ const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cresset status --watch
-  cresset status --ready                exit code 0 when the node takes work: a health check for containers")]
+  cresset status --ready    exit code 0 when the node takes work: a health check for containers")]
 pub(super) struct Arguments {
     /// Show it again every second, until Ctrl-C
     #[arg(long, conflicts_with = "ready")]
@@ -95,6 +96,12 @@ fn screen(document: &Value) -> String {
     let _ = writeln!(out, "clients   {}\noperator  {}", shown("listen"), shown("operator"));
     if let Some(gateway) = document["gateway"].as_str() {
         let _ = writeln!(out, "gateway   {gateway}");
+    }
+    // All listeners show one certificate.
+    let ends = document["certificates"][0]["ends_at"].as_u64();
+    if let Some(ends) = ends.and_then(|at| text::ends_soon(at, shown_now().seconds())) {
+        let ends = style(Style::Warning, &ends);
+        let _ = writeln!(out, "tls       the certificate {ends}: renew it, then `cresset reload`");
     }
     if document["ledger_healthy"].is_null() {
         return out;

@@ -17,11 +17,12 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 #[command(after_help = "Example:
   ./cresset-new qualify --all --suite full --low-priority && ./cresset-new upgrade
 
-The new program starts with the arguments of the running node and loads its models while that one serves, so that
-the machine needs memory for both. Then it takes the listening sockets: requests that arrive from then on wait until
-the old process has settled what it ran (at most requests.drain_grace_seconds), and none is refused. Streams that run
-longer end as a drain ends them; sent again with the same key they are run by the new process. If the new program
-cannot take over, the running node goes on as if nothing had happened.")]
+The new program starts with the arguments of the running node and loads its models while that one \
+serves, so that the machine needs memory for both. Then it takes the listening sockets: requests \
+that arrive from then on wait until the old process has settled what it ran (at most \
+requests.drain_grace_seconds), and none is refused. Streams that run longer end as a drain ends \
+them; sent again with the same key they are run by the new process. If the new program cannot \
+take over, the running node goes on as if nothing had happened.")]
 pub(super) struct Arguments {
     /// The new program [default: the one that this command is of]
     #[arg(long, value_name = "FILE")]

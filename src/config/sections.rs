@@ -77,6 +77,18 @@ pub enum ListenerName {
     Gateway,
 }
 
+impl ListenerName {
+    pub const ALL: [Self; 3] = [Self::Public, Self::Operator, Self::Gateway];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Public => "public",
+            Self::Operator => "operator",
+            Self::Gateway => "gateway",
+        }
+    }
+}
+
 section! {
 /// The inference engine.
 pub struct EngineSettings {

@@ -107,7 +107,7 @@ pub(super) async fn restyled(
     }
     let (mut head, body) = answer.into_parts();
     let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let error = dialects::UpstreamError::of_answer(&body);
+    let error = dialects::UpstreamError::of_answer(&head, &body);
     let (status, text) = dialect.refusal(head.status, &error);
     head.status = status;
     head.headers.remove(CONTENT_LENGTH);

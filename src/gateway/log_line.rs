@@ -12,10 +12,11 @@ use hyper::{Method, Response};
 use std::time::Instant;
 
 /// Paths of other services that are logged as they are.
-const ROUTES: [&str; 8] = [
+const ROUTES: [&str; 9] = [
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
+    "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
     "/api/tags",

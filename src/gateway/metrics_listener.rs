@@ -1,15 +1,15 @@
 //! The metrics of a gateway in a process of its own: a listener for this machine alone.
 
 use crate::config::HttpSettings;
-use crate::metrics::{OPEN_METRICS, RelayMetrics};
+use crate::metrics::RelayMetrics;
 use crate::server::operator::metrics::process;
+use crate::server::operator::metrics_text;
 use crate::server::{self, own_names::OwnNames};
 use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::StatusCode;
-use hyper::header::CONTENT_TYPE;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -47,6 +47,6 @@ pub async fn serve(
 fn answer(metrics: &RelayMetrics, names: &OwnNames, request: &Request) -> Response {
     match names.refusal(request.uri(), request.headers()) {
         Some(why) => (StatusCode::FORBIDDEN, why).into_response(),
-        None => ([(CONTENT_TYPE, OPEN_METRICS)], metrics.text(process())).into_response(),
+        None => metrics_text::answer(request.headers(), metrics.text(process())).into_response(),
     }
 }

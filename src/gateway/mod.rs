@@ -6,6 +6,7 @@
 mod answer;
 mod calls;
 mod chat;
+mod counting;
 mod dialects;
 mod discovery;
 mod json_members;
@@ -61,6 +62,9 @@ const MODELS: &str = "/v1/models";
 const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
 const NOT_TEXT: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
+/// Paths at which Ollama's clients change its models.
+const CHANGES_MODELS: [&str; 5] =
+    ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"];
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const SESSION: HeaderName = HeaderName::from_static("x-service-session-id");
 /// The header in which some clients send their key.
@@ -96,6 +100,8 @@ pub struct GatewayOptions {
     pub aliases: BTreeMap<String, String>,
     pub metrics: GatewayMetrics,
     pub traces: Traces,
+    /// Tells how many tokens the prompt of a chat request has. Only a node's own gateway has it.
+    pub counter: Option<Router>,
 }
 
 /// The address at which a process reaches its own listener at `public`.
@@ -145,6 +151,7 @@ pub struct Gateway {
     aliases: BTreeMap<String, String>,
     metrics: GatewayMetrics,
     traces: Traces,
+    counter: Option<Router>,
     calls: Arc<Calls>,
 }
 
@@ -168,6 +175,7 @@ impl Gateway {
             aliases: options.aliases,
             metrics: options.metrics,
             traces: options.traces,
+            counter: options.counter,
             calls: Arc::default(),
         })
     }
@@ -210,6 +218,7 @@ impl Gateway {
         };
         let answer = match ApiDialect::of(&head) {
             Some(dialect) => self.converse(dialect, head, &body.to_bytes(), line).await,
+            None if counting::is_asked(&head) => self.count(head, &body.to_bytes(), line).await,
             None => self.pass(head, body.to_bytes(), line).await,
         };
         answer.unwrap_or_else(|refusal| *refusal)
@@ -228,7 +237,11 @@ impl Gateway {
         let asked = asked.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
         let Question { mut chat, writer, is_streamed } = match asked {
             Asked::Question(question) => question,
-            Asked::Known(answer) => return Ok(answer::known(&answer)),
+            Asked::Known(answer) => {
+                let names = self.model_names(&head).await?;
+                self.known_id(&names, answer["model"].as_str().unwrap_or_default())?;
+                return Ok(answer::known(&answer));
+            }
         };
         head.uri = Uri::from_static(CHAT);
         head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -258,6 +271,11 @@ impl Gateway {
         if NOT_TEXT.iter().any(|beginning| path.starts_with(beginning)) {
             let why = "models here generate text only: turn embeddings, images and audio off in \
                        the client, or send them to another service";
+            return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
+        }
+        if CHANGES_MODELS.contains(&path) {
+            let why = "clients change no models here: the node's operator fetches them with \
+                       `cresset models pull`, and GET /api/tags lists those there are";
             return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
         }
         if let Some(answer) = self.discover(&head, &body).await? {
@@ -415,7 +433,6 @@ fn asked_model(head: &Parts) -> Option<String> {
     Uuid::parse_str(&name).is_err().then(|| name.into_owned())
 }
 
-/// The id of the model `name`, or a refusal that lists the names.
 /// The `Authorization` header made of `key`.
 fn bearer(key: &str) -> Result<HeaderValue, String> {
     let value = HeaderValue::from_str(&format!("Bearer {key}"));

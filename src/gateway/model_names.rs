@@ -45,10 +45,11 @@ impl ModelNames {
     }
 
     /// The id of the model that `name` means: the one with this address, or else the only one with
-    /// this label. Ollama's clients add `:latest` to a name.
+    /// this label, or the one with this id. Ollama's clients add `:latest` to a name.
     pub(super) fn id(&self, name: &str) -> Option<&str> {
         let by_address = self.only(|model| model.address.as_deref() == Some(name));
         let known = by_address.or_else(|| self.only(|model| model.label == name));
+        let known = known.or_else(|| self.only(|model| model.id == name));
         known.or_else(|| self.id(name.strip_suffix(LATEST)?))
     }
 
@@ -96,6 +97,7 @@ mod tests {
         let names = ModelNames::of(&models);
         let check = |name: &str, expect: Option<&str>| assert_eq!(names.id(name), expect, "{name}");
         check("small", Some("1"));
+        check("3", Some("3"));
         check("Small, 8 bits", Some("1"));
         check("own", Some("2"));
         check("twin", None);

@@ -157,6 +157,7 @@ fn settings(upstream: &str) -> GatewayOptions {
         aliases: BTreeMap::new(),
         metrics: crate::metrics::RelayMetrics::new(0).gateway,
         traces: Traces::default(),
+        counter: None,
         upstream: upstream.parse().unwrap(),
         http: HttpSettings::default(),
         key: Some("own\n".into()),

@@ -500,6 +500,7 @@ impl RunningNode {
             aliases: config.gateway.aliases.clone(),
             metrics: self.live.node.metrics.gateway.clone(),
             traces: self.live.node.traces.clone(),
+            counter: Some(server::counting(self.live.node.clone())),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());

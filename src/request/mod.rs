@@ -33,6 +33,8 @@ pub use format::{AnswerFormat, AskedFormat};
 pub use lifecycle::{CompleteAnswer, Thought};
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use other_nodes::heed_other_nodes;
-pub use plan::{Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits};
+pub use plan::{
+    Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits, count_prompt,
+};
 pub use services::{Services, cancel};
 pub use tools::{AskedTools, Capability, PreparedAnswer, ToolChoice};

@@ -183,18 +183,45 @@ impl TokenLimits {
     }
 }
 
+/// Counts the prompt's tokens. Nothing is reserved, runs or is charged.
+pub async fn count_prompt(
+    services: &Services,
+    caller: &Caller,
+    input: GenerationInput,
+) -> Result<usize, RequestError> {
+    let (model, plan) = asked_model(services, caller, &input)?;
+    input.check_capabilities(&model, &plan)?;
+    let text = model.text.clone();
+    let count = move |unwanted: &Unwanted| Ok(input.prompt(&text, unwanted)?.len());
+    in_background(deadline(services), count).await
+}
+
+/// The model that a request asks for, and the plan of its account.
+fn asked_model(
+    services: &Services,
+    caller: &Caller,
+    input: &GenerationInput,
+) -> Result<(Arc<ServedModel>, Arc<Plan>), RequestError> {
+    if services.is_draining() {
+        return Err(RequestError::Draining);
+    }
+    let plan = services.plans.of(&caller.account);
+    let model = input.model.and_then(|id| services.pool.offered(id));
+    let model = model.filter(|model| allows(&plan, model)).ok_or(RequestError::ModelNotFound)?;
+    Ok((model, plan))
+}
+
+fn deadline(services: &Services) -> Instant {
+    Instant::now() + Duration::from_secs(services.config.requests.deadline_seconds)
+}
+
 /// The checks are in the order in which clients see their refusals: model, limits, context.
 pub(super) async fn prepare(
     services: &Services,
     request: &IncomingRequest,
 ) -> Result<RequestPlan, RequestError> {
-    if services.is_draining() {
-        return Err(RequestError::Draining);
-    }
     let IncomingRequest { caller, key, fingerprint, input, .. } = request;
-    let plan = services.plans.of(&caller.account);
-    let model = input.model.and_then(|id| services.pool.offered(id));
-    let model = model.filter(|model| allows(&plan, model)).ok_or(RequestError::ModelNotFound)?;
+    let (model, plan) = asked_model(services, caller, input)?;
     let limits = TokenLimits::of(&model, &plan);
     if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
         return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
@@ -204,11 +231,14 @@ pub(super) async fn prepare(
         return Err(RequestError::UnknownToken { vocabulary });
     }
     input.check_capabilities(&model, &plan)?;
-    let time = Duration::from_secs(services.config.requests.deadline_seconds);
-    let deadline = Instant::now() + time;
     let thinks = Capability::Reasoning.holds(&model, &plan);
-    let encoding = tokio::time::timeout_at(deadline.into(), encode(&model, input, thinks));
-    let encoded = encoding.await.map_err(|_| RequestError::DeadlineExceeded)??;
+    let (text, own, deadline) = (model.text.clone(), input.clone(), deadline(services));
+    let encode = move |unwanted: &Unwanted| {
+        let PreparedAnswer { prompt, grammar, reader } = own.prepare(&text, thinks, unwanted)?;
+        let digest = TokenDigest::of(&prompt);
+        Ok(EncodedRequest { digest, prompt: Arc::new(prompt), grammar, reader })
+    };
+    let encoded = in_background(deadline, encode).await?;
     let prompt_tokens = u32::try_from(encoded.prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
@@ -313,22 +343,17 @@ struct EncodedRequest {
     reader: AnswerReader,
 }
 
-/// Prepares the answer on a thread that serves no connections. It ends early when the caller's
-/// future is dropped: its client went away, or the request's time is up.
-async fn encode(
-    model: &ServedModel,
-    input: &GenerationInput,
-    thinks: bool,
-) -> Result<EncodedRequest, RequestError> {
-    let (text, input) = (model.text.clone(), input.clone());
+/// Encodes a prompt on a thread that serves no connections. It ends early when the caller's future
+/// is dropped: its client went away, or the request's time is up.
+async fn in_background<T: Send + 'static>(
+    deadline: Instant,
+    encode: impl FnOnce(&Unwanted) -> Result<T, RequestError> + Send + 'static,
+) -> Result<T, RequestError> {
     let unwanted = UnwantedOnDrop(Unwanted::default());
     let seen = unwanted.0.clone();
-    let encode = move || {
-        let PreparedAnswer { prompt, grammar, reader } = input.prepare(&text, thinks, &seen)?;
-        let digest = TokenDigest::of(&prompt);
-        Ok(EncodedRequest { digest, prompt: Arc::new(prompt), grammar, reader })
-    };
-    let encoded = tokio::task::spawn_blocking(encode).await;
+    let encoding = tokio::task::spawn_blocking(move || encode(&seen));
+    let encoded = tokio::time::timeout_at(deadline.into(), encoding).await;
+    let encoded = encoded.map_err(|_| RequestError::DeadlineExceeded)?;
     encoded.unwrap_or_else(|panicked| {
         tracing::error!(%panicked, "a prompt could not be encoded");
         Err(RequestError::GenerationFailed)

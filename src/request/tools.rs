@@ -210,22 +210,29 @@ impl GenerationInput {
         (asked.choice != ToolChoice::None).then_some(asked)
     }
 
-    /// Makes the prompt, the grammar and the reader of the answer. Blocking: long conversations
-    /// take milliseconds to tokenise, and formats tenths of a second to compile. `thinks`: what the
-    /// model thinks is told apart.
+    /// The tokens of the messages and tools as the model's template writes them. Blocking: long
+    /// conversations take milliseconds to tokenise.
+    pub(super) fn prompt(
+        &self,
+        text: &TextModel,
+        unwanted: &Unwanted,
+    ) -> Result<Vec<u32>, RequestError> {
+        let extras = PromptExtras {
+            tools: self.offered().map(|asked| asked.shown.clone()),
+            variables: self.variables(text)?,
+        };
+        text.encode_chat_until(&self.messages, &extras, unwanted).map_err(not_encoded)
+    }
+
+    /// Makes the prompt, the grammar and the reader of the answer. Blocking: formats take tenths of
+    /// a second to compile. `thinks`: what the model thinks is told apart.
     pub fn prepare(
         &self,
         text: &TextModel,
         thinks: bool,
         unwanted: &Unwanted,
     ) -> Result<PreparedAnswer, RequestError> {
-        let tools = self.offered();
-        let extras = PromptExtras {
-            tools: tools.map(|asked| asked.shown.clone()),
-            variables: self.variables(text)?,
-        };
-        let prompt = text.encode_chat_until(&self.messages, &extras, unwanted);
-        let prompt = prompt.map_err(not_encoded)?;
+        let (tools, prompt) = (self.offered(), self.prompt(text, unwanted)?);
         let thinking = text.thinking_start(&prompt).filter(|_| thinks);
         let grammar = match (&self.format, tools) {
             (_, Some(asked)) => Some(asked.compile(text, thinking)?),

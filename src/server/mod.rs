@@ -23,12 +23,13 @@ pub use error::ApiError;
 #[cfg(feature = "self-test")]
 pub use transport::changed_exchange::{ChangedExchange, changed};
 pub use transport::listener::serve;
+pub use wire::token_count::TokenCount;
 
 use crate::request::Services;
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
-use handlers::{chat, credits, me, models, requests};
+use handlers::{chat, count, credits, me, models, requests};
 use std::sync::Arc;
 
 /// The path of completion requests, which is a part of their fingerprints.
@@ -50,6 +51,17 @@ pub fn router(services: Arc<Services>) -> Router {
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(services.clone());
+    guarded(routes, services)
+}
+
+/// Counts the tokens of chat requests, under the same checks, for the node's own gateway. No
+/// listener serves it.
+pub fn counting(services: Arc<Services>) -> Router {
+    guarded(Router::new().fallback(count::count).with_state(services.clone()), services)
+}
+
+/// Only requests with a valid credential reach the routes, and every answer is a finished one.
+fn guarded(routes: Router, services: Arc<Services>) -> Router {
     // The layers surround a service, not `routes` itself: there they would be inside the code that
     // adds the Allow header, which a 401 must not carry.
     Router::new()

@@ -41,7 +41,7 @@ const CHANNEL_MARKS: &[&str] = &[
 
 const IN_CHANNELS: &str = "openai-gpt-oss-120b";
 pub const THINKER: &str = "Qwen-Qwen3-0.6B";
-const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
+pub const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
 
 pub fn template(name: &str) -> String {
     std::fs::read_to_string(sdist_models().join(format!("templates/{name}.jinja"))).unwrap()
@@ -52,7 +52,7 @@ fn marks_of(name: &str) -> &'static [&'static str] {
 }
 
 /// A node whose model has this release's template, and this reply.
-async fn node(name: &str, reply: &'static str, choose: impl FnOnce(&mut Setup)) -> World {
+pub async fn node(name: &str, reply: &'static str, choose: impl FnOnce(&mut Setup)) -> World {
     let template: &'static str = template(name).leak();
     World::with(|setup| {
         (setup.template, setup.marks, setup.reply) = (Some(template), marks_of(name), reply);
@@ -62,7 +62,7 @@ async fn node(name: &str, reply: &'static str, choose: impl FnOnce(&mut Setup)) 
     .await
 }
 
-fn with_plan(setup: &mut Setup, change: impl FnOnce(&mut Plan)) {
+pub fn with_plan(setup: &mut Setup, change: impl FnOnce(&mut Plan)) {
     change(setup.config.plans.get_mut("default").unwrap());
 }
 

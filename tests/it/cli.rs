@@ -299,12 +299,15 @@ fn a_question_from_a_script_that_is_refused_fails() {
 #[test]
 fn the_gateway_of_the_node_is_what_tools_are_told() {
     let folder = Folder::ready();
-    folder.customer(1);
+    let key = folder.customer(1).key;
     let _node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
     let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
     let told = folder.run(&["connect", "llm", "--model", "small"]).stdout;
     assert!(told.contains(&gateway) && told.ends_with('\n'), "{told}");
     assert!(folder.run(&["status"]).stdout.contains(&format!("gateway   {gateway}\n")));
+    let why = folder.fails(&["connect", "llm"], 1);
+    assert!(why.contains("does not accept this one") && why.contains("--key"), "{why}");
+    assert!(folder.run(&["connect", "llm", "--key", &key]).stdout.contains("tiny"));
     let missing = folder.path().join("missing");
     let why = folder.fails(&["backup", "--into", missing.to_str().unwrap()], 1);
     assert!(why.contains("is no folder"), "{why}");
@@ -433,6 +436,31 @@ fn a_node_has_a_gateway_of_its_own() {
 }
 
 #[test]
+fn ollamas_clients_load_known_models_and_change_none() {
+    let folder = Folder::ready();
+    let key = folder.customer(1_000_000).key;
+    let _node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
+    let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
+    let name = json!("tiny");
+    let ask = |path: &str, key: &str, model: &Value| {
+        let head = format!("POST {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n");
+        request(&gateway, &head, &json!({ "model": model, "messages": [] }).to_string()).finish()
+    };
+    let loaded = ask("/api/chat", &key, &name);
+    assert_eq!((loaded.status, &loaded.json()["done_reason"]), (200, &json!("load")), "{loaded:?}");
+    for (path, key, model, status, words) in [
+        ("/api/chat", "wrong", &name, 401, "The key is missing, wrong"),
+        ("/api/generate", "wrong", &name, 401, "The key is missing, wrong"),
+        ("/api/chat", &key, &json!("a name"), 404, "this key can use"),
+        ("/api/pull", &key, &name, 404, "cresset models pull"),
+    ] {
+        let answer = ask(path, key, model);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert!(answer.json()["error"].as_str().unwrap().contains(words), "{answer:?}");
+    }
+}
+
+#[test]
 fn a_gateway_that_others_reach_has_no_key() {
     let folder = Folder::ready();
     let file = folder.path().join("gateway.key");
@@ -530,6 +558,35 @@ fn relay_knows_models_by_name() {
     let id = nobody.json()["error"]["request_id"].as_str().unwrap().to_owned();
     assert_eq!(nobody.headers["x-request-id"], id, "{nobody:?}");
     assert!(unknown.body.contains(name.as_str().unwrap()), "{unknown:?}");
+}
+
+#[test]
+fn a_relay_counts_requests_and_no_tokens() {
+    let folder = Folder::empty();
+    let listen = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"];
+    let relay = ["relay", "--json", "--upstream", "http://127.0.0.1:1"];
+    let mut relay =
+        folder.command(&[&relay[..], &listen].concat()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(relay.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let ready: Value = serde_json::from_str(&line).unwrap();
+    let count = "POST /v1/messages/count_tokens HTTP/1.1\r\n";
+    let count = request(ready["listen"].as_str().unwrap(), count, "{}").finish();
+    let scraped = ready["metrics"].as_str().unwrap().trim_end_matches("/metrics");
+    let metrics = |accept: &str| {
+        let head = format!("GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n");
+        request(scraped, &head, "").finish().body
+    };
+    let (older, open) = (metrics("text/plain"), metrics("application/openmetrics-text"));
+    relay.kill().unwrap();
+    relay.wait().unwrap();
+    let error = &count.json()["error"];
+    assert_eq!((count.status, &error["type"]), (404, &json!("not_found_error")), "{count:?}");
+    assert!(error["message"].as_str().unwrap().contains("gateway.listen"), "{count:?}");
+    let kind = "# TYPE cresset_gateway_requests_total counter\n";
+    assert!(older.contains(kind) && !older.contains("# EOF"), "{older}");
+    assert!(!open.contains(kind) && open.ends_with("# EOF\n"), "{open}");
+    assert!(older.contains("route=\"/v1/messages/count_tokens\",status=\"404\"} 1\n"), "{older}");
 }
 
 #[test]

@@ -97,6 +97,7 @@ fn boards_and_alerts_name_what_a_node_tells() {
         ("cresset_budget_alerts_total", "budget"),
         ("cresset_limit_refusals_total", "plan"),
         ("cresset_limit_refusals_total", "limit"),
+        ("cresset_certificate_not_after_seconds", "listener"),
         ("cresset_backup_age_seconds", "kind"),
         ("cresset_ledger_audit_age_seconds", "covered"),
     ] {

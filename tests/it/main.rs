@@ -17,6 +17,7 @@ mod cli;
 mod clients;
 mod clock;
 mod control_plane;
+mod counting;
 mod crash;
 mod crash_points;
 mod dashboards;

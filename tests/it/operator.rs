@@ -403,13 +403,20 @@ fn the_operator_listener_tells_health_readiness_and_metrics() {
     let node = folder.serve();
     let status = |path: &str| get(&node.operator, path).status;
     assert_eq!((status("/healthz"), status("/readyz"), status("/nothing")), (200, 200, 404));
-    let metrics = get(&node.operator, "/metrics");
-    assert!(metrics.headers["content-type"].starts_with("application/openmetrics-text"));
+    let metrics = |accept: &str| {
+        let head = format!("GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n");
+        let answer = request(&node.operator, &head, "").finish();
+        (answer.headers["content-type"].clone(), answer.body)
+    };
+    let (kind, open) = metrics("application/openmetrics-text; version=1.0.0, text/plain; q=0.5");
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(
-        metrics.body.contains("# HELP") && metrics.body.ends_with("# EOF\n"),
-        "{}",
-        metrics.body
+        open.contains("# TYPE cresset_idempotent_replays counter\n") && open.ends_with("# EOF\n")
     );
+    let (kind, older) = metrics("text/plain; version=0.0.4");
+    assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+    assert!(older.contains("# TYPE cresset_idempotent_replays_total counter\n"), "{older}");
+    assert!(!older.contains("# EOF"), "{older}");
     assert_eq!(folder.run(&["status", "--ready"]).code, Some(0));
     let status = folder.json(&["status"]);
     assert_eq!((&status["ready"], &status["models"][0]["name"]), (&json!(true), &json!("tiny")));

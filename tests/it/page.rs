@@ -91,6 +91,17 @@ fn accounts(folder: &Folder) -> usize {
 }
 
 #[test]
+fn the_overview_tells_where_the_node_is_reached() {
+    let folder = Folder::ready();
+    let node = folder.serve_with(&["--gateway", "127.0.0.1:0"]);
+    let gateway = folder.json(&["status"])["gateway"].as_str().unwrap().to_owned();
+    let page = Visitor::open(&node, &link(&folder, &[])).get("/").body;
+    for address in [node.listen.clone(), format!("{gateway}/v1")] {
+        assert!(page.contains(&format!("<code>{address}</code>")), "{page}");
+    }
+}
+
+#[test]
 fn only_its_own_forms_are_obeyed() {
     let folder = Folder::ready();
     let node = folder.serve();

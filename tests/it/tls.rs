@@ -96,6 +96,54 @@ async fn every_listener_speaks_tls_and_shows_a_renewed_certificate() {
     assert!(node.terminate().success());
 }
 
+/// The end of `first.pem` and `second.pem`: 2126-10-30 17:41:47 and the second after it.
+const ENDS: [u64; 2] = [4_949_055_707, 4_949_055_708];
+
+/// What `cresset doctor` finds of the certificate.
+fn examined(folder: &Folder) -> Value {
+    let report = folder.run(&["doctor", "--json"]);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    let mut checks = report["checks"].as_array().unwrap().iter();
+    checks.find(|check| check["check"] == "certificate").unwrap().clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_certificate_is_told() {
+    let folder = secured();
+    assert_eq!(examined(&folder)["verdict"], "good", "before the node runs");
+    let node = folder.serve();
+    let metrics = async || get(&mut connect(&node.operator).await, "/metrics", "").await;
+    let line = |listener: &str, at: u64| {
+        let name = "cresset_certificate_not_after_seconds";
+        format!("\n{name}{{listener=\"{listener}\"}} {at}\n")
+    };
+    let told = metrics().await;
+    for listener in ["public", "operator"] {
+        assert!(told.contains(&line(listener, ENDS[0])), "{told}");
+    }
+    assert!(!told.contains("listener=\"gateway\""), "there is none: {told}");
+    let screen = || folder.run(&["status"]).stdout;
+    assert!(!screen().contains("certificate"), "{}", screen());
+
+    show(&folder, "second");
+    let found = examined(&folder);
+    assert_eq!(
+        (&found["verdict"], &found["remedy"]),
+        (&json!("warning"), &json!("cresset reload"))
+    );
+    folder.json(&["reload"]);
+    assert!(metrics().await.contains(&line("public", ENDS[1])), "a renewed one");
+    assert_eq!(examined(&folder)["verdict"], "good");
+
+    show(&folder, "ended");
+    folder.json(&["reload"]);
+    let ended = "ended at 2026-01-31 00:00:00Z";
+    assert!(screen().contains(&format!("the certificate {ended}: renew it")), "{}", screen());
+    let found = examined(&folder);
+    assert_eq!((&found["verdict"], &found["detail"]), (&json!("wrong"), &json!(ended)));
+    assert!(node.terminate().success());
+}
+
 /// Asks a gateway by the model's name.
 async fn asked_by_name(gateway: &str, key: &str) -> String {
     let mut connection = connect(gateway).await;

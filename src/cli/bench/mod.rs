@@ -23,12 +23,12 @@ use target::Target;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  cresset bench                                        completions, on the data folder's node or one of its own
+  cresset bench                                        completions of the folder's node or its own
   cresset bench --concurrency 1,2,4,8,16,32,64 --plot bench.svg
   cresset bench --concurrency 64 --input-tokens 512 --output-tokens 128 --requests 256
-  cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers of this interface
+  cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers like it
   cresset bench --reads                                account, credits and request look-ups
-  cresset bench --ledger --simulate-fsync-ms 4         durable admissions and settlements on a slow disk
+  cresset bench --ledger --simulate-fsync-ms 4         admissions and settlements on a slow disk
 Completions spend the key's credits. A running node's plan limits what one key may do: 429 answers are counted as failed.
 A node that the command starts for itself has no such limits.")]
 pub(super) struct Arguments {

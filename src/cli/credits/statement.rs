@@ -36,7 +36,8 @@ const SUMS: &[&str] =
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   cresset credits statement --account acme --month 2026-11 --summary --csv > acme.csv
-Requests that the ledger has forgotten (requests.tombstone_days) are summed up without model and key.")]
+Requests that the ledger has forgotten (requests.tombstone_days) are summed up without model and \
+key.")]
 pub(in crate::cli) struct StatementArguments {
     /// The account, by id or name
     #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]

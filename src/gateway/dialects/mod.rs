@@ -39,7 +39,7 @@ pub(super) enum ApiDialect {
 /// What a client asked, in the node's terms.
 pub(super) enum Asked {
     Question(Question),
-    /// The gateway answers by itself: nothing is to be generated.
+    /// The gateway answers by itself if it knows the model: nothing is to be generated.
     Known(Value),
 }
 
@@ -118,8 +118,7 @@ impl ApiDialect {
 
     /// Reads a request's body; the error is a sentence for the client.
     pub(super) fn read(self, body: &[u8]) -> Result<Asked, String> {
-        let body = serde_json::from_slice(body);
-        let asked: JsonMembers = body.map_err(|_| "The body must be a JSON object.".to_owned())?;
+        let asked = members(body)?;
         match self {
             Self::Completions => completions::read(asked).map(Asked::Question),
             Self::Responses => responses::read(asked).map(Asked::Question),
@@ -137,6 +136,15 @@ impl ApiDialect {
             Self::OllamaChat | Self::OllamaGenerate => (status, ollama::refusal(error)),
         }
     }
+}
+
+fn members(body: &[u8]) -> Result<JsonMembers, String> {
+    serde_json::from_slice(body).map_err(|_| "The body must be a JSON object.".to_owned())
+}
+
+/// The chat request that a request for one of Anthropic's messages becomes.
+pub(super) fn anthropic_chat(body: &[u8]) -> Result<JsonMembers, String> {
+    Ok(anthropic::read(members(body)?)?.chat)
 }
 
 /// Adds one server-sent event, with a name where the dialect has names.

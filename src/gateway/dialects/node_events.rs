@@ -1,6 +1,9 @@
 //! Reads the node's stream of server-sent events.
 
 use super::AnswerHead;
+use crate::gateway::REQUEST_ID;
+use hyper::StatusCode;
+use hyper::http::response::Parts;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -80,6 +83,10 @@ impl AnswerEnd {
     }
 }
 
+const WRONG_KEY: &str = "The key is missing, wrong, expired or revoked: send a key of an account as \
+                         Authorization: Bearer … or as x-api-key.";
+const UNKNOWN: &str = "The node's answer is no error that is known here.";
+
 /// The object `error` of the node's answers. Members that no dialect reads are kept.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct UpstreamError {
@@ -94,12 +101,25 @@ pub(crate) struct UpstreamError {
 }
 
 impl UpstreamError {
-    /// The error in the body of an answer.
-    pub(crate) fn of_answer(body: &[u8]) -> Self {
+    /// An answer that is none of the node's errors.
+    pub(crate) fn unknown() -> Self {
+        Self { message: UNKNOWN.to_owned(), ..Self::default() }
+    }
+
+    /// The error in the body of an answer, whose id the head has too.
+    pub(crate) fn of_answer(head: &Parts, body: &[u8]) -> Self {
         let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-        let error = serde_json::from_value(answer["error"].clone());
-        let message = || "The node's answer is no error that is known here.".to_owned();
-        error.unwrap_or_else(|_| Self { message: message(), ..Self::default() })
+        let mut error: Self = serde_json::from_value(answer["error"].clone()).unwrap_or_default();
+        // Of a wrong credential the node tells the code alone.
+        if error.message.is_empty() {
+            let is_credential = head.status == StatusCode::UNAUTHORIZED;
+            error.message = String::from(if is_credential { WRONG_KEY } else { UNKNOWN });
+        }
+        if error.request_id.is_empty() {
+            let id = head.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+            error.request_id = id.map(str::to_owned).unwrap_or_default();
+        }
+        error
     }
 }
 

@@ -473,7 +473,13 @@ fn a_whole_answer_tells_text_end_and_cost() {
 #[test]
 fn errors_have_each_dialects_shape() {
     let body = r#"{"error":{"code":"insufficient_credits","message":"Too few.","type":"x","param":null,"request_id":"r1"}}"#;
-    let error = UpstreamError::of_answer(body.as_bytes());
+    let (head, ()) = hyper::Response::builder()
+        .status(StatusCode::UNAUTHORIZED)
+        .header("x-request-id", "r2")
+        .body(())
+        .unwrap()
+        .into_parts();
+    let error = UpstreamError::of_answer(&head, body.as_bytes());
     let refusal = |dialect: ApiDialect, status: u16| {
         let (status, body) = dialect.refusal(StatusCode::from_u16(status).unwrap(), &error);
         (status.as_u16(), body)
@@ -498,6 +504,13 @@ fn errors_have_each_dialects_shape() {
         assert_eq!((status, body["error"]["type"].as_str()), (expect, Some(kind)));
         assert_eq!([&body["error"]["message"], &body["request_id"]], ["Too few.", "r1"]);
     }
-    let unknown = UpstreamError::of_answer(b"<html>");
-    assert!(!unknown.message.is_empty());
+    // The node's own says nothing but its code.
+    let wrong = UpstreamError::of_answer(&head, br#"{"error":{"code":"invalid_credential"}}"#);
+    for dialect in [Completions, Responses, Anthropic, OllamaChat] {
+        let (status, body) = dialect.refusal(head.status, &wrong);
+        assert!(status == 401 && body.to_string().contains("x-api-key"), "{dialect:?}: {body}");
+        assert!(dialect == OllamaChat || body.to_string().contains("r2"), "{dialect:?}: {body}");
+    }
+    let (head, ()) = hyper::Response::new(()).into_parts();
+    assert!(!UpstreamError::of_answer(&head, b"<html>").message.is_empty());
 }

@@ -66,5 +66,5 @@ pub(crate) fn whole(
             NodeEvent::KeepAlive => {}
         }
     }
-    Err(UpstreamError::of_answer(&[]).into())
+    Err(UpstreamError::unknown().into())
 }

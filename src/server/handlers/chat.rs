@@ -28,23 +28,12 @@ pub async fn create(
 
     // 1. Checks that need only the headers, and the account's rate.
     headers::refuse_cache_namespaces(request.headers())?;
-    services.plans.check_rate(&caller.account).map_err(|retry_after| {
-        let plan = services.plans.of(&caller.account);
-        let name = services.plans.name_of(&caller.account);
-        services.metrics.limit_reached(&name, "requests_per_minute");
-        ApiError::RateLimited {
-            per_minute: plan.requests_per_minute,
-            burst: plan.burst,
-            retry_after,
-        }
-    })?;
+    check_rate(&services, &caller)?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let tree = JsonTree::read(http, request).await?;
-    let parsed = ChatRequest::parse(&tree);
-    let ChatRequest { input, include_usage, mut ignored, .. } =
-        parsed.map_err(|error| with_model_id(error, &services, &caller, &tree))?;
+    let ChatRequest { input, include_usage, mut ignored, .. } = read(&services, &caller, &tree)?;
     ignored.extend(without_effect(&services, &input));
     line.model(input.model);
 
@@ -81,6 +70,28 @@ pub async fn create(
         response.headers_mut().insert("x-ignored-params", names);
     }
     Ok(response)
+}
+
+/// Counts a request among those of its account.
+pub(super) fn check_rate(services: &Services, caller: &Caller) -> Result<(), ApiError> {
+    services.plans.check_rate(&caller.account).map_err(|retry_after| {
+        let plan = services.plans.of(&caller.account);
+        let name = services.plans.name_of(&caller.account);
+        services.metrics.limit_reached(&name, "requests_per_minute");
+        ApiError::RateLimited {
+            per_minute: plan.requests_per_minute,
+            burst: plan.burst,
+            retry_after,
+        }
+    })
+}
+
+pub(super) fn read(
+    services: &Services,
+    caller: &Caller,
+    body: &JsonTree,
+) -> Result<ChatRequest, ApiError> {
+    ChatRequest::parse(body).map_err(|error| with_model_id(error, services, caller, body))
 }
 
 /// Adds the id of a model that the client called by its name.

@@ -1,12 +1,11 @@
 //! The operator listener: whether the process runs, whether it takes new work, its metrics, and a
 //! description of its public surface.
 
-use super::{Live, metrics, page, remote, status};
-use crate::metrics::OPEN_METRICS;
+use super::{Live, metrics, metrics_text, page, remote, status};
 use crate::server::openapi::document;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::RETRY_AFTER;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -50,7 +49,7 @@ async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
     Json(document(&live.node.config))
 }
 
-async fn scrape(State(live): State<Arc<Live>>) -> Response {
+async fn scrape(State(live): State<Arc<Live>>, headers: HeaderMap) -> Response {
     metrics::sample_care(&live);
-    ([(CONTENT_TYPE, OPEN_METRICS)], metrics::text(&live.node).await).into_response()
+    metrics_text::answer(&headers, metrics::text(&live.node).await).into_response()
 }

@@ -30,8 +30,11 @@ pub async fn text(services: &Services) -> String {
     metrics.text()
 }
 
-/// Sets the ages of the last backups and of the last audit.
+/// Sets the ages of the last backups and of the last audit, and the ends of certificates.
 pub(super) fn sample_care(live: &Live) {
+    for (listener, ends_at) in live.start.certificates() {
+        live.node.metrics.certificates.set(listener.word(), ends_at);
+    }
     let (store, backups) = (&live.node.store, live.files.backups.read());
     let since = |at: u64| store.now().seconds().saturating_sub(at);
     let backups = ["node", "ledger"].map(|kind| (kind, backups[kind]["at"].as_u64().map(since)));

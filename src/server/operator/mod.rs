@@ -13,6 +13,7 @@ mod last_backups;
 mod lists;
 mod long_commands;
 pub mod metrics;
+pub mod metrics_text;
 mod node_commands;
 pub mod page;
 mod receipt_check;

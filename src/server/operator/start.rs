@@ -2,7 +2,7 @@
 //! answer what the start is doing; then they pass everything on to the node.
 
 use super::{AdminCommand, AdminError, Live, health, socket, status};
-use crate::config::Config;
+use crate::config::{Config, ListenerName};
 use crate::server::own_names::OwnNames;
 use crate::store::OpenProgress;
 use crate::tls::TlsListeners;
@@ -54,6 +54,14 @@ impl StartState {
 
     pub fn enter(&self, phase: StartPhase) {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+    }
+
+    /// The open listeners that show a certificate, each with the Unix time, seconds, after which it
+    /// is not valid.
+    pub fn certificates(&self) -> impl Iterator<Item = (ListenerName, u64)> {
+        let is_open = |listener| listener != ListenerName::Gateway || self.gateway.get().is_some();
+        let open = ListenerName::ALL.into_iter().filter(move |listener| is_open(*listener));
+        open.filter_map(|listener| Some((listener, self.tls.not_after(listener)?)))
     }
 
     /// What the start is doing; `None` once it is over.

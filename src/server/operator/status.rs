@@ -89,6 +89,10 @@ fn of_process(start: &StartState, not_ready_because: Option<&str>) -> Value {
         "local": start.local.get().map(|address| format!("http://{address}")),
         "operator": start.tls.url(ListenerName::Operator, start.operator),
         "gateway": start.gateway.get().map(|at| start.tls.url(ListenerName::Gateway, *at)),
+        "certificates": start
+            .certificates()
+            .map(|(listener, ends_at)| json!({ "listener": listener, "ends_at": ends_at }))
+            .collect::<Vec<_>>(),
     })
 }
 

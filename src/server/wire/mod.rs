@@ -19,4 +19,5 @@ pub mod receipt;
 mod schemas;
 #[cfg(test)]
 mod tests;
+pub mod token_count;
 mod tools;

@@ -64,6 +64,9 @@ assert [model.id for model in claude.models.list().data] == [name]
 whole = claude.messages.create(model=name, max_tokens=9, messages=hello, system="Be brief.")
 assert whole.role == "assistant" and whole.stop_reason in ("end_turn", "max_tokens"), whole
 assert whole.usage.output_tokens >= 1 and whole.usage.input_tokens >= 1, whole.usage
+counted = claude.messages.count_tokens(model=name, messages=hello, system="Be brief.")
+of_prompt = whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+assert counted.input_tokens == of_prompt, (counted, whole.usage)
 with claude.messages.stream(model=name, max_tokens=9, messages=hello) as stream:
     text = "".join(stream.text_stream)
     last = stream.get_final_message()
@@ -73,6 +76,11 @@ refused(
     anthropic.AuthenticationError,
     401,
     lambda: stranger.messages.create(model=name, max_tokens=9, messages=hello),
+)
+refused(
+    anthropic.AuthenticationError,
+    401,
+    lambda: stranger.messages.count_tokens(model=name, messages=hello),
 )
 refused(
     anthropic.NotFoundError,

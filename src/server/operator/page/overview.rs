@@ -49,7 +49,15 @@ fn state(status: &Value) -> Markup {
     match status["reason"].as_str() {
         None => {
             let at = text(&status["listen"]);
-            html! { p.state.good { "The node takes requests at " code { (at) } "." } }
+            html! {
+                p.state.good {
+                    "The node takes requests at " code { (at) }
+                    @if let Some(at) = status["gateway"].as_str() {
+                        ", and those of other tools at " code { (at) "/v1" }
+                    }
+                    "."
+                }
+            }
         }
         Some(reason) => html! { p.state.bad role="alert" { "Not ready: " (reason) } },
     }

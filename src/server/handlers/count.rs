@@ -1,0 +1,29 @@
+//! How many tokens the prompt of a chat request has. `/v1` has no such request: the node's own
+//! gateway asks in this process.
+
+use super::chat;
+use crate::request::{Caller, Services, count_prompt};
+use crate::server::access_log::AccessLine;
+use crate::server::error::ApiError;
+use crate::server::headers;
+use crate::server::wire::json::JsonTree;
+use crate::server::wire::token_count::TokenCount;
+use axum::Json;
+use axum::extract::{Extension, Request, State};
+use std::sync::Arc;
+
+/// Takes the body of a chat request. Its checks and their order are those of `chat::create`.
+pub async fn count(
+    State(services): State<Arc<Services>>,
+    Extension(caller): Extension<Arc<Caller>>,
+    Extension(line): Extension<Arc<AccessLine>>,
+    request: Request,
+) -> Result<Json<TokenCount>, ApiError> {
+    headers::refuse_cache_namespaces(request.headers())?;
+    chat::check_rate(&services, &caller)?;
+    let tree = JsonTree::read(&services.config.http, request).await?;
+    let input = chat::read(&services, &caller, &tree)?.input;
+    line.model(input.model);
+    let prompt_tokens = count_prompt(&services, &caller, input).await?;
+    Ok(Json(TokenCount { prompt_tokens }))
+}
