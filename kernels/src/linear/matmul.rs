@@ -108,6 +108,7 @@ pub(crate) fn run_chosen(
     isa: Isa,
     c: &Compute,
     weight: &Weight,
+    bias: Option<&[f32]>,
     (begins, order): (&[u32], &[u32]),
     choices_per_row: usize,
     x: &[f32],
@@ -127,7 +128,7 @@ pub(crate) fn run_chosen(
         choices.resize(choices.len().next_multiple_of(ROWS), NO_CHOICE);
     }
     let map = RowMap::Chosen { choices: &choices, choices_per_row };
-    multiply_groups(isa, c, weight, &groups, map, None, x, out);
+    multiply_groups(isa, c, weight, &groups, map, bias, x, out);
 }
 
 #[expect(clippy::too_many_arguments, reason = "two callers hand over what they were given")]
