@@ -273,11 +273,12 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let (tables, blocks) = case.tables(16);
     let cache =
         |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
+    let sinks = case.sinks.as_ref().map(values);
     let problem = cpu::CpuArgs {
         q: &values(&case.q),
         k: &cache(true),
         v: &cache(false),
-        sinks: case.sinks.as_ref().map(values).as_deref(),
+        sinks: sinks.as_deref(),
         shape: case.shape(case.q.dims()[1], 16),
     };
     let tile = |(i, (offset, (queries, tokens))): (usize, (usize, &(usize, usize)))| QueryTile {

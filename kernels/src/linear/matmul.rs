@@ -313,7 +313,7 @@ impl Matmul<'_> {
                     out.copy_from_slice(&sums[..outputs.len()]);
                 }
                 if let Some(bias) = self.bias {
-                    out.iter_mut().zip(&bias[outputs.clone()]).for_each(|(out, bias)| *out += bias);
+                    out.iter_mut().zip(&bias[start..end]).for_each(|(out, bias)| *out += bias);
                 }
             }
         }
