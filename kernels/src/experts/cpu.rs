@@ -55,7 +55,7 @@ impl Experts for Compute {
         let bias = args.bias.map(|bias| read::<f32>(OP, bias)).transpose()?;
         let (bias, per_row) = (bias.as_deref(), sizes.choices_per_row);
         write(OP, args.out, |out| {
-            run_chosen(Isa::best(), self, args.w, bias, plan, per_row, &x, out);
+            run_chosen(self, args.w, bias, plan, per_row, &x, out);
         })
     }
 

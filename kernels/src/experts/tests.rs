@@ -145,7 +145,7 @@ fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
                 let row = |i: usize| values(&x.narrow(0, i, 1).unwrap());
                 let got = product(&c, &x, &w, bias.as_ref(), buffers.routes(experts, chosen));
                 let want = ids.iter().enumerate().flat_map(|(choice, id)| {
-                    let bias = bias.as_ref().map(|bias| values(bias));
+                    let bias = bias.as_ref().map(values);
                     let bias = bias.as_ref().map(|bias| &bias[*id as usize * width..][..width]);
                     linear_reference(&each[*id as usize], bias, &row(choice / per_row))
                 });

@@ -105,7 +105,6 @@ pub(super) fn run(
 /// with the same rows and number of parts. The choices `order[begins[e]..begins[e + 1]]` are those
 /// of expert e: a choice is a row of `out`, and reads row `choice / choices_per_row` of `x`.
 pub(crate) fn run_chosen(
-    isa: Isa,
     c: &Compute,
     weight: &Weight,
     bias: Option<&[f32]>,
@@ -128,7 +127,7 @@ pub(crate) fn run_chosen(
         choices.resize(choices.len().next_multiple_of(ROWS), NO_CHOICE);
     }
     let map = RowMap::Chosen { choices: &choices, choices_per_row };
-    multiply_groups(isa, c, weight, &groups, map, bias, x, out);
+    multiply_groups(Isa::best(), c, weight, &groups, map, bias, x, out);
 }
 
 #[expect(clippy::too_many_arguments, reason = "two callers hand over what they were given")]

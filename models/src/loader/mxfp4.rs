@@ -11,8 +11,8 @@ const BYTES: usize = VALUES / 2;
 pub(super) fn shape(codes: &[usize], scales: &[usize]) -> Option<Vec<usize>> {
     let (bytes, blocks) = codes.split_last()?;
     let (last, heights) = blocks.split_last()?;
-    let fits = *bytes == BYTES && blocks == scales;
-    fits.then(|| Some([heights, &[last.checked_mul(VALUES)?]].concat()))?
+    let width = last.checked_mul(VALUES)?;
+    (*bytes == BYTES && blocks == scales).then(|| [heights, &[width]].concat())
 }
 
 /// The blocks as GGUF has them: a scale, and then codes of which byte j holds those of the values j

@@ -203,8 +203,10 @@ fn entries(file: &mut FileReader, shard: usize) -> Result<Vec<(String, ShardEntr
     }
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
-        let dtype = dtype(info.dtype)
-            .ok_or_else(|| format!("tensor {name:?} has the dtype {:?}", info.dtype))?;
+        let dtype = weight_type(info.dtype);
+        if dtype.is_none() && info.dtype != Dtype::U8 {
+            return Err(format!("tensor {name:?} has the dtype {:?}", info.dtype));
+        }
         let range = data_start + start..data_start + end;
         Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range, scales: None }))
     };
@@ -231,13 +233,11 @@ fn peek(file: &mut FileReader, len: usize) -> Result<&[u8], String> {
     file.peek(len).map_err(|error| error.to_string())
 }
 
-/// The type of weights, or that of bytes; `None` is any other.
-fn dtype(dtype: Dtype) -> Option<Option<WeightType>> {
+fn weight_type(dtype: Dtype) -> Option<WeightType> {
     match dtype {
-        Dtype::F32 => Some(Some(WeightType::F32)),
-        Dtype::F16 => Some(Some(WeightType::F16)),
-        Dtype::BF16 => Some(Some(WeightType::BF16)),
-        Dtype::U8 => Some(None),
+        Dtype::F32 => Some(WeightType::F32),
+        Dtype::F16 => Some(WeightType::F16),
+        Dtype::BF16 => Some(WeightType::BF16),
         _ => None,
     }
 }
