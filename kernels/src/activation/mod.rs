@@ -1,5 +1,5 @@
-//! Gated activations (`out = act(gate) * up`, and one that changes `up` too; Shazeer 2020, "GLU Variants Improve Transformer") and
-//! the soft cap of logits.
+//! Gated activations (`out = act(gate) * up`, and one that changes `up` too; Shazeer 2020, "GLU
+//! Variants Improve Transformer") and the soft cap of logits.
 
 mod args;
 mod cpu;

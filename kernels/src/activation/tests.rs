@@ -39,7 +39,8 @@ fn the_clamped_swiglu_equals_the_reference() {
             let (nan, mut out) = (f32::NAN, [0.0; 4]);
             cpu::gated_row(isa, act, &[nan, 1.0, 1e4, -1e4], &[1.0, nan, 1e4, 1e4], &mut out);
             assert!(out[0].is_nan() && out[1].is_nan(), "{isa:?} {out:?}");
-            assert_eq!(out[2..], [56.0, 0.0], "{isa:?}");
+            // 7 · sigmoid(1.702 · 7) · 8.
+            assert_close(&out[2..], &[55.999_62, 0.0], 1e-6, &format!("{isa:?} at the limits"));
         }
     }
 }

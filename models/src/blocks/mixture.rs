@@ -203,10 +203,10 @@ fn gate_up<O: Ops>(
     [experts, inner, hidden]: [usize; 3],
 ) -> Option<O::Matrix> {
     let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
+    if l.spec.options.experts_in_turn {
+        return l.tensors.experts_in_turn(&fused[0], [experts, 2 * inner, hidden], 2);
+    }
     match fused.iter().find(|name| l.tensors.has(name)) {
-        Some(name) if l.spec.options.experts_in_turn => {
-            l.tensors.experts_in_turn(name, [experts, 2 * inner, hidden], 2)
-        }
         Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden]),
         None => expert_matrices(l, prefix, &["gate_proj", "up_proj"], [experts, inner, hidden]),
     }
