@@ -553,7 +553,12 @@ def case(name, kind, dtype, in_gguf, settings, folder):
     if name.endswith("mxfp4"):
         written["quantization_config"] = {
             "quant_method": "mxfp4",
-            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
         }
         (folder / "config.json").write_text(json.dumps(written))
     tokens = [(n * 31 + 5 + n // 7) % VOCABULARY for n in range(TOKENS)]

@@ -293,8 +293,8 @@ pub(super) struct RowState {
 }
 
 impl RowState {
-    /// The factor of the sums of values, and the sum of the weights, once a sink has joined them. It
-    /// joins at the end, so the order in which splits are merged does not matter.
+    /// The factor of the sums of values, and the sum of the weights, with that of a sink. It joins
+    /// last, after all splits were merged.
     fn with_sink(self, sink: Option<f32>) -> (f32, f32) {
         let Some(sink) = sink else { return (1.0, self.sum) };
         let max = self.max.max(sink);

@@ -32,17 +32,20 @@ fn read(more: &Value) -> Result<ModelConfig> {
 fn the_config_of_gpt_oss_is_understood() {
     let mut release = json!({
         "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
-        "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880,
-        "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+        "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+        "intermediate_size": 2880,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "max_position_embeddings": 131_072, "model_type": "gpt_oss", "num_attention_heads": 64,
-        "num_experts_per_tok": 4, "num_hidden_layers": 3, "num_key_value_heads": 8, "num_local_experts": 32,
-        "output_router_logits": false, "pad_token_id": 199_999,
+        "num_experts_per_tok": 4, "num_hidden_layers": 3, "num_key_value_heads": 8,
+        "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199_999,
         "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
-        "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
-        "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
-            "original_max_position_embeddings": 4096, "truncate": false },
-        "rope_theta": 150_000, "tie_word_embeddings": false, "use_cache": true, "vocab_size": 201_088,
+        "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "rope_type": "yarn", "original_max_position_embeddings": 4096, "truncate": false },
+        "rope_theta": 150_000, "tie_word_embeddings": false, "use_cache": true,
+        "vocab_size": 201_088,
     });
     let config = parse(&release).unwrap();
     let sliding = config.sliding.clone().unwrap();
