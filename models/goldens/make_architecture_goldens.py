@@ -97,6 +97,24 @@ TOWER = dict(
     boi_token_index=51,
     eoi_token_index=52,
 )
+# Settings beside the shape; every other layer has a window.
+GPT_OSS = dict(
+    intermediate_size=32,
+    num_hidden_layers=4,
+    head_dim=16,
+    sliding_window=8,
+    num_local_experts=6,
+    num_experts_per_tok=3,
+) | NO_IDS
+GPT_OSS_ROPE = rope(
+    "yarn",
+    150_000.0,
+    factor=4.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    truncate=False,
+    original_max_position_embeddings=16,
+)
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
@@ -327,6 +345,18 @@ CASES = [
         | layer_types("full_attention", "linear_attention", "linear_attention")
         | rope("default", partial_rotary_factor=0.5),
     ),
+    ("gpt-oss", "gpt_oss", "F32", True, GPT_OSS | GPT_OSS_ROPE),
+    ("gpt-oss-mxfp4", "gpt_oss", "BF16", True, GPT_OSS | GPT_OSS_ROPE),
+    (
+        "gpt-oss-odd",
+        "gpt_oss",
+        "BF16",
+        False,
+        GPT_OSS
+        | dict(attention_bias=False, swiglu_alpha=1.3, swiglu_limit=1.5, num_hidden_layers=3)
+        | layer_types("full_attention", "sliding_attention", "sliding_attention")
+        | rope("linear", factor=2.0),
+    ),
     (
         "gemma3-tower",
         "gemma3",
@@ -362,6 +392,11 @@ def random(name, count):
 
 def weights(name, shape, dtype, family):
     """Activations keep their size and attention is not flat; norms are around one, which Gemma stores as zero."""
+    if name.endswith(("_blocks", "_scales")):
+        values = ((random(name, numpy.prod(shape)) + 1) * 128).astype(numpy.uint8)
+        if name.endswith("_scales"):
+            values = 121 + values % 4  # powers of two that are of use
+        return torch.from_numpy(values.reshape(shape))
     if name.endswith("_proj.weight"):
         scale, shift = numpy.float32(2.5) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
     elif name.endswith("norm.weight"):
@@ -371,12 +406,27 @@ def weights(name, shape, dtype, family):
         scale, shift = numpy.float32(0.2), numpy.float32(0 if less_one else 1)
     elif name.endswith("A_log"):
         scale, shift = numpy.float32(1), numpy.float32(-3)  # a state lasts for some ten tokens
+    elif name.endswith("sinks"):
+        scale, shift = numpy.float32(2), numpy.float32(0)
     else:
         scale, shift = numpy.float32(0.5), numpy.float32(0)
     values = random(name, numpy.prod(shape)) * scale + shift
     return torch.from_numpy(values.reshape(shape)).to(
         {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
     )
+
+
+def in_mxfp4(shapes):
+    """The shapes of the same tensors, where those of experts are [experts, rows, columns / 32, 16] codes and as many scales."""
+    found = {}
+    for name, shape in shapes.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, columns, rows = shape
+            found[f"{name}_blocks"] = [experts, rows, columns // 32, 16]
+            found[f"{name}_scales"] = [experts, rows, columns // 32]
+        else:
+            found[name] = shape
+    return found
 
 
 def older_lfm2(config):
@@ -435,7 +485,7 @@ def model_of(folder):
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
-    return model.eval()
+    return model.float().eval()  # MXFP4 becomes bf16, which is exact
 
 
 def logits(model, tokens):
@@ -495,9 +545,22 @@ def case(name, kind, dtype, in_gguf, settings, folder):
         key: list(value.shape)
         for key, value in safetensors.torch.load_file(folder / "model.safetensors").items()
     }
+    if name.endswith("mxfp4"):
+        shapes = in_mxfp4(shapes)
     tensors = {key: weights(key, shape, dtype, kind) for key, shape in shapes.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     written = json.loads((folder / "config.json").read_text())
+    if name.endswith("mxfp4"):
+        written["quantization_config"] = {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        }
+        (folder / "config.json").write_text(json.dumps(written))
     tokens = [(n * 31 + 5 + n // 7) % VOCABULARY for n in range(TOKENS)]
     gguf = converted(folder) if in_gguf else None
     # These rotations depend on the length: "NTK" changes as it grows, LongRoPE is as in one pass

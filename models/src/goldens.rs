@@ -106,11 +106,29 @@ impl GoldenModel {
             }
             // A state lasts for some ten tokens.
             _ if name.ends_with("A_log") => (1.0, -3.0),
+            _ if name.ends_with("sinks") => (2.0, 0.0),
             _ => (0.5, 0.0),
         };
         random(name, shape.iter().product())
             .map(|x| self.dtype.rounded(x * scale + shift))
             .collect()
+    }
+
+    /// Whether the matrices of experts are in MXFP4.
+    pub fn is_quantised(&self) -> bool {
+        self.config.get("quantization_config").is_some()
+    }
+
+    /// The codes or the scales of a tensor in MXFP4. The scales are powers of two that are of use.
+    pub fn blocks(name: &str, shape: &[usize]) -> Option<Vec<u8>> {
+        let bytes = || random(name, shape.iter().product()).map(|x| ((x + 1.0) * 128.0) as u8);
+        if name.ends_with("_blocks") {
+            Some(bytes().collect())
+        } else if name.ends_with("_scales") {
+            Some(bytes().map(|x| 121 + x % 4).collect())
+        } else {
+            None
+        }
     }
 
     /// Whether one is added to the stored weights of a norm.
@@ -122,13 +140,17 @@ impl GoldenModel {
     /// Writes the model in Hugging Face's layout.
     pub fn write(&self, folder: &Path, config: &serde_json::Value) -> Result<()> {
         let bytes = |(name, shape): (&String, &Vec<usize>)| {
-            let values = self.weights(name, shape).into_iter();
-            values.flat_map(|x| self.dtype.bytes(x)).collect::<Vec<u8>>()
+            Self::blocks(name, shape).unwrap_or_else(|| {
+                let values = self.weights(name, shape).into_iter();
+                values.flat_map(|x| self.dtype.bytes(x)).collect()
+            })
         };
         let data: Vec<Vec<u8>> = self.tensors.iter().map(bytes).collect();
         let mut views = Vec::with_capacity(data.len());
         for ((name, shape), data) in self.tensors.iter().zip(&data) {
-            let view = TensorView::new(self.dtype.stored(), shape.clone(), data);
+            let is_bytes = Self::blocks(name, &[]).is_some();
+            let dtype = if is_bytes { Dtype::U8 } else { self.dtype.stored() };
+            let view = TensorView::new(dtype, shape.clone(), data);
             views.push((name, view.expect("invariant: a shape has as many values")));
         }
         let file = folder.join("model.safetensors");
@@ -185,7 +207,9 @@ pub fn kernel_errors(threads: usize, scratch: &Path) -> Result<Vec<KernelError>>
         let want: Vec<Vec<f32>> = logits[&model.name].to_vec2()?;
         model.write(scratch, &model.config)?;
         let tokens = model.tokens.len();
-        let options = options(threads, tokens);
+        // The products with blocks are compared on their own, since they round activations.
+        let dequantise = model.is_quantised();
+        let options = ModelOptions { dequantise, ..options(threads, tokens) };
         let source = ModelSource::hf_folder(scratch.to_owned());
         let mut loaded = crate::load(&source, &options)?;
         for chunk in [1, 7, tokens] {

@@ -90,7 +90,7 @@ fn multiplied(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let launch = move |_| {
         let w = MatrixView::dense(w.view(), experts * rows, cols);
         let (x, routes, out) = (x.view(), routing.args().routes, written.view());
-        on.expert_linear(&ExpertLinearArgs { x, w, routes, out })
+        on.expert_linear(&ExpertLinearArgs { x, w, bias: None, routes, out })
     };
     let want = move |i: usize| {
         let (choice, output) = (i / rows, i % rows);

@@ -100,6 +100,7 @@ impl Cache {
             q: q.view(),
             k_cache: self.k.view(),
             v_cache: self.v.view(),
+            sinks: None,
             shape: AttentionShape {
                 q_stride: (heads + 2 * kv_heads) * head_dim,
                 heads,

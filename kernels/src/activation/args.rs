@@ -8,7 +8,7 @@ use crate::storage::ensure;
 pub(super) const OP: &str = "gated";
 pub(super) const GATE: &str = "gate";
 
-/// `out = activation(gate) * up`.
+/// `out = activation(gate) * up`; [`Activation::ClampedSwiglu`] changes `up` too.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedArgs<V> {
     pub activation: Activation,

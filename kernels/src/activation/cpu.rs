@@ -1,5 +1,5 @@
-//! Both activations are `x · sigmoid(z(x))`: SiLU with z = x, tanh-GELU with z = 2·√(2/π)·(x +
-//! 0.044715·x³).
+//! All activations are `x · sigmoid(z(x))`: SiLU with z = x, tanh-GELU with z = 2·√(2/π)·(x +
+//! 0.044715·x³), the clamped SwiGLU with z = alpha·x.
 
 #![expect(
     clippy::inline_always,
@@ -105,12 +105,26 @@ fn gated<L: Lanes>(act: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     let (gates, gate_rest) = gate.as_chunks::<LANES>();
     let (ups, up_rest) = up.as_chunks::<LANES>();
     for ((out, gate), up) in outs.iter_mut().zip(gates).zip(ups) {
-        activate(act, L::load(gate)).mul(L::load(up)).store(out);
+        gate_vector(act, L::load(gate), L::load(up)).store(out);
     }
-    let last = activate(act, load_some::<L, f32>(gate_rest)).to_array();
-    for ((out, a), up) in out_rest.iter_mut().zip(last).zip(up_rest) {
-        *out = a * up;
-    }
+    let last = gate_vector::<L>(act, load_some(gate_rest), load_some(up_rest)).to_array();
+    out_rest.copy_from_slice(&last[..out_rest.len()]);
+}
+
+#[inline(always)]
+fn gate_vector<L: Lanes>(act: Activation, gate: L, up: L) -> L {
+    let Activation::ClampedSwiglu { limit, .. } = act else {
+        return activate(act, gate).mul(up);
+    };
+    let up = at_most(L::splat(-limit).max(up), limit).add(L::splat(1.0));
+    activate(act, at_most(gate, limit)).mul(up)
+}
+
+/// The smaller of each value and `limit`; NaN stays NaN.
+#[inline(always)]
+fn at_most<L: Lanes>(x: L, limit: f32) -> L {
+    let minus = L::splat(-1.0);
+    L::splat(-limit).max(x.mul(minus)).mul(minus)
 }
 
 #[inline(always)]
@@ -122,6 +136,7 @@ fn activate<L: Lanes>(act: Activation, x: L) -> L {
             let cubic = x.mul(x).mul_add(L::splat(0.044_715), one);
             x.mul(cubic).mul(L::splat(MINUS_2_SQRT_2_OVER_PI))
         }
+        Activation::ClampedSwiglu { alpha, .. } => x.mul(L::splat(-alpha)),
     };
     x.div(minus_z.exp().add(one))
 }

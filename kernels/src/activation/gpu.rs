@@ -1,6 +1,6 @@
 //! Launches the gated activations of `activation.cu` on a device.
 
-use super::args::GATE;
+use super::args::{GATE, OP};
 use super::{Activation, GateArgs, Gated, GatedArgs};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
@@ -19,6 +19,10 @@ impl Gated for DeviceOps {
         let kernel = match activation {
             Activation::Silu => out.kind().kernel("silu_f32", "silu_bf16"),
             Activation::GeluTanh => out.kind().kernel("gelu_f32", "gelu_bf16"),
+            Activation::ClampedSwiglu { .. } => {
+                let what = "the clamped SwiGLU on a device: run the model on the CPU";
+                return Err(unsupported(OP, what.into()));
+            }
         };
         let parts = width.div_ceil(THREADS * vector(out.kind(), width)) as u32;
         let blocks = [(out.len() / width) as u32, parts, 1];

@@ -1,5 +1,5 @@
-//! Gated activations (`out = act(gate) * up`; Shazeer 2020, "GLU Variants Improve Transformer") and
-//! the soft cap of logits.
+//! Gated activations (`out = act(gate) * up`, and one that changes `up` too; Shazeer 2020, "GLU
+//! Variants Improve Transformer") and the soft cap of logits.
 
 mod args;
 mod cpu;
@@ -15,11 +15,17 @@ pub(crate) use cpu::{gated_row, silu};
 use crate::Result;
 use crate::operand::OpMemory;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Activation {
     Silu,
     /// The tanh approximation of GELU.
     GeluTanh,
+    /// GPT-OSS's: gates are at most `limit`, and the others within ± `limit`. Their product is
+    /// `gate * sigmoid(alpha * gate) * (up + 1)`.
+    ClampedSwiglu {
+        alpha: f32,
+        limit: f32,
+    },
 }
 
 pub trait Gated: OpMemory {

@@ -23,6 +23,28 @@ fn every_path_equals_the_reference() {
     }
 }
 
+/// Gates and values beyond the limit on both sides, and NaN, which no limit may hide.
+#[test]
+fn the_clamped_swiglu_equals_the_reference() {
+    let act = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for d in [0, 1, 16, 37, 576] {
+        let [gate, up] = [1, 2].map(|seed| (random(&[d], seed) * 12.0).unwrap());
+        let (gate, up) = (values(&gate), values(&up));
+        let mut want = vec![f32::NAN; d];
+        reference::gated_row(act, &gate, &up, &mut want);
+        for isa in Isa::available() {
+            let mut out = vec![f32::NAN; d];
+            cpu::gated_row(isa, act, &gate, &up, &mut out);
+            assert_close(&out, &want, 1e-5, &format!("{isa:?} {d}"));
+            let (nan, mut out) = (f32::NAN, [0.0; 4]);
+            cpu::gated_row(isa, act, &[nan, 1.0, 1e4, -1e4], &[1.0, nan, 1e4, 1e4], &mut out);
+            assert!(out[0].is_nan() && out[1].is_nan(), "{isa:?} {out:?}");
+            // 7 · sigmoid(1.702 · 7) · 8.
+            assert_close(&out[2..], &[55.999_62, 0.0], 1e-6, &format!("{isa:?} at the limits"));
+        }
+    }
+}
+
 #[test]
 fn large_gates_saturate() {
     for act in ACTIVATIONS {
@@ -42,7 +64,7 @@ fn the_op_equals_composed_candle_ops() {
         for act in ACTIVATIONS {
             let gate = match act {
                 Activation::Silu => gate.silu().unwrap(),
-                Activation::GeluTanh => gate.gelu().unwrap(),
+                _ => gate.gelu().unwrap(),
             };
             let out = poisoned(&[n, d]);
             let (gate_up, out_view) = ((&x).into(), (&out).into());

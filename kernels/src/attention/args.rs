@@ -2,6 +2,7 @@
 
 use super::OP;
 use crate::Result;
+use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
@@ -15,6 +16,9 @@ pub struct AttentionArgs<V, S> {
     /// The caches are those that [`RopeArgs`](crate::rope::RopeArgs) describes.
     pub k_cache: V,
     pub v_cache: V,
+    /// `[heads]` f32: a score of each head that takes part in the softmax beside those of the
+    /// keys, and has no value. Xiao et al. 2023, "StreamingLLM".
+    pub sinks: Option<V>,
     pub shape: AttentionShape,
     pub sequences: S,
     /// `[n, heads * head_dim]` of the kind of `q`; it shares no memory with anything else.
@@ -60,6 +64,11 @@ impl<V: Operand, S> AttentionArgs<V, S> {
         ensure(OP, fits, || format!("{q:?} for {n} rows of {q_stride} and {out:?}"))?;
         distinct(OP, out, &[q, self.k_cache, self.v_cache])?;
         self.check_caches()?;
+        if let Some(sinks) = self.sinks {
+            let fits = sinks.kind() == Kind::F32 && sinks.len() == heads;
+            ensure(OP, fits, || format!("sinks {sinks:?} for {heads} heads"))?;
+            distinct(OP, out, &[sinks])?;
+        }
         let AttentionShape { scale, window, softcap, .. } = shape;
         let positive = scale > 0.0 && window != Some(0) && softcap.is_none_or(|cap| cap > 0.0);
         ensure(OP, positive, || format!("scale {scale}, window {window:?}, cap {softcap:?}"))?;

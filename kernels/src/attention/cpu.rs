@@ -42,6 +42,8 @@ pub struct HostSequences<'a> {
 type Args<'a> = AttentionArgs<TensorView<'a>, HostSequences<'a>>;
 
 impl Attention for Compute {
+    const TAKES_SINKS: bool = true;
+
     type Sequences<'a> = HostSequences<'a>;
 
     fn attend(&self, args: &Args) -> Result<()> {
@@ -58,7 +60,8 @@ impl Attention for Compute {
 fn run_as<E: Element>(c: &Compute, args: &Args) -> Result<()> {
     let q = read::<f32>(OP, args.q)?;
     let (k, v) = (read::<E>(OP, args.k_cache)?, read::<E>(OP, args.v_cache)?);
-    let inputs = CpuArgs { q: &q, k: &k, v: &v, shape: args.shape };
+    let sinks = args.sinks.map(|sinks| read::<f32>(OP, sinks)).transpose()?;
+    let inputs = CpuArgs { q: &q, k: &k, v: &v, sinks: sinks.as_deref(), shape: args.shape };
     let tiles = query_tiles(&args.sequences, queries_per_tile(args.shape.group()));
     write(OP, args.out, |out| run(Isa::best(), c, &inputs, &tiles, out))
 }
@@ -132,6 +135,8 @@ pub(super) struct CpuArgs<'a, E> {
     pub k: &'a [E],
     /// `[blocks, kv_heads, block_size, head_dim]`.
     pub v: &'a [E],
+    /// `[heads]`
+    pub sinks: Option<&'a [f32]>,
     pub shape: AttentionShape,
 }
 
@@ -287,6 +292,17 @@ pub(super) struct RowState {
     pub sum: f32,
 }
 
+impl RowState {
+    /// The factor of the sums of values, and the sum of the weights, with that of a sink. It joins
+    /// last, after all splits were merged.
+    fn with_sink(self, sink: Option<f32>) -> (f32, f32) {
+        let Some(sink) = sink else { return (1.0, self.sum) };
+        let max = self.max.max(sink);
+        let scale = (self.max - max).exp();
+        (scale, self.sum * scale + (sink - max).exp())
+    }
+}
+
 impl RowStates {
     fn clear<E>(&mut self, p: &CpuArgs<E>, tile: &QueryTile) {
         let rows = tile.rows.len() * p.shape.group();
@@ -306,8 +322,9 @@ impl RowStates {
             let start = (query * p.shape.heads + head) * p.shape.head_dim;
             // SAFETY: each (query, head) is finished once.
             let out = unsafe { out.slice(start..start + p.shape.head_dim) };
+            let (scale, sum) = state.with_sink(p.sinks.map(|sinks| sinks[head]));
             for (out, a) in out.iter_mut().zip(acc) {
-                *out = a / state.sum;
+                *out = a * scale / sum;
             }
         }
     }
@@ -346,7 +363,7 @@ fn sum_keys<L: Lanes, E: Element>(
         } else {
             copied = gather(p, tile.blocks, kv_head, positions.clone(), seen.start);
             let shape = AttentionShape { block_size: TILE, ..p.shape };
-            copy = CpuArgs { q: p.q, k: &copied[0], v: &copied[1], shape };
+            copy = CpuArgs { q: p.q, k: &copied[0], v: &copied[1], sinks: None, shape };
             // The copy has one block of one head, so every position is in block 0 of head 0.
             (&copy, KeyTile::new(&copy, &vec![0; last.div_ceil(TILE)], 0, positions, 0))
         };

@@ -41,12 +41,25 @@ pub struct StepSequences {
 pub type PagedArgs = AttentionArgs<View, PagedSequences>;
 
 impl Attention for DeviceOps {
+    const TAKES_SINKS: bool = false;
+
     type Sequences<'a> = StepSequences;
 
     fn attend(&self, args: &AttentionArgs<View, StepSequences>) -> Result<()> {
-        let &AttentionArgs { q, k_cache, v_cache, shape, sequences: step, out } = args;
+        let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
+        if sinks.is_some() {
+            return Err(unsupported(OP, "sinks on a device: run the model on the CPU".into()));
+        }
         let (stride, width) = (shape.q_stride, shape.heads * shape.head_dim);
-        let paged = |sequences, q, out| PagedArgs { q, k_cache, v_cache, shape, sequences, out };
+        let paged = |sequences, q, out| PagedArgs {
+            q,
+            k_cache,
+            v_cache,
+            sinks: None,
+            shape,
+            sequences,
+            out,
+        };
         let decodes = step.decodes.seq_lens.len();
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));

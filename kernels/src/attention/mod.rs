@@ -1,5 +1,5 @@
 //! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding
-//! window and soft cap.
+//! window, soft cap and sinks.
 
 mod args;
 mod cpu;
@@ -20,6 +20,9 @@ use std::fmt::Debug;
 const OP: &str = "paged_attention";
 
 pub trait Attention: OpMemory {
+    /// Whether attention takes sinks here. Without that, models that have some are refused.
+    const TAKES_SINKS: bool;
+
     /// The sequences of a step: which queries, tokens and blocks belong to each.
     type Sequences<'a>: Copy + Debug;
 

@@ -16,6 +16,8 @@ pub(super) struct Case {
     pub dim: usize,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
+    /// `[heads]`
+    pub sinks: Option<Tensor>,
     /// The element type of the CPU's caches.
     pub dtype: DType,
     /// Per sequence: queries and tokens.
@@ -40,6 +42,7 @@ impl Case {
             dim,
             window: None,
             softcap: None,
+            sinks: None,
             dtype: DType::F32,
             spans: spans.to_vec(),
             q: (random(&[n, heads * dim + 5], 1) * 3.0).unwrap(),
@@ -55,6 +58,11 @@ impl Case {
 
     pub fn capped(mut self, cap: f32) -> Self {
         self.softcap = Some(cap);
+        self
+    }
+
+    fn with_sinks(mut self) -> Self {
+        self.sinks = Some((random(&[self.heads], 7) * 9.0).unwrap());
         self
     }
 
@@ -173,6 +181,7 @@ impl Case {
             q: q.into(),
             k_cache: (&k).into(),
             v_cache: (&v).into(),
+            sinks: self.sinks.as_ref().map(Into::into),
             shape: self.shape(q.dims()[1], block_size),
             sequences,
             out: (&out).into(),
@@ -182,6 +191,7 @@ impl Case {
 
     pub fn want(&self) -> Vec<f32> {
         let (mut out, q, stride) = (Vec::new(), values(&self.q), self.q.dims()[1]);
+        let sinks = self.sinks.as_ref().map(values);
         for (i, (queries, tokens)) in self.spans.iter().enumerate() {
             let (keys, vals) = (values(&self.keys[i]), values(&self.vals[i]));
             let offset = self.offsets().nth(i).unwrap();
@@ -201,6 +211,7 @@ impl Case {
                         q: &q[start..start + self.dim],
                         scale: SCALE,
                         softcap: self.softcap,
+                        sink: sinks.as_ref().map(|sinks| sinks[head]),
                     };
                     let keys: Vec<&[f32]> = seen.iter().map(|s| &s.0[..]).collect();
                     let vals: Vec<&[f32]> = seen.iter().map(|s| &s.1[..]).collect();
@@ -226,6 +237,8 @@ fn cases() -> Vec<Case> {
         Case::new(9, 3, 64, &[(1, 700), (30, 600)]).windowed(280),
         Case::new(9, 3, 64, &[(1, 257), (64, 64)]).halved(),
         Case::new(8, 1, 17, &[(19, 99), (1, 300)]).halved(),
+        Case::new(9, 3, 64, &[(1, 700), (30, 600), (1, 1)]).with_sinks(),
+        Case::new(8, 1, 17, &[(19, 99), (1, 300)]).windowed(33).halved().with_sinks(),
     ]
 }
 
@@ -260,10 +273,12 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let (tables, blocks) = case.tables(16);
     let cache =
         |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
+    let sinks = case.sinks.as_ref().map(values);
     let problem = cpu::CpuArgs {
         q: &values(&case.q),
         k: &cache(true),
         v: &cache(false),
+        sinks: sinks.as_deref(),
         shape: case.shape(case.q.dims()[1], 16),
     };
     let tile = |(i, (offset, (queries, tokens))): (usize, (usize, &(usize, usize)))| QueryTile {
@@ -311,6 +326,7 @@ fn bits_do_not_depend_on_the_batch() {
     for window in [None, Some(50), Some(300)] {
         let mut together =
             Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65), (1, 900)]).halved();
+        together = together.with_sinks();
         together.window = window;
         let all = together.run(16);
         let width = together.heads * together.dim;
@@ -322,6 +338,7 @@ fn bits_do_not_depend_on_the_batch() {
                 keys: vec![together.keys[i].clone()],
                 vals: vec![together.vals[i].clone()],
                 dtype: together.dtype,
+                sinks: together.sinks.clone(),
                 ..Case::new(9, 3, 64, &[])
             };
             let alone = Case { window, ..alone };
@@ -338,7 +355,7 @@ fn bits_do_not_depend_on_the_batch() {
 fn bits_depend_neither_on_chunks_nor_on_the_block_size() {
     const LENGTH: usize = 540;
     for window in [None, Some(40), Some(257)] {
-        let mut case = Case::new(6, 2, 64, &[(LENGTH, LENGTH)]);
+        let mut case = Case::new(6, 2, 64, &[(LENGTH, LENGTH)]).with_sinks();
         case.window = window;
         let whole = case.run(16);
         for size in [48, 7] {

@@ -70,7 +70,7 @@ impl<V: Operand> RouteArgs<V> {
     }
 }
 
-/// `out[c] = x[row of c] · w[expert of c]ᵀ` for every choice c.
+/// `out[c] = x[row of c] · w[expert of c]ᵀ (+ bias[expert of c])` for every choice c.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertLinearArgs<V: Operand> {
     /// `[n, cols]` or, for each choice its own, `[n * chosen, cols]` activations (f32 or, on a
@@ -79,6 +79,8 @@ pub struct ExpertLinearArgs<V: Operand> {
     /// `[experts * rows, cols]`: the experts' matrices, one below the other. On the CPU in any
     /// format, each expert's in parts of its own; on a device of the kind of `x`.
     pub w: V::Matrix,
+    /// `[experts * rows]` f32, on the CPU only.
+    pub bias: Option<V>,
     pub routes: Routes<V>,
     /// `[n * chosen, rows]` of the kind of `x`; it shares no memory with `x`.
     pub out: V,
@@ -95,7 +97,7 @@ pub(super) struct ExpertSizes {
 
 impl<V: Operand> ExpertLinearArgs<V> {
     pub(super) fn check(&self, op: &'static str) -> Result<ExpertSizes> {
-        let &Self { x, w, routes, out } = self;
+        let &Self { x, w, bias, routes, out } = self;
         let (all_rows, cols) = V::shape(w);
         let (n, rows) = (routes.check(op)?, all_rows / routes.experts);
         let choices = n * routes.chosen;
@@ -108,6 +110,11 @@ impl<V: Operand> ExpertLinearArgs<V> {
             && out.len() == choices * rows;
         ensure(op, fits, || format!("{x:?} and {out:?} for {choices} choices, {rows} by {cols}"))?;
         distinct(op, out, &[x, routes.weights, routes.plan])?;
+        if let Some(bias) = bias {
+            let fits = bias.kind() == Kind::F32 && bias.len() == all_rows;
+            ensure(op, fits, || format!("a bias {bias:?} of {all_rows} outputs"))?;
+            distinct(op, out, &[bias])?;
+        }
         let choices_per_row = if x.len() == choices * cols { 1 } else { routes.chosen };
         Ok(ExpertSizes { choices, choices_per_row, rows, cols })
     }

@@ -52,8 +52,10 @@ impl Experts for Compute {
         })?;
         let (x, plan) = (read::<f32>(OP, args.x)?, read::<u32>(OP, plan)?);
         let plan = check_plan(OP, &plan[sizes.choices..], experts)?;
+        let bias = args.bias.map(|bias| read::<f32>(OP, bias)).transpose()?;
+        let (bias, per_row) = (bias.as_deref(), sizes.choices_per_row);
         write(OP, args.out, |out| {
-            run_chosen(Isa::best(), self, args.w, plan, sizes.choices_per_row, &x, out);
+            run_chosen(self, args.w, bias, plan, per_row, &x, out);
         })
     }
 

@@ -4,7 +4,7 @@ use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
+use crate::storage::{ensure, unsupported};
 use crate::{Result, args};
 
 /// Rows of scores, and rows of a matrix, that a block of four warps takes.
@@ -40,7 +40,10 @@ impl Experts for DeviceOps {
     fn expert_linear(&self, args: &ExpertLinearArgs<View>) -> Result<()> {
         const OP: &str = "expert linear";
         let ExpertSizes { choices, choices_per_row, rows, cols } = args.check(OP)?;
-        let &ExpertLinearArgs { x, w, routes, out } = args;
+        let &ExpertLinearArgs { x, w, bias, routes, out } = args;
+        if bias.is_some() {
+            return Err(unsupported(OP, "biases on a device: run the model on the CPU".into()));
+        }
         let experts = routes.experts;
         let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;
         let dense = w.dense_values().filter(fits);

@@ -111,11 +111,13 @@ fn product(
     c: &Compute,
     x: &Tensor,
     w: &Weight,
+    bias: Option<&Tensor>,
     routes: Routes<crate::operand::TensorView>,
 ) -> Vec<f32> {
     let choices = routes.weights.tensor.elem_count();
     let out = poisoned(&[choices, w.rows() / routes.experts]);
-    c.expert_linear(&ExpertLinearArgs { x: x.into(), w, routes, out: (&out).into() }).unwrap();
+    let (bias, out_view) = (bias.map(Into::into), (&out).into());
+    c.expert_linear(&ExpertLinearArgs { x: x.into(), w, bias, routes, out: out_view }).unwrap();
     values(&out)
 }
 
@@ -135,13 +137,17 @@ fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
             let c = Compute::new(2);
             let buffers = Buffers::routed(&c, &scores, size, true);
             let ids = &buffers.plan.to_vec1::<u32>().unwrap()[..n * chosen];
+            let width: usize = rows.iter().sum();
+            let bias = random(&[experts * width], 11);
             // A row of `x` for all choices of a row, or for each choice its own.
-            for per_row in [1, chosen] {
+            for (per_row, bias) in [(1, None), (chosen, Some(bias))] {
                 let x = random(&[n * chosen / per_row, cols], 9);
                 let row = |i: usize| values(&x.narrow(0, i, 1).unwrap());
-                let got = product(&c, &x, &w, buffers.routes(experts, chosen));
+                let got = product(&c, &x, &w, bias.as_ref(), buffers.routes(experts, chosen));
                 let want = ids.iter().enumerate().flat_map(|(choice, id)| {
-                    linear_reference(&each[*id as usize], None, &row(choice / per_row))
+                    let bias = bias.as_ref().map(values);
+                    let bias = bias.as_ref().map(|bias| &bias[*id as usize * width..][..width]);
+                    linear_reference(&each[*id as usize], bias, &row(choice / per_row))
                 });
                 let what = format!("{dtype:?} {n} rows, {chosen} of {experts}");
                 assert_close(&got, &want.collect::<Vec<_>>(), 1e-4, &what);
@@ -151,7 +157,7 @@ fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
                 let first = last * chosen / per_row;
                 let x = x.narrow(0, first, n * chosen / per_row - first).unwrap();
                 let x = x.contiguous().unwrap().copy().unwrap();
-                let one = product(&c, &x, &w, alone.routes(experts, chosen));
+                let one = product(&c, &x, &w, bias.as_ref(), alone.routes(experts, chosen));
                 assert_eq!(got[got.len() - one.len()..], one, "{what}: the last row alone");
             }
         }
@@ -198,6 +204,7 @@ fn wrong_calls_are_refused() {
         routed.and(c.expert_linear(&ExpertLinearArgs {
             x: x.into(),
             w,
+            bias: None,
             routes,
             out: (&out).into(),
         }))
@@ -218,6 +225,7 @@ fn wrong_calls_are_refused() {
     let plan = Tensor::from_vec(vec![99u32; 13], 13, &Device::Cpu).unwrap();
     let routes = Routes { plan: (&plan).into(), ..foreign.routes(4, 2) };
     let out = poisoned(&[4, 3]);
-    let args = ExpertLinearArgs { x: (&x).into(), w: &w, routes, out: (&out).into() };
+    let (x, out) = ((&x).into(), (&out).into());
+    let args = ExpertLinearArgs { x, w: &w, bias: None, routes, out };
     assert!(c.expert_linear(&args).is_err(), "a plan that no routing made");
 }

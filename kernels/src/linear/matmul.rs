@@ -105,9 +105,9 @@ pub(super) fn run(
 /// with the same rows and number of parts. The choices `order[begins[e]..begins[e + 1]]` are those
 /// of expert e: a choice is a row of `out`, and reads row `choice / choices_per_row` of `x`.
 pub(crate) fn run_chosen(
-    isa: Isa,
     c: &Compute,
     weight: &Weight,
+    bias: Option<&[f32]>,
     (begins, order): (&[u32], &[u32]),
     choices_per_row: usize,
     x: &[f32],
@@ -127,7 +127,7 @@ pub(crate) fn run_chosen(
         choices.resize(choices.len().next_multiple_of(ROWS), NO_CHOICE);
     }
     let map = RowMap::Chosen { choices: &choices, choices_per_row };
-    multiply_groups(isa, c, weight, &groups, map, None, x, out);
+    multiply_groups(Isa::best(), c, weight, &groups, map, bias, x, out);
 }
 
 #[expect(clippy::too_many_arguments, reason = "two callers hand over what they were given")]
@@ -312,7 +312,7 @@ impl Matmul<'_> {
                     out.copy_from_slice(&sums[..outputs.len()]);
                 }
                 if let Some(bias) = self.bias {
-                    out.iter_mut().zip(&bias[outputs.clone()]).for_each(|(out, bias)| *out += bias);
+                    out.iter_mut().zip(&bias[start..end]).for_each(|(out, bias)| *out += bias);
                 }
             }
         }

@@ -3,6 +3,7 @@
 mod gemma2;
 mod gemma3;
 mod gguf_config;
+mod gpt_oss;
 mod granite;
 mod hf_config;
 mod hf_rope;
@@ -38,7 +39,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 16] = [
+pub static REGISTRY: [Architecture; 17] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -55,6 +56,7 @@ pub static REGISTRY: [Architecture; 16] = [
     granite::GRANITE_MOE,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
+    gpt_oss::GPT_OSS,
 ];
 
 /// A decoder's shape and how its layers are made, as read from an architecture's config.
@@ -93,6 +95,13 @@ pub struct LayerOptions {
     pub qk_norm: bool,
     /// A gate on the results of attention, whose rows follow those of each head of Q.
     pub attention_gate: bool,
+    /// A score for each head that takes part in the softmax of attention and has no value.
+    pub sinks: bool,
+    /// Biases of experts and of their router.
+    pub expert_bias: bool,
+    /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
+    /// experts that are not quantised are transposed.
+    pub experts_in_turn: bool,
     pub names: NameMap,
 }
 
@@ -108,6 +117,9 @@ impl LayerOptions {
             mlp_bias: Presence::Never,
             qk_norm: false,
             attention_gate: false,
+            sinks: false,
+            expert_bias: false,
+            experts_in_turn: false,
             names: NameMap::USUAL,
         }
     }
@@ -135,6 +147,11 @@ pub fn from_gguf(file: &GgufFile) -> Result<ArchSpec> {
 
 pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let mut keys = hf_config::HfConfigKeys::parse(path, json)?;
+    let kind: String = keys.required("model_type")?;
+    let known = || REGISTRY.iter().map(|a| a.hf);
+    let found = known().find(|(name, _)| *name == kind);
+    let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
+    let spec = build(&mut keys)?;
     if let Some(method) = keys.quantisation() {
         return Err(Error::Unsupported(format!(
             "{}: the weights are quantised by {method} (quantization_config), which this build \
@@ -142,11 +159,6 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
             path.display()
         )));
     }
-    let kind: String = keys.required("model_type")?;
-    let known = || REGISTRY.iter().map(|a| a.hf);
-    let found = known().find(|(name, _)| *name == kind);
-    let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
-    let spec = build(&mut keys)?;
     keys.finish()?;
     spec.checked(path)
 }

@@ -27,6 +27,47 @@ fn read(more: &Value) -> Result<ModelConfig> {
     parse(&usual(more))
 }
 
+/// The config that the publisher's releases have, and the same without what they leave to be usual.
+#[test]
+fn the_config_of_gpt_oss_is_understood() {
+    let mut release = json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": 200_002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+        "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "max_position_embeddings": 131_072, "model_type": "gpt_oss", "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": 3, "num_key_value_heads": 8,
+        "num_local_experts": 32, "output_router_logits": false, "pad_token_id": 199_999,
+        "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
+        "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.9, "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "rope_type": "yarn", "original_max_position_embeddings": 4096, "truncate": false },
+        "rope_theta": 150_000, "tie_word_embeddings": false, "use_cache": true,
+        "vocab_size": 201_088,
+    });
+    let config = parse(&release).unwrap();
+    let sliding = config.sliding.clone().unwrap();
+    assert_eq!((sliding.window, sliding.layers), (128, vec![true, false, true]));
+    let mixture = config.mixture.clone().unwrap();
+    assert_eq!((mixture.experts, mixture.chosen, mixture.normalise), (32, 4, true));
+    assert_eq!(config.max_positions, 131_072);
+    for key in ["layer_types", "rope_scaling", "rope_theta", "sliding_window", "attention_bias"] {
+        release.as_object_mut().unwrap().remove(key);
+        assert_eq!(parse(&release).unwrap(), config, "without {key}");
+    }
+    let refused = |key: &str, value: Value| {
+        let mut config = release.clone();
+        config[key] = value;
+        parse(&config).unwrap_err().to_string()
+    };
+    assert!(refused("experts_per_token", json!(2)).contains("differs from `num_experts_per_tok`"));
+    assert!(refused("swiglu_limit", json!(-1.0)).contains("must be positive"));
+    assert!(refused("quantization_config", json!({"quant_method": "awq"})).contains("by awq"));
+    assert!(read(&json!({"quantization_config": {"quant_method": "mxfp4"}})).is_err());
+}
+
 #[test]
 fn one_model_may_be_described_in_many_ways() {
     let check = |one: Value, other: Value| {

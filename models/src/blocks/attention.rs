@@ -21,6 +21,8 @@ pub struct SelfAttention<O: Ops> {
     output_bias: Option<O::Buffer>,
     rope: Arc<RopeBuffers<O>>,
     window: Option<usize>,
+    /// `[heads]` f32
+    sinks: Option<O::Buffer>,
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]`
     projected: Activations<O>,
     /// `[tokens, heads * head_dim]`: the heads' results.
@@ -68,6 +70,11 @@ impl<O: Ops> SelfAttention<O> {
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
         let output_bias =
             t.bias_if(options.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
+        let sinks = if options.sinks {
+            Some(t.vector(&name("sinks"), config.heads, |sink| sink)?)
+        } else {
+            None
+        };
         let norms = q_norm?.zip(k_norm?);
         let (qkv, qkv_bias, output, output_bias) = (qkv?, qkv_bias?, output?, output_bias?);
         let gate = match gate {
@@ -82,6 +89,7 @@ impl<O: Ops> SelfAttention<O> {
             output,
             output_bias,
             rope: l.rope()?,
+            sinks,
             window: l.sliding().map(|sliding| sliding.window),
             projected: l.rows("attention qkv", q + 2 * kv)?,
             attended: l.rows("attention results", q)?,
@@ -154,6 +162,7 @@ impl<O: Ops> SelfAttention<O> {
             q: self.projected.first(x.rows()),
             k_cache: cache.k,
             v_cache: cache.v,
+            sinks: self.sinks.as_ref().map(O::view),
             shape,
             sequences: s.batch.groups[cache.group].sequences,
             out: self.attended.first(x.rows()),

@@ -4,6 +4,7 @@
 use super::mlp::{Mlp, MlpNames};
 use crate::config::MixtureConfig;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use crate::loader::tensors::Presence;
 use crate::planted::{OpFault, argument, in_f32};
 use crate::{Error, Result};
 use cresset_kernels::Ops;
@@ -19,6 +20,7 @@ pub struct Mixture<O: Ops> {
     gate_up: O::Matrix,
     /// `[experts * hidden, intermediate]`
     down: O::Matrix,
+    biases: Option<Biases<O>>,
     shared: Option<Shared<O>>,
     activation: Activation,
     experts: usize,
@@ -36,6 +38,13 @@ pub struct Mixture<O: Ops> {
     activated: Activations<O>,
     /// `[tokens, chosen * hidden]`
     results: Activations<O>,
+}
+
+/// Each follows the rows of its matrix.
+struct Biases<O: Ops> {
+    router: O::Buffer,
+    gate_up: O::Buffer,
+    down: O::Buffer,
 }
 
 /// An expert that computes every token, and how much its result counts.
@@ -62,18 +71,25 @@ impl<O: Ops> Mixture<O> {
         let hidden = l.spec.config.hidden_size;
         let router = l.tensors.matrix(&format!("{prefix}mlp.gate.weight"), experts, hidden);
         let gate_up = gate_up(l, prefix, [experts, inner, hidden]);
-        let down = expert_matrices(l, prefix, &["down_proj"], [experts, hidden, inner]);
+        let down = down(l, prefix, [experts, hidden, inner]);
+        let biases = if l.spec.options.expert_bias {
+            Biases::load(l, prefix, [experts, inner, hidden]).map(Some)
+        } else {
+            Some(None)
+        };
         let shared = match config.shared {
             Some(width) => Shared::load(l, prefix, width).map(Some),
             None => Some(None),
         };
-        let (router, gate_up, down, shared) = (router?, gate_up?, down?, shared?);
+        let (router, gate_up, down) = (router?, gate_up?, down?);
+        let (biases, shared) = (biases?, shared?);
         l.quantised |= O::is_quantised(&gate_up) || O::is_quantised(&down);
         let plan = Routes::<O::View<'_>>::plan_len(1, experts, chosen);
         Some(Self {
             router,
             gate_up,
             down,
+            biases,
             shared,
             activation: l.spec.options.activation,
             experts,
@@ -98,19 +114,25 @@ impl<O: Ops> Mixture<O> {
         let routes = self.route(s, x)?;
         let [gate_up, activated, results] =
             [&self.projected, &self.activated, &self.results].map(|buffer| buffer.first(rows));
-        let w = O::matrix(&self.gate_up);
-        s.ops.expert_linear(&ExpertLinearArgs { x: x.normed(), w, routes, out: gate_up })?;
+        let (w, bias) = (O::matrix(&self.gate_up), self.bias(|biases| &biases.gate_up));
+        let args = ExpertLinearArgs { x: x.normed(), w, bias, routes, out: gate_up };
+        s.ops.expert_linear(&args)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width / self.chosen;
         s.ops.gated(&GatedArgs { activation, gate_up, width, out: activated })?;
-        let w = O::matrix(&self.down);
-        s.ops.expert_linear(&ExpertLinearArgs { x: activated, w, routes, out: results })?;
+        let (w, bias) = (O::matrix(&self.down), self.bias(|biases| &biases.down));
+        let args = ExpertLinearArgs { x: activated, w, bias, routes, out: results };
+        s.ops.expert_linear(&args)?;
         let shared = match &self.shared {
             Some(shared) => Some(shared.forward(s, x)?),
             None => None,
         };
         let out = x.sublayer_out();
         Ok(s.ops.combine(&CombineArgs { x: results, routes, shared, out })?)
+    }
+
+    fn bias(&self, of: impl Fn(&Biases<O>) -> &O::Buffer) -> Option<O::View<'_>> {
+        self.biases.as_ref().map(|biases| O::view(of(biases)))
     }
 
     /// Chooses the experts of each row of `x.normed()`.
@@ -122,10 +144,32 @@ impl<O: Ops> Mixture<O> {
         let routes = Routes { experts, chosen, weights: self.weights.first(rows), plan };
         let scores = self.scores.first(rows);
         in_f32(|| {
-            s.linear(&self.router, None, x.normed(), scores)?;
+            let bias = self.biases.as_ref().map(|biases| &biases.router);
+            s.linear(&self.router, bias, x.normed(), scores)?;
             s.ops.route(&RouteArgs { scores, normalise, routes }).map_err(Error::from)
         })?;
         Ok(routes)
+    }
+}
+
+impl<O: Ops> Biases<O> {
+    fn load(
+        l: &mut LayerLoader<O>,
+        prefix: &str,
+        [experts, inner, hidden]: [usize; 3],
+    ) -> Option<Self> {
+        let (t, name) = (&mut *l.tensors, |part: &str| format!("{prefix}mlp.{part}.bias"));
+        let experts_name = |part: &str| name(&format!("experts.{part}"));
+        let [fused, gate, up, down] =
+            ["gate_up_proj", "gate_proj", "up_proj", "down_proj"].map(experts_name);
+        let router = t.bias_if(Presence::Always, &[(&name("gate"), experts)]);
+        let gate_up = if l.spec.options.experts_in_turn {
+            t.expert_bias(&[&fused], [experts, 2 * inner], 2)
+        } else {
+            t.expert_bias(&[&gate, &up], [experts, inner], 1)
+        };
+        let down = t.expert_bias(&[&down], [experts, hidden], 1);
+        Some(Self { router: router??, gate_up: gate_up?, down: down? })
     }
 }
 
@@ -159,10 +203,21 @@ fn gate_up<O: Ops>(
     [experts, inner, hidden]: [usize; 3],
 ) -> Option<O::Matrix> {
     let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
+    if l.spec.options.experts_in_turn {
+        return l.tensors.experts_in_turn(&fused[0], [experts, 2 * inner, hidden], 2);
+    }
     match fused.iter().find(|name| l.tensors.has(name)) {
         Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden]),
         None => expert_matrices(l, prefix, &["gate_proj", "up_proj"], [experts, inner, hidden]),
     }
+}
+
+/// The second matrices of all experts, `[hidden, inner]`.
+fn down<O: Ops>(l: &mut LayerLoader<O>, prefix: &str, shape: [usize; 3]) -> Option<O::Matrix> {
+    if l.spec.options.experts_in_turn {
+        return l.tensors.experts_in_turn(&format!("{prefix}mlp.experts.down_proj"), shape, 1);
+    }
+    expert_matrices(l, prefix, &["down_proj"], shape)
 }
 
 /// The matrices `[rows, cols]` of some parts of all experts: each part of all experts in one

@@ -153,11 +153,15 @@ impl<O: Ops> Decoder<O> {
         options: DecoderOptions,
     ) -> Option<Self> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
-        if spec.config.recurrent.is_some() && !O::AVAILABLE {
-            t.refuse(
-                "it has recurrent layers, which have no kernels for a device yet: run it on the \
-                 CPU (engine.device = \"cpu\")",
-            );
+        let lacking = [
+            (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
+            (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
+        ];
+        if let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) {
+            t.refuse(&format!(
+                "it has {what}, which have no kernels for a device yet: run it on the CPU \
+                 (engine.device = \"cpu\")"
+            ));
             return None;
         }
         // Older checkpoints store values that are computed here, and tied ones may store the

@@ -1,10 +1,12 @@
 //! Reads files into a model: containers (`gguf`, `safetensors`), names, and the registry of
 //! architectures.
 
+mod experts;
 mod file;
 #[cfg(test)]
 mod fuzz;
 pub mod gguf;
+mod mxfp4;
 pub(crate) mod names;
 pub mod safetensors;
 mod source;

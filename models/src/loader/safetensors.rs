@@ -2,6 +2,7 @@
 
 use super::damaged;
 use super::file::{Bytes, FileReader, TensorReader};
+use super::mxfp4::{self, CODES, SCALES};
 use super::source::ModelSource;
 use crate::Result;
 use cresset_kernels::linear::WeightType;
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -33,8 +35,11 @@ const MAX_HEADER_BYTES: usize = 100 << 20;
 struct ShardEntry {
     shard: usize,
     shape: Vec<usize>,
-    dtype: WeightType,
+    /// `None` are bytes, of which a quantised tensor consists.
+    dtype: Option<WeightType>,
     range: Range<usize>,
+    /// The shard with the scales, if they are in a tensor of their own.
+    scales: Option<usize>,
 }
 
 /// The tensors of a folder by name.
@@ -63,6 +68,7 @@ impl Checkpoint {
         let index_path = folder.join(INDEX);
         let Some(index) = source.read(INDEX)? else {
             checkpoint.add_shard(source, SINGLE)?;
+            checkpoint.join_scales()?;
             return Ok(checkpoint);
         };
         let index: Index =
@@ -74,7 +80,32 @@ impl Checkpoint {
             checkpoint.add_shard(source, name)?;
         }
         checkpoint.check_index(&index_path, &index)?;
+        checkpoint.join_scales()?;
         Ok(checkpoint)
+    }
+
+    /// Makes one entry of the codes and the scales of each tensor in MXFP4.
+    fn join_scales(&mut self) -> Result<()> {
+        let is_bytes =
+            |(name, entry): (&String, &ShardEntry)| entry.dtype.is_none().then(|| name.clone());
+        let bytes: Vec<String> = self.entries.iter().filter_map(is_bytes).collect();
+        for name in bytes.iter().filter_map(|name| name.strip_suffix(CODES)) {
+            let parts = [CODES, SCALES].map(|end| self.entries.remove(&format!("{name}{end}")));
+            let [Some(codes), Some(scales)] = parts else {
+                return Err(damaged(&self.folder, &format!("tensor {name:?} has no scales")));
+            };
+            let shape = mxfp4::shape(&codes.shape, &scales.shape).ok_or_else(|| {
+                let what = format!("{:?} scales for {:?} codes", scales.shape, codes.shape);
+                damaged(&self.folder, &format!("tensor {name:?} has {what}"))
+            })?;
+            let dtype = Some(WeightType::MXFP4);
+            let joined = ShardEntry { shape, dtype, scales: Some(scales.shard), ..codes };
+            self.entries.insert(name.to_owned(), joined);
+        }
+        match self.entries.iter().find_map(is_bytes) {
+            Some(name) => Err(damaged(&self.folder, &format!("tensor {name:?} has the dtype U8"))),
+            None => Ok(()),
+        }
     }
 
     fn add_shard(&mut self, source: &ModelSource, name: &str) -> Result<()> {
@@ -138,18 +169,25 @@ impl Checkpoint {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    pub(super) fn dtype(&self, name: &str) -> WeightType {
-        self.entries[name].dtype
+    pub(super) fn dtype(&self, name: &str) -> Option<WeightType> {
+        self.entries.get(name)?.dtype
     }
 
     /// Takes a tensor's bytes.
     pub(super) fn take(&mut self, name: &str) -> Result<Bytes> {
-        self.readers[self.entries[name].shard].take(name)
+        let &ShardEntry { shard, scales, .. } = &self.entries[name];
+        let Some(scales) = scales else { return self.readers[shard].take(name) };
+        let codes = self.readers[shard].take(&format!("{name}{CODES}"))?;
+        let scales = self.readers[scales].take(&format!("{name}{SCALES}"))?;
+        Ok(Arc::new(mxfp4::blocks(&codes, &scales)))
     }
 
     /// The tensor will not be taken.
     pub(super) fn ignore(&mut self, name: &str) {
-        self.readers[self.entries[name].shard].ignore(name);
+        let &ShardEntry { shard, scales, .. } = &self.entries[name];
+        let Some(scales) = scales else { return self.readers[shard].ignore(name) };
+        self.readers[shard].ignore(&format!("{name}{CODES}"));
+        self.readers[scales].ignore(&format!("{name}{SCALES}"));
     }
 
     /// Reads the rest of all files and checks their digests.
@@ -165,10 +203,12 @@ fn entries(file: &mut FileReader, shard: usize) -> Result<Vec<(String, ShardEntr
     }
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
-        let dtype = dtype(info.dtype)
-            .ok_or_else(|| format!("tensor {name:?} has the dtype {:?}", info.dtype))?;
+        let dtype = weight_type(info.dtype);
+        if dtype.is_none() && info.dtype != Dtype::U8 {
+            return Err(format!("tensor {name:?} has the dtype {:?}", info.dtype));
+        }
         let range = data_start + start..data_start + end;
-        Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range }))
+        Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range, scales: None }))
     };
     metadata.tensors().into_iter().map(entry).collect()
 }
@@ -193,7 +233,7 @@ fn peek(file: &mut FileReader, len: usize) -> Result<&[u8], String> {
     file.peek(len).map_err(|error| error.to_string())
 }
 
-fn dtype(dtype: Dtype) -> Option<WeightType> {
+fn weight_type(dtype: Dtype) -> Option<WeightType> {
     match dtype {
         Dtype::F32 => Some(WeightType::F32),
         Dtype::F16 => Some(WeightType::F16),

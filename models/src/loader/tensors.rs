@@ -18,7 +18,7 @@ pub(super) enum Container {
 }
 
 /// A tensor that was read from its file.
-struct TensorBytes {
+pub(super) struct TensorBytes {
     dtype: WeightType,
     bytes: Bytes,
     rows: usize,
@@ -26,7 +26,7 @@ struct TensorBytes {
 }
 
 impl TensorBytes {
-    fn raw(&self) -> Raw<'_> {
+    pub(super) fn raw(&self) -> Raw<'_> {
         Raw { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
     }
 }
@@ -107,45 +107,27 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.keep(parts[0].0, stacked)
     }
 
-    /// Takes the matrices of experts, each of which is in a tensor of its own.
-    pub fn expert_stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
-        let found = self.raws(parts, cols)?;
-        let stacked = self.store.experts(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
-        self.keep(parts[0].0, stacked)
-    }
-
-    fn raws(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<Vec<TensorBytes>> {
+    pub(super) fn raws(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+    ) -> Option<Vec<TensorBytes>> {
         let found: Vec<_> =
             parts.iter().map(|(name, rows)| self.raw(name, &[*rows, cols])).collect();
         found.into_iter().collect()
     }
 
-    /// Takes the matrices `[rows, cols]` of experts from tensors that hold one of each expert, one
-    /// below the other: the first expert's of all the tensors come first.
-    pub fn experts(
-        &mut self,
-        names: &[&str],
-        [experts, rows, cols]: [usize; 3],
-    ) -> Option<M::Matrix> {
-        let shape = [experts * rows, cols];
-        let found: Vec<_> = names.iter().map(|name| self.raw(name, &shape)).collect();
-        let found: Vec<TensorBytes> = found.into_iter().collect::<Option<_>>()?;
-        let of_expert =
-            |expert: usize| found.iter().map(move |all| all.raw().slice(expert * rows, rows));
-        let raws: Vec<Raw> = match self.reading {
-            Reading::Whole => (0..experts).flat_map(of_expert).collect(),
-            Reading::Headers => found.iter().map(TensorBytes::raw).collect(),
-        };
-        let stacked = self.store.experts(&raws);
-        self.keep(names[0], stacked)
-    }
-
     /// Takes a vector into the host's memory.
     pub fn numbers(&mut self, name: &str, len: usize) -> Option<Vec<f32>> {
-        let values = self.raw(name, &[len])?;
+        self.values(name, &[len])
+    }
+
+    /// Takes the values of a vector or of a matrix into the host's memory.
+    pub(super) fn values(&mut self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
+        let found = self.raw(name, shape)?;
         match self.reading {
-            Reading::Whole => self.keep(name, values.raw().values()),
-            Reading::Headers => Some(vec![1.0; len]),
+            Reading::Whole => self.keep(name, found.raw().values()),
+            Reading::Headers => Some(vec![1.0; shape.iter().product()]),
         }
     }
 
@@ -180,11 +162,7 @@ impl<M: OpMemory> Tensors<'_, M> {
     /// Takes the taps of a convolution of each channel, `[channels, taps]`, as `[taps, channels]`
     /// f32.
     pub fn taps(&mut self, name: &str, channels: usize, taps: usize) -> Option<M::Buffer> {
-        let found = self.raw(name, &[channels, taps])?;
-        let values = match self.reading {
-            Reading::Whole => self.keep(name, found.raw().values())?,
-            Reading::Headers => vec![1.0; channels * taps],
-        };
+        let values = self.values(name, &[channels, taps])?;
         let tap = |tap: usize| values[tap..].iter().step_by(taps);
         let kept = self.store.norm((0..taps).flat_map(tap).copied().collect());
         self.keep(name, kept)
@@ -229,6 +207,15 @@ impl<M: OpMemory> Tensors<'_, M> {
         let found: Vec<Vec<f32>> = found.into_iter().collect::<Option<_>>()?;
         let bias = self.store.bias(found.concat());
         self.keep(parts[0].0, bias).map(Some)
+    }
+
+    /// The type in which a tensor is stored, if the file has it.
+    pub(super) fn dtype(&self, name: &str) -> Option<WeightType> {
+        let stored = self.stored_name(name);
+        match &self.container {
+            Container::Gguf(_, file) => file.tensors.get(&stored).map(|info| info.dtype),
+            Container::Checkpoint(files) => files.dtype(&stored),
+        }
     }
 
     pub fn has(&self, name: &str) -> bool {
@@ -305,7 +292,7 @@ impl<M: OpMemory> Tensors<'_, M> {
     }
 
     /// Takes a vector, as one row, or a matrix.
-    fn raw(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
+    pub(super) fn raw(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
         if self.failed.is_some() {
             return None;
         }
@@ -313,13 +300,10 @@ impl<M: OpMemory> Tensors<'_, M> {
         let (rows, cols) =
             if let [rows, cols] = *shape { (rows, cols) } else { (1, shape.iter().product()) };
         let whole = self.reading == Reading::Whole;
-        let (dtype, bytes) = match &mut self.container {
-            Container::Gguf(tensors, header) => {
-                (header.tensors[&stored].dtype, whole.then(|| tensors.take(&stored)))
-            }
-            Container::Checkpoint(files) => {
-                (files.dtype(&stored), whole.then(|| files.take(&stored)))
-            }
+        let dtype = self.dtype(name)?;
+        let bytes = match &mut self.container {
+            Container::Gguf(tensors, _) => whole.then(|| tensors.take(&stored)),
+            Container::Checkpoint(files) => whole.then(|| files.take(&stored)),
         };
         match bytes.unwrap_or_else(|| Ok(Bytes::default())) {
             Ok(bytes) => Some(TensorBytes { dtype, bytes, rows, cols }),

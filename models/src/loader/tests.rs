@@ -3,6 +3,7 @@
 use super::*;
 use crate::testing::{GgufWriter, TinyLlama};
 use crate::{Model, ModelOptions, load};
+use candle_core::{DType, Device, Tensor};
 use gguf::Value;
 use serde_json::json;
 
@@ -196,6 +197,34 @@ fn damaged_safetensors_are_refused() {
         }),
         &["config.json"],
     );
+}
+
+/// A folder whose model is a tiny llama with a tensor of bytes more.
+fn with_bytes(name: &str, shape: &[usize]) -> Result<Box<dyn Model>> {
+    folder(|folder, _| {
+        let path = folder.join("model.safetensors");
+        let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+        let bytes = Tensor::zeros(shape, DType::U8, &Device::Cpu).unwrap();
+        tensors.insert(name.to_owned(), bytes);
+        candle_core::safetensors::save(&tensors, &path).unwrap();
+    })
+}
+
+#[test]
+fn bytes_are_codes_with_scales_or_refused() {
+    check(with_bytes("model.more", &[32]), &["\"model.more\" has the dtype U8"]);
+    check(with_bytes("model.more_scales", &[32]), &["\"model.more_scales\" has the dtype U8"]);
+    check(with_bytes("model.more_blocks", &[2, 1, 16]), &["\"model.more\" has no scales"]);
+    for (codes, scales, shape) in [
+        (&[4usize, 2, 16][..], &[4usize, 2][..], Some(vec![4, 64])),
+        (&[4, 2, 16], &[4, 1], None),
+        (&[4, 2, 8], &[4, 2], None),
+        (&[4, usize::MAX, 16], &[4, usize::MAX], None),
+        (&[16], &[], None),
+        (&[], &[], None),
+    ] {
+        assert_eq!(mxfp4::shape(codes, scales), shape, "{codes:?} {scales:?}");
+    }
 }
 
 #[test]

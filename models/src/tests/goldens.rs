@@ -7,9 +7,9 @@ use crate::arch;
 use crate::goldens::{FORMATS, blocks, kernel_errors, logits};
 use crate::loader::gguf::Value;
 use crate::loader::names;
-use crate::testing::{GgufWriter, interleaved};
+use crate::testing::{GgufWriter, interleaved, little_endian};
 use candle_transformers::models::{gemma2, gemma3, mistral, qwen2, qwen3};
-use cresset_kernels::linear::Weight;
+use cresset_kernels::linear::{Weight, WeightType};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 
@@ -55,6 +55,10 @@ impl Case {
             .names;
         let mut stacks: BTreeMap<String, Vec<(usize, &String)>> = BTreeMap::new();
         for (name, shape) in &self.tensors {
+            if self.kind() == "gpt_oss" && name.contains(".experts.") {
+                self.put_experts_apart(name, shape, &mut writer);
+                continue;
+            }
             // The usual name of a tensor, and of which expert it is.
             let usual =
                 names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
@@ -103,6 +107,42 @@ impl Case {
         file
     }
 
+    /// Writes a tensor of GPT-OSS's experts: gate and up, whose rows take turns, in tensors of
+    /// their own, dense matrices transposed, and codes of MXFP4 with their scales.
+    fn put_experts_apart(&self, name: &str, shape: &[usize], writer: &mut GgufWriter) {
+        let (layer, part) = name.split_once(".mlp.experts.").unwrap();
+        let (part, form) = part.split_once("_proj").unwrap();
+        let (rows, cols, dtype) = match (form, shape) {
+            ("_scales", _) => return,
+            ("_blocks", &[.., blocks, _]) => {
+                (block_rows(name, shape), vec![32 * blocks], WeightType::MXFP4)
+            }
+            ("_bias", _) => {
+                let values = self.weights(name, shape);
+                (values.iter().map(|x| little_endian(&[*x])).collect(), vec![], WeightType::F32)
+            }
+            (_, &[_, cols, rows]) => {
+                let values = self.weights(name, shape);
+                let row = |at: usize| {
+                    let first = at / rows * cols * rows + at % rows;
+                    (0..cols).flat_map(|col| little_endian(&[values[first + col * rows]])).collect()
+                };
+                ((0..shape[0] * rows).map(row).collect(), vec![cols], WeightType::F32)
+            }
+            _ => panic!("{name} of {shape:?}"),
+        };
+        let rows: Vec<Vec<u8>> = rows;
+        let parts: &[&str] = if part == "gate_up" { &["gate", "up"] } else { &[part] };
+        for (turn, own) in parts.iter().enumerate() {
+            let data = rows.iter().skip(turn).step_by(parts.len()).flatten().copied().collect();
+            let height = rows.len() / shape[0] / parts.len();
+            let end = if form == "_bias" { "bias" } else { "weight" };
+            let name = format!("{layer}.mlp.experts.{own}_proj.{end}");
+            let shape = [&[shape[0], height], &cols[..]].concat();
+            writer.tensors.push((names::gguf(&name, &[]).unwrap(), shape, dtype, data));
+        }
+    }
+
     /// A tensor with the value heads of a delta rule in the order of GGUF: those of all first value
     /// heads of a key head come first.
     fn tiled(&self, name: &str, shape: &[usize], data: Vec<f32>) -> Vec<f32> {
@@ -133,15 +173,42 @@ impl Case {
 
     /// The longest context is the prompt's length, so LongRoPE chooses as for one pass over it.
     fn load(&self, source: &ModelSource) -> CpuModel {
-        let options = ModelOptions { max_context: Some(self.tokens.len()), ..options() };
+        self.load_as(source, self.is_quantised())
+    }
+
+    fn load_as(&self, source: &ModelSource, dequantise: bool) -> CpuModel {
+        let max_context = Some(self.tokens.len());
+        let options = ModelOptions { dequantise, max_context, ..options() };
         load(source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
     fn check(&self, mut model: CpuModel, want: &[Vec<f32>]) {
         for chunk in [1, 7, self.tokens.len()] {
-            assert_close(&alone(&mut model, &self.tokens, chunk), want, &self.name);
+            let got = alone(&mut model, &self.tokens, chunk);
+            assert_close(&got, want, &self.name);
+            assert_eq!(greedy(&got), greedy(want), "{}", self.name);
         }
     }
+}
+
+/// The most likely token of each row.
+fn greedy(rows: &[Vec<f32>]) -> Vec<Option<usize>> {
+    let best = |row: &Vec<f32>| (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b]));
+    rows.iter().map(best).collect()
+}
+
+/// The rows of a tensor in MXFP4 as GGUF has them.
+fn block_rows(name: &str, shape: &[usize]) -> Vec<Vec<u8>> {
+    let codes = Case::blocks(name, shape).unwrap();
+    let scales = name.replace("_blocks", "_scales");
+    let scales = Case::blocks(&scales, &shape[..3]).unwrap();
+    let block = |(codes, scale): (&[u8], &u8)| {
+        let values: Vec<u8> = codes.iter().flat_map(|byte| [byte % 16, byte / 16]).collect();
+        let pairs = values[..16].iter().zip(&values[16..]).map(|(low, high)| low + 16 * high);
+        [*scale].into_iter().chain(pairs).collect::<Vec<u8>>()
+    };
+    let blocks: Vec<Vec<u8>> = codes.chunks(16).zip(&scales).map(block).collect();
+    blocks.chunks(shape[2]).map(<[_]>::concat).collect()
 }
 
 fn metadata(value: &serde_json::Value) -> Value {
@@ -178,9 +245,10 @@ fn case_of(name: &str) -> Case {
 #[test]
 fn rows_do_not_depend_on_the_batch() {
     let recurrent = ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd"];
-    for name in ["qwen3-moe", "qwen2-moe", "mixtral"].into_iter().chain(recurrent) {
+    let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4"];
+    for name in experts.into_iter().chain(recurrent) {
         let case = case_of(name);
-        let mut model = case.folder(&case.config);
+        let mut model = case.in_folder(&case.config, |source| case.load_as(source, false));
         let whole = alone(&mut model, &case.tokens, 40);
         for chunk in [1, 7] {
             assert_eq!(alone(&mut model, &case.tokens, chunk), whole, "{name} by {chunk}");
@@ -201,6 +269,36 @@ fn rows_do_not_depend_on_the_batch() {
         step.logits_indices.clear();
         assert_eq!(model.forward(&step).unwrap().dims()[0], 0, "{name}");
     }
+}
+
+/// Products with MXFP4 round their activations to sixteen bits, and the cache is f16 beside them.
+/// From the folder and from GGUF the blocks are the same, and so are all bits.
+#[test]
+fn blocks_are_close_to_their_values_and_the_same_in_both_files() {
+    let case = case_of("gpt-oss-mxfp4");
+    let compute = |source: &ModelSource| alone(&mut case.load_as(source, false), &case.tokens, 40);
+    let folder = case.in_folder(&case.config, compute);
+    let file = case.gguf_file(case.gguf.as_ref().unwrap());
+    assert_eq!(compute(&ModelSource::gguf(file.path().to_owned())), folder);
+    for (got, want) in folder.iter().zip(rows(&logits()["gpt-oss-mxfp4"])) {
+        let largest = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let error = got.iter().zip(&want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(error <= 5e-3 * largest, "{error} of {largest}");
+    }
+}
+
+/// The cards of both files count the same parameters.
+#[test]
+fn codes_and_scales_count_as_the_values_they_stand_for() {
+    let case = case_of("gpt-oss-mxfp4");
+    let card = |source: &ModelSource| crate::inspect(source).unwrap();
+    let folder = case.in_folder(&case.config, card);
+    let file = case.gguf_file(case.gguf.as_ref().unwrap());
+    let gguf = card(&ModelSource::gguf(file.path().to_owned()));
+    assert_eq!(folder.parameters(), gguf.parameters());
+    assert_eq!(folder.types["MXFP4"], gguf.types["MXFP4"]);
+    // Of 4 layers, 6 experts of 3 matrices of 32 by 64.
+    assert_eq!(folder.types["MXFP4"], 4 * 6 * 3 * 32 * 64);
 }
 
 /// A state from which one sequence went on is as it was: another goes on from it too.

@@ -233,16 +233,21 @@ fn neighbours_change_no_token_of_a_real_model() {
     check_model(&ModelSource::gguf(path), &CacheKinds::default(), 2 * 2 * 16, 0);
 }
 
-/// The model has two layers that see everything and one with a window.
+/// The first model has two layers that see everything and one with a window, the other two of each,
+/// with sinks and experts.
 #[test]
 fn neighbours_change_no_token_of_a_model_with_a_window() {
-    let case = goldens().cases.into_iter().find(|case| case.name == "gemma3-odd").unwrap();
-    let mut config = case.config.clone();
-    config["max_position_embeddings"] = 128.into();
-    let folder = tempfile::tempdir().unwrap();
-    case.write(folder.path(), &config).unwrap();
-    let source = ModelSource::hf_folder(folder.path().to_owned());
-    check_model(&source, &of_windows(&[None, None, Some(8)]), 2 * 16, 0);
+    let gemma = ("gemma3-odd", &[None, None, Some(8)][..], 2 * 16);
+    let gpt_oss = ("gpt-oss", &[None, Some(8)][..], 2 * 2 * 16);
+    for (name, windows, width) in [gemma, gpt_oss] {
+        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
+        let mut config = case.config.clone();
+        config["max_position_embeddings"] = 128.into();
+        let folder = tempfile::tempdir().unwrap();
+        case.write(folder.path(), &config).unwrap();
+        let source = ModelSource::hf_folder(folder.path().to_owned());
+        check_model(&source, &of_windows(windows), width, 0);
+    }
 }
 
 /// Models most of whose layers are recurrent.

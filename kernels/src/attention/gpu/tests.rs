@@ -149,6 +149,7 @@ impl Paging {
             q: q.view(),
             k_cache: self.k.view(),
             v_cache: self.v.view(),
+            sinks: None,
             shape: self.case.shape(self.width() + BESIDE, self.block_size),
             sequences,
             out: out.view(),

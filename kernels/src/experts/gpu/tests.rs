@@ -42,7 +42,8 @@ impl Routed {
         let choices = self.weights.view().len();
         let out = poisoned_buffer(&self.gpu, kind, choices * rows);
         let w = MatrixView::dense(w.view(), self.experts * rows, cols);
-        let args = ExpertLinearArgs { x: x.view(), w, routes: self.routes(), out: out.view() };
+        let routes = self.routes();
+        let args = ExpertLinearArgs { x: x.view(), w, bias: None, routes, out: out.view() };
         self.gpu.expert_linear(&args).unwrap();
         downloaded(&out)
     }
