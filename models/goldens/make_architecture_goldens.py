@@ -98,14 +98,17 @@ TOWER = dict(
     eoi_token_index=52,
 )
 # Settings beside the shape; every other layer has a window.
-GPT_OSS = dict(
-    intermediate_size=32,
-    num_hidden_layers=4,
-    head_dim=16,
-    sliding_window=8,
-    num_local_experts=6,
-    num_experts_per_tok=3,
-) | NO_IDS
+GPT_OSS = (
+    dict(
+        intermediate_size=32,
+        num_hidden_layers=4,
+        head_dim=16,
+        sliding_window=8,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+    )
+    | NO_IDS
+)
 GPT_OSS_ROPE = rope(
     "yarn",
     150_000.0,
