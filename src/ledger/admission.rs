@@ -35,9 +35,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     let record = with_attempt(known, admit, amount, now);
     let owners = counted(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
     let admitted = reserve(state, record, &owners, &balances, needed.tokens, now)?;
-    if let Some(due) = rate_due {
-        state.put_rate_due(admit.key.account, due)?;
-    }
+    state.put_rate_due(admit.key.account, rate_due)?;
     Ok(admitted)
 }
 

@@ -111,7 +111,8 @@ pub trait LedgerState {
     fn rate_due(&self, _account: AccountId) -> StateResult<Option<u64>> {
         Ok(None)
     }
-    fn put_rate_due(&mut self, _account: AccountId, _due: u64) -> StateResult {
+    /// `None` changes nothing.
+    fn put_rate_due(&mut self, _account: AccountId, _due: Option<u64>) -> StateResult {
         Ok(())
     }
     /// The end of the chain that the account's entries belong to. The implementation chooses

@@ -90,31 +90,35 @@ impl<B: Backend> Writer<B> {
 
     /// Releases the reservations of earlier boots. Nothing may be admitted before.
     pub(super) fn recover(&mut self) -> StoreResult {
-        let boot = self.shared.boot();
-        let mut total = 0;
-        loop {
-            let (limit, crash_block_ms) = (RECOVERY_BATCH, self.limits.crash_block_ms);
-            let job = WriteJob::new(Command::Recover { boot, limit, crash_block_ms }.into(), None);
-            let outcomes = self.transact(&[job]).map_err(|failure| match failure {
-                BatchFailure::Damaged(_, error) => error.into(),
-                BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
-            })?;
-            let Some(Ok(Outcome::Recovered { released, remaining })) = outcomes.into_iter().next()
-            else {
-                let why = "reservations of an earlier start cannot be released: run `cresset ledger audit`";
-                return Err(StoreError::Unusable(why.into()));
-            };
-            total += released;
+        let (mut total, mut remains) = (0, true);
+        while remains {
+            let (released, remaining) = self.release_some()?;
+            (total, remains) = (total + released, remaining);
             failpoint!("store::recovered");
-            if !remaining {
-                break;
-            }
         }
         if total > 0 {
             tracing::warn!(released = total, "released reservations of earlier starts");
             self.shared.released(ReleaseCause::Failed(FailureCode::NodeRestarted), total as u64);
         }
         Ok(())
+    }
+
+    /// Releases some of them in one transaction. Returns how many, and whether there are more.
+    fn release_some(&mut self) -> StoreResult<(usize, bool)> {
+        let (boot, limit) = (self.shared.boot(), RECOVERY_BATCH);
+        let recover = Command::Recover { boot, limit, crash_block_ms: self.limits.crash_block_ms };
+        let job = WriteJob::new(recover.into(), None);
+        let outcomes = self.transact(&[job]).map_err(|failure| match failure {
+            BatchFailure::Damaged(_, error) => error.into(),
+            BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
+        })?;
+        match outcomes.into_iter().next() {
+            Some(Ok(Outcome::Recovered { released, remaining })) => Ok((released, remaining)),
+            _ => Err(StoreError::Unusable(
+                "reservations of an earlier start cannot be released: run `cresset ledger audit`"
+                    .into(),
+            )),
+        }
     }
 
     /// Runs until the queue is closed and empty, then records that the stop was orderly.

@@ -65,19 +65,23 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let bias = Presence::when(keys.take("attention_bias")?.unwrap_or(true));
     // The experts' own activation is always the clamped one.
     keys.activation("hidden_act", Activation::Silu)?;
-    let alpha = keys.take("swiglu_alpha")?.unwrap_or(ALPHA);
-    let limit = keys.take("swiglu_limit")?.unwrap_or(LIMIT);
-    if !(alpha > 0.0 && limit > 0.0) {
-        return Err(keys.bad("`swiglu_alpha` and `swiglu_limit` must be positive"));
-    }
     let options = LayerOptions {
-        activation: Activation::ClampedSwiglu { alpha, limit },
+        activation: activation(keys)?,
         qkv_bias: bias,
         output_bias: bias,
         experts_in_turn: true,
         ..OPTIONS
     };
     Ok(ArchSpec { config, options })
+}
+
+fn activation(keys: &mut hf_config::HfConfigKeys) -> Result<Activation> {
+    let alpha = keys.take("swiglu_alpha")?.unwrap_or(ALPHA);
+    let limit = keys.take("swiglu_limit")?.unwrap_or(LIMIT);
+    if !(alpha > 0.0 && limit > 0.0) {
+        return Err(keys.bad("`swiglu_alpha` and `swiglu_limit` must be positive"));
+    }
+    Ok(Activation::ClampedSwiglu { alpha, limit })
 }
 
 fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {

@@ -43,9 +43,7 @@ impl PostgresConfig {
         if server.get_password().is_some() {
             return Err("ledger.url holds a password: name a file in ledger.password_file".into());
         }
-        if let Some(password) = password {
-            server.password(password);
-        }
+        password.map(|password| server.password(password));
         let mode = tls_mode(&server);
         server.ssl_mode(mode);
         Ok(Self {

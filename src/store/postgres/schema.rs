@@ -151,16 +151,20 @@ pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
     })?;
     let stored: &[u8] = rows.first().ok_or_else(missing)?.get(0);
     let schema: u32 = decode(IDENTITY.as_bytes(), stored)?;
-    if schema == SCHEMA {
-        return Ok(());
+    match steps_after(schema)? {
+        [] => Ok(()),
+        steps => extend(session, stored.to_vec(), steps).await,
     }
+}
+
+/// The steps from this version to that of this build.
+fn steps_after(schema: u32) -> StoreResult<&'static [&'static str]> {
     let steps = (schema as usize).checked_sub(1).and_then(|known| STEPS.get(known..));
-    let Some(steps) = steps.filter(|steps| !steps.is_empty()) else {
-        return Err(StoreError::Unusable(format!(
+    steps.ok_or_else(|| {
+        StoreError::Unusable(format!(
             "the ledger in the database has schema {schema} and this build knows {SCHEMA}: use the build that made it"
-        )));
-    };
-    extend(session, stored.to_vec(), steps).await
+        ))
+    })
 }
 
 /// Makes the tables those of this build, all or nothing.

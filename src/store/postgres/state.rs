@@ -265,8 +265,8 @@ impl LedgerState for BatchState<'_> {
         Ok(Some(self.rows.borrow().rates.get(&account).copied().unwrap_or_default()))
     }
 
-    fn put_rate_due(&mut self, account: AccountId, due: u64) -> StateResult {
-        self.rows.borrow_mut().rates.insert(account, due);
+    fn put_rate_due(&mut self, account: AccountId, due: Option<u64>) -> StateResult {
+        self.rows.borrow_mut().rates.extend(due.map(|due| (account, due)));
         Ok(())
     }
 

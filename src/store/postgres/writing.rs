@@ -110,18 +110,20 @@ fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
+fn balance_of(row: &AccountRow, bucket: Bucket) -> &Balance {
+    match bucket {
+        Bucket::Trial => &row.balances.trial,
+        Bucket::Premium => &row.balances.premium,
+    }
+}
+
 fn put_accounts(
     sql: &'static str,
     rows: &[(&AccountId, &AccountRow)],
     rates: &AccountRates,
 ) -> Ask {
     let amounts = |bucket: Bucket, part: fn(&Balance) -> Microcredits| {
-        column(rows, |(_, row)| {
-            units(part(match bucket {
-                Bucket::Trial => &row.balances.trial,
-                Bucket::Premium => &row.balances.premium,
-            }))
-        })
+        column(rows, |(_, row)| units(part(balance_of(row, bucket))))
     };
     let in_flight = |row: &AccountRow| i32::try_from(row.account.in_flight).unwrap_or(i32::MAX);
     Ask::new(sql)
