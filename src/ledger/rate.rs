@@ -4,7 +4,7 @@
 use super::commands::Refusal;
 use crate::clock::UnixMillis;
 
-/// How often an account may be admitted.
+/// How often requests of an account may be admitted, by its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmissionRate {
     pub per_minute: u32,

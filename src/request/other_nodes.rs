@@ -29,7 +29,7 @@ async fn begin_anew(services: &Services, interval: Duration) {
     let running = services.live.all();
     services.live.shut_down();
     for live in &running {
-        // How it ended is in the ledger.
+        // The ledger has how it ended, so the answer itself is not needed.
         drop(live.ended().await);
     }
     let boot = services.store.boot();

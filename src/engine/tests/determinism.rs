@@ -13,6 +13,7 @@ use cresset_models::goldens::goldens;
 use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::HashMap;
+use std::path::Path;
 
 /// Starts an engine with given options and a number of steps in flight.
 type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
@@ -233,6 +234,15 @@ fn neighbours_change_no_token_of_a_real_model() {
     check_model(&ModelSource::gguf(path), &CacheKinds::default(), 2 * 2 * 16, 0);
 }
 
+/// The tiny model of this name, written to `folder`, with a context that holds the mixes.
+fn golden_model(name: &str, folder: &Path) -> ModelSource {
+    let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
+    let mut config = case.config.clone();
+    config["max_position_embeddings"] = 128.into();
+    case.write(folder, &config).unwrap();
+    ModelSource::hf_folder(folder.to_owned())
+}
+
 /// The first model has two layers that see everything and one with a window, the other two of each,
 /// with sinks and experts.
 #[test]
@@ -240,12 +250,8 @@ fn neighbours_change_no_token_of_a_model_with_a_window() {
     let gemma = ("gemma3-odd", &[None, None, Some(8)][..], 2 * 16);
     let gpt_oss = ("gpt-oss", &[None, Some(8)][..], 2 * 2 * 16);
     for (name, windows, width) in [gemma, gpt_oss] {
-        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
-        let mut config = case.config.clone();
-        config["max_position_embeddings"] = 128.into();
         let folder = tempfile::tempdir().unwrap();
-        case.write(folder.path(), &config).unwrap();
-        let source = ModelSource::hf_folder(folder.path().to_owned());
+        let source = golden_model(name, folder.path());
         check_model(&source, &of_windows(windows), width, 0);
     }
 }
@@ -256,12 +262,8 @@ fn neighbours_change_no_token_of_a_model_with_states() {
     let lfm2 = ("lfm2", 2 * 16, 3 * 2 * 64 * 4);
     let qwen = ("qwen3.5", 2 * 32, 3 * (3 * 128 + 4 * 16 * 16) * 4);
     for (name, width, state_bytes) in [lfm2, qwen] {
-        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
-        let mut config = case.config.clone();
-        config["max_position_embeddings"] = 128.into();
         let folder = tempfile::tempdir().unwrap();
-        case.write(folder.path(), &config).unwrap();
-        let source = ModelSource::hf_folder(folder.path().to_owned());
+        let source = golden_model(name, folder.path());
         check_model(&source, &with_states(150), width, state_bytes);
     }
 }

@@ -12,8 +12,6 @@ use crate::clock::UnixMillis;
 use crate::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
-use crate::ledger::AdmissionRate;
-use crate::ledger::Refusal;
 use crate::ledger::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::budgets::{
@@ -25,6 +23,7 @@ use crate::ledger::records::{
     FinishReason, RequestKey, RequestRecord,
 };
 use crate::ledger::state::LedgerState;
+use crate::ledger::{AdmissionRate, Refusal};
 use memory::MemoryState;
 use uuid::Uuid;
 
