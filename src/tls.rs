@@ -18,6 +18,7 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use tokio_util::either::Either;
+pub use validity::ends_soon;
 
 /// A connection with or without TLS, whose state is large.
 pub type Socket = Either<TcpStream, Box<TlsStream<TcpStream>>>;

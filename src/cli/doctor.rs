@@ -9,7 +9,7 @@ use crate::config::{Config, memory_bytes};
 use crate::node::{self, ComputeDevice, NodeError, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::Store;
-use crate::tls::TlsListeners;
+use crate::tls::{TlsListeners, ends_soon};
 use crate::traces;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -213,7 +213,7 @@ fn certificate(config: &Config, status: Option<&Value>) -> Option<Finding> {
         return Some(Finding::warning(CHECK, detail, "cresset reload"));
     }
     let now = shown_now().seconds();
-    Some(match text::ends_soon(ends, now) {
+    Some(match ends_soon(ends, now) {
         None => Finding::good(CHECK, format!("ends at {}", text::utc(ends))),
         Some(soon) if ends < now => Finding::wrong(CHECK, soon, "renew it, then cresset reload"),
         Some(soon) => Finding::warning(CHECK, soon, "renew it, then cresset reload"),

@@ -6,6 +6,7 @@ use super::support::{shutdown, text};
 use crate::catalogue::{Catalogue, NodePublicKey};
 use crate::clock::shown_now;
 use crate::server::operator::{AdminCommand, status};
+use crate::tls::ends_soon;
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
@@ -99,7 +100,7 @@ fn screen(document: &Value) -> String {
     }
     // All listeners show one certificate.
     let ends = document["certificates"][0]["ends_at"].as_u64();
-    if let Some(ends) = ends.and_then(|at| text::ends_soon(at, shown_now().seconds())) {
+    if let Some(ends) = ends.and_then(|at| ends_soon(at, shown_now().seconds())) {
         let ends = style(Style::Warning, &ends);
         let _ = writeln!(out, "tls       the certificate {ends}: renew it, then `cresset reload`");
     }

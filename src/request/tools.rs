@@ -187,7 +187,7 @@ impl GenerationInput {
             let why = "is nothing that this model's template reads: leave it out";
             return Err(RequestError::refused(&field, why));
         }
-        let Some(effort) = self.effort.filter(|effort| text.switches(*effort)) else {
+        let Some(effort) = self.effort.filter(|effort| !text.has_effort(*effort)) else {
             return Ok(variables);
         };
         let told = effort.variables(|name| text.template.reads(name)).ok_or_else(|| {
@@ -254,9 +254,13 @@ fn not_encoded(error: text::Error) -> RequestError {
 }
 
 impl TextModel {
-    /// Whether an effort has to be told to the template: a model that never thinks is at its
-    /// lowest without.
-    pub fn switches(&self, effort: ThinkingEffort) -> bool {
-        self.thinking.is_some() || effort != ThinkingEffort::Off
+    /// Whether the model answers with this effort without being told: one that never thinks is
+    /// always off, and one that cannot be switched always thinks, in the one degree that it has.
+    pub fn has_effort(&self, effort: ThinkingEffort) -> bool {
+        if effort == ThinkingEffort::Off {
+            return self.thinking.is_none();
+        }
+        let has_switch = effort.variables(|name| self.template.reads(name)).is_some();
+        self.thinking.is_some() && !has_switch
     }
 }

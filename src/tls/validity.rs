@@ -1,6 +1,7 @@
 //! The end of a certificate's validity, of which rustls tells nothing: read from the certificate's
 //! DER encoding (RFC 5280, section 4.1).
 
+use crate::clock::UnixMillis;
 use chrono::NaiveDateTime;
 
 /// Tags of the DER values that are told apart here.
@@ -26,6 +27,16 @@ pub(super) fn not_after(certificate: &[u8]) -> Option<u64> {
     let (_, _, ends) = first(validity)?;
     let (tag, time, _) = first(ends)?;
     unix_seconds(tag, std::str::from_utf8(time).ok()?)
+}
+
+/// Days before the end of a certificate from which on operators are told.
+const RENEWAL_DAYS: u64 = 14;
+
+/// What is wrong with a certificate that ends at `at`; `None` while that is `RENEWAL_DAYS` or more
+/// after `now`. Both are Unix seconds.
+pub fn ends_soon(at: u64, now: u64) -> Option<String> {
+    let verb = if at < now { "ended" } else { "ends" };
+    (at < now + RENEWAL_DAYS * 86_400).then(|| format!("{verb} at {}", UnixMillis(1_000 * at)))
 }
 
 /// A UTC time has two digits of the year, those of 1950 to 2049.
@@ -67,6 +78,17 @@ fn first(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
 mod tests {
     use super::*;
     use std::path::Path;
+
+    #[test]
+    fn certificates_are_renewed_two_weeks_before_their_end() {
+        let check = |at, expect: Option<&str>| {
+            assert_eq!(ends_soon(at, 86_400).as_deref(), expect);
+        };
+        check(86_399, Some("ended at 1970-01-01 23:59:59Z"));
+        check(86_400, Some("ends at 1970-01-02 00:00:00Z"));
+        check(15 * 86_400 - 1, Some("ends at 1970-01-15 23:59:59Z"));
+        check(15 * 86_400, None);
+    }
 
     #[test]
     fn times_of_both_kinds() {

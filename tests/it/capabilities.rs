@@ -328,6 +328,12 @@ async fn thinking_is_switched_as_the_template_knows() {
         world.post(Uuid::new_v4(), &world.ask(json!({ "reasoning_effort": "none" }))).await;
     assert_eq!((lowest.status, lowest.header("x-ignored-params")), (200, "reasoning_effort"));
     world.close().await;
+    // A model that always thinks has one degree of it, and cannot do without.
+    let world = node("Qwen-QwQ-32B", "hm\n</think>\n\nso", |_| {}).await;
+    let high = world.post(Uuid::new_v4(), &world.ask(json!({ "reasoning_effort": "high" }))).await;
+    assert_eq!((high.status, high.header("x-ignored-params")), (200, "reasoning_effort"));
+    refused(&world, &json!({ "reasoning_effort": "none" }), "reasoning_effort", "no switch").await;
+    world.close().await;
 }
 
 /// The request is refused for this field, in these words, and nothing is reserved.

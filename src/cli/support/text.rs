@@ -110,16 +110,6 @@ pub(crate) fn age(seconds: Option<u64>) -> String {
     format!("{} {name} ago", seconds / unit)
 }
 
-/// Days before the end of a certificate from which on operators are told.
-const RENEWAL_DAYS: u64 = 14;
-
-/// What is wrong with a certificate that ends at `at`; `None` while that is `RENEWAL_DAYS` or more
-/// after `now`. Both are Unix seconds.
-pub(crate) fn ends_soon(at: u64, now: u64) -> Option<String> {
-    let verb = if at < now { "ended" } else { "ends" };
-    (at < now + RENEWAL_DAYS * 86_400).then(|| format!("{verb} at {}", utc(at)))
-}
-
 /// Microcredits as credits: `1500` is `0.0015`.
 pub(crate) fn credits(units: u64) -> String {
     let text = format!("{}.{:06}", units / 1_000_000, units % 1_000_000);
@@ -157,17 +147,6 @@ mod tests {
             assert_eq!(age(Some(seconds)), expect);
         }
         assert_eq!((age(Some(200_000)), age(None)), ("2 d ago".into(), "none known".into()));
-    }
-
-    #[test]
-    fn certificates_are_renewed_two_weeks_before_their_end() {
-        let check = |at, expect: Option<&str>| {
-            assert_eq!(ends_soon(at, 86_400).as_deref(), expect);
-        };
-        check(86_399, Some("ended at 1970-01-01 23:59:59Z"));
-        check(86_400, Some("ends at 1970-01-02 00:00:00Z"));
-        check(15 * 86_400 - 1, Some("ends at 1970-01-15 23:59:59Z"));
-        check(15 * 86_400, None);
     }
 
     #[test]

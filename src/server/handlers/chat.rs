@@ -124,7 +124,7 @@ fn without_effect(services: &Services, input: &GenerationInput) -> Vec<String> {
         return Vec::new();
     };
     let mut paths = Vec::new();
-    let effort = input.effort.filter(|effort| !model.text.switches(*effort));
+    let effort = input.effort.filter(|effort| model.text.has_effort(*effort));
     paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
     for (index, message) in input.messages.iter().enumerate() {
         let fields = [
