@@ -38,6 +38,17 @@ const TOKENS: [f64; 16] = [
 ];
 const COMMIT: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0];
 
+/// Figures of a device that models run on.
+#[derive(Clone, Debug)]
+pub struct DeviceSample {
+    pub name: String,
+    /// Bytes of the models that are loaded there.
+    pub held_bytes: u64,
+    pub is_lost: bool,
+    pub running: usize,
+    pub waiting: usize,
+}
+
 /// Defines the metrics. Each has the function that registers it with its arguments: the name, the
 /// help text, and the buckets of a histogram. They are told in this order.
 macro_rules! metrics {
@@ -153,6 +164,14 @@ metrics! {
     loaded: By<1, Gauge> = add("model_loaded", "1 while the model is in memory, else 0");
     model_memory: Gauge = add("model_memory_bytes",
         "Bytes of weights and KV caches of the loaded models now");
+    device_memory: By<1, Gauge> = add("device_model_memory_bytes",
+        "Bytes of weights and KV caches of the models that are loaded on the device now");
+    device_lost: By<1, Gauge> = add("device_lost",
+        "1 once the device cannot be used any more before the process has ended, else 0");
+    device_running: By<1, Gauge> = add("device_requests_running",
+        "Requests that the engines of the device compute now");
+    device_waiting: By<1, Gauge> = add("device_requests_waiting",
+        "Requests that wait in the engines of the device now");
     loads: Counter = add("model_loads", "Loads of models that were started");
     unloads: Counter = add("model_unloads", "Models unloaded to make room");
     model_failures: By<1, Counter> = add("model_failures",
@@ -510,9 +529,18 @@ impl Metrics {
         self.loaded.get_or_create(label).set(loaded.into());
     }
 
-    /// `bytes` are held by loaded models; loads and unloads are totals since the start.
-    pub fn sample_pool(&self, bytes: u64, loads: u64, unloads: u64) {
-        self.model_memory.set(bytes as i64);
+    /// Loads and unloads are totals since the start.
+    pub fn sample_pool(&self, devices: &[DeviceSample], loads: u64, unloads: u64) {
+        let mut held = 0;
+        for DeviceSample { name, held_bytes, is_lost, running, waiting } in devices {
+            let label = [("device", name.clone())];
+            held += held_bytes;
+            self.device_memory.get_or_create(&label).set(*held_bytes as i64);
+            self.device_lost.get_or_create(&label).set((*is_lost).into());
+            self.device_running.get_or_create(&label).set(*running as i64);
+            self.device_waiting.get_or_create(&label).set(*waiting as i64);
+        }
+        self.model_memory.set(held as i64);
         self.loads.inner().store(loads, Ordering::Relaxed);
         self.unloads.inner().store(unloads, Ordering::Relaxed);
     }

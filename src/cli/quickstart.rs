@@ -48,7 +48,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         note("\nserving until Ctrl-C");
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = node.device_lost() => outcome = Err(lost_device()),
+            () = node.all_devices_lost() => outcome = Err(lost_device()),
         }
     }
     client.close().await;

@@ -120,7 +120,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
             () = shutdown.cancelled() => break Ok(()),
             _ = hangup.recv() => running.reload().await,
             () = running.handed_over() => break Ok(()),
-            () = running.device_lost() => break Err(lost_device()),
+            () = running.all_devices_lost() => break Err(lost_device()),
         }
     };
     service_manager::stopping();

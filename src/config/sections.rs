@@ -96,6 +96,10 @@ pub struct EngineSettings {
     /// the first GPU where the build and the machine have one that this build supports, with
     /// `gpu_least_free_mib` free, else the CPU. A GPU needs a build with the feature `cuda`.
     pub device: DeviceSetting = DeviceSetting::Auto,
+    /// Several devices of one kind in place of `device`, such as `["cuda:0", "cuda:1"]`: each has
+    /// an engine of its own for each model that is loaded on it. `cpu` may stand more than once,
+    /// and each such engine has `threads` of its own and the whole memory is shared out evenly.
+    pub devices: Vec<DeviceSetting> = Vec::new(),
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
     pub threads: usize = 0,

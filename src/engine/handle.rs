@@ -8,6 +8,7 @@ use super::inbox::{EngineProgress, Inbox, Submission};
 use super::queue_limits;
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
+use std::iter::Sum;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -56,6 +57,28 @@ pub struct EngineStats {
     pub late_frees: u64,
     /// Produced tokens per second over the last seconds.
     pub tokens_per_second: f64,
+}
+
+/// The numbers of several engines together.
+impl Sum for EngineStats {
+    fn sum<I: Iterator<Item = Self>>(engines: I) -> Self {
+        engines.fold(Self::default(), |all, one| Self {
+            running: all.running + one.running,
+            waiting: all.waiting + one.waiting,
+            blocks_total: all.blocks_total + one.blocks_total,
+            blocks_used: all.blocks_used + one.blocks_used,
+            steps: all.steps + one.steps,
+            prompt_tokens: all.prompt_tokens + one.prompt_tokens,
+            generated_tokens: all.generated_tokens + one.generated_tokens,
+            prefix_hit_tokens: all.prefix_hit_tokens + one.prefix_hit_tokens,
+            preemptions: all.preemptions + one.preemptions,
+            draft_tokens: all.draft_tokens + one.draft_tokens,
+            accepted_tokens: all.accepted_tokens + one.accepted_tokens,
+            stops: all.stops + one.stops,
+            late_frees: all.late_frees + one.late_frees,
+            tokens_per_second: all.tokens_per_second + one.tokens_per_second,
+        })
+    }
 }
 
 /// Access to one engine; cheap to clone. The engine thread ends when `shutdown` is called or the

@@ -193,7 +193,7 @@ impl Runner for ScriptedRunner {
     fn recover(&mut self) -> Result<(), EngineError> {
         self.launched.clear();
         if self.fatal {
-            return Err(EngineError::DeviceLost("scripted end of the engine".into()));
+            return Err(EngineError::Integrity("scripted end of the engine".into()));
         }
         Ok(())
     }

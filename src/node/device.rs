@@ -1,4 +1,4 @@
-//! The device that models run on: what the configuration asks for, and what this machine and this
+//! The devices that models run on: what the configuration asks for, and what this machine and this
 //! build have.
 
 use super::NodeError;
@@ -24,15 +24,33 @@ pub enum ComputeDevice {
 }
 
 impl ComputeDevice {
-    /// Fails when the configuration names a GPU that cannot be used.
-    pub fn choose(engine: &EngineSettings) -> Result<Self, NodeError> {
-        match engine.device {
+    /// The device that models are qualified on, and the further ones of `engine.devices`. Fails
+    /// when the configuration names a GPU that cannot be used, or devices that do not go together.
+    pub fn choose_all(engine: &EngineSettings) -> Result<(Self, Vec<Self>), NodeError> {
+        let least_free_mib = engine.gpu_least_free_mib;
+        let [first, further @ ..] = &engine.devices[..] else {
+            return Ok((Self::choose(engine.device, "engine.device", least_free_mib)?, Vec::new()));
+        };
+        check_together(&engine.devices, engine.device)?;
+        let choose = |wanted: &DeviceSetting| Self::choose(*wanted, "engine.devices", 0);
+        let (first, further) =
+            (choose(first)?, further.iter().map(choose).collect::<Result<Vec<_>, _>>()?);
+        further.iter().try_for_each(|other| check_alike(&first, other))?;
+        Ok((first, further))
+    }
+
+    fn choose(
+        wanted: DeviceSetting,
+        setting: &str,
+        least_free_mib: usize,
+    ) -> Result<Self, NodeError> {
+        match wanted {
             DeviceSetting::Cpu => Ok(Self::Cpu { no_gpu: None }),
-            DeviceSetting::Auto => Ok(Self::automatic(engine.gpu_least_free_mib)),
+            DeviceSetting::Auto => Ok(Self::automatic(least_free_mib)),
             DeviceSetting::Cuda(number) => match gpu::probe(number) {
                 Ok(properties) => Ok(Self::Gpu { number, properties }),
                 Err(why) => {
-                    let what = format!("engine.device is \"cuda:{number}\", but {why}");
+                    let what = format!("{setting} names cuda:{number}, but {why}");
                     Err(NodeError::new(what).remedy("or set engine.device to \"cpu\""))
                 }
             },
@@ -99,6 +117,44 @@ impl ComputeDevice {
     }
 }
 
+/// Refuses devices that a node cannot run models on together, whatever this machine has.
+fn check_together(devices: &[DeviceSetting], device: DeviceSetting) -> Result<(), NodeError> {
+    let refuse = |why: &str| Err(NodeError::new(format!("engine.devices {why}")));
+    let is_cpu = |device: &DeviceSetting| *device == DeviceSetting::Cpu;
+    let cpus = devices.iter().filter(|device| is_cpu(device)).count();
+    let named: BTreeSet<String> = devices.iter().map(|device| (*device).into()).collect();
+    if device != DeviceSetting::Auto {
+        return refuse("and engine.device are both set: set one of them");
+    }
+    if devices.contains(&DeviceSetting::Auto) {
+        return refuse("must name its devices: leave \"auto\" out");
+    }
+    if cpus > 0 && cpus < devices.len() {
+        return refuse("must be GPUs or the CPU, not both: what is proven on one is not on others");
+    }
+    if cpus == 0 && named.len() < devices.len() {
+        return refuse("names a GPU twice: name each once");
+    }
+    Ok(())
+}
+
+/// Refuses GPUs of two kinds: a model is proven on one kind.
+fn check_alike(first: &ComputeDevice, other: &ComputeDevice) -> Result<(), NodeError> {
+    let kind = |device: &ComputeDevice| {
+        let found = device.properties().map(|found| {
+            (found.name.clone(), found.capability, found.multiprocessors, found.memory_bytes >> 30)
+        });
+        (found, device.sentence().unwrap_or_default())
+    };
+    let ((first, first_told), (other, other_told)) = (kind(first), kind(other));
+    if first == other {
+        return Ok(());
+    }
+    let what = "engine.devices must be GPUs of one kind, as models are proven on one kind";
+    Err(NodeError::new(format!("{what}; they are {first_told}, and {other_told}"))
+        .remedy("run a node for each kind"))
+}
+
 /// Says in one sentence why a GPU with so much free memory is not taken unless it is named.
 fn enough_memory(gpu: &Properties, free: usize, least_free_mib: usize) -> Result<(), String> {
     let (name, least) = (&gpu.name, least_free_mib << 20);
@@ -120,6 +176,35 @@ fn enough_memory(gpu: &Properties, free: usize, least_free_mib: usize) -> Result
 mod tests {
     use super::*;
     use cresset_kernels::gpu::Emulator;
+
+    #[test]
+    fn devices_that_do_not_go_together_are_refused() {
+        use DeviceSetting::{Auto, Cpu, Cuda};
+        let check = |devices: &[DeviceSetting], device, expect: Option<&str>| {
+            let refused = check_together(devices, device).err().map(|error| error.to_string());
+            match (&refused, expect) {
+                (None, None) => {}
+                (Some(why), Some(part)) => assert!(why.contains(part), "{why}"),
+                _ => panic!("{devices:?}: {refused:?}"),
+            }
+        };
+        check(&[Cuda(0), Cuda(1)], Auto, None);
+        check(&[Cpu, Cpu], Auto, None);
+        check(&[Cuda(0), Cuda(1)], Cuda(0), Some("both set"));
+        check(&[Cuda(0), Auto], Auto, Some("\"auto\""));
+        check(&[Cuda(0), Cpu], Auto, Some("not both"));
+        check(&[Cuda(1), Cuda(0), Cuda(1)], Auto, Some("twice"));
+        let gpu = |name, number| {
+            let properties = Emulator::card(name, 12_000 << 20).unwrap();
+            let properties = Properties { name: name.to_owned(), ..properties };
+            ComputeDevice::Gpu { number, properties }
+        };
+        assert!(check_alike(&gpu("rtx-3060", 0), &gpu("rtx-3060", 1)).is_ok());
+        let why = check_alike(&gpu("rtx-3060", 0), &gpu("rtx-5090", 1)).unwrap_err().to_string();
+        for part in ["of one kind", "cuda:0: rtx-3060", "cuda:1: rtx-5090"] {
+            assert!(why.contains(part), "{part} is not in {why}");
+        }
+    }
 
     #[test]
     fn a_gpu_that_is_too_small_or_too_full_is_told_in_one_sentence() {

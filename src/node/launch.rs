@@ -6,7 +6,7 @@
 use super::handover::{self, Listeners};
 use super::models::cannot_load;
 use super::reload::{AskedReload, Reloader};
-use super::{Assembly, NodeError, ledger, open_files, private_files};
+use super::{Assembly, ComputeDevice, NodeError, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::config::{Config, ConfigFile, ListenerName};
@@ -203,7 +203,7 @@ impl Assembly {
     }
 
     fn new_pool(&self) -> Arc<ModelPool> {
-        ModelPool::new(&self.config.engine, self.model_budget())
+        ModelPool::new(&self.config.engine, self.device_budgets())
     }
 
     /// Makes every qualified model known to the pool.
@@ -217,8 +217,9 @@ impl Assembly {
         let reading = spawn_blocking(move || assembly.servable(&names));
         let servable = reading.await.map_err(NodeError::new)??;
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
-        let device = self.device.sentence().map(|place| format!("models run {place}"));
-        refused.chain(device).for_each(|text| watcher(StartEvent::Note(text)));
+        let devices = self.devices().filter_map(ComputeDevice::sentence);
+        let devices = devices.map(|place| format!("models run {place}"));
+        refused.chain(devices).for_each(|text| watcher(StartEvent::Note(text)));
         self.offer(pool, servable.models, pinned.len(), watcher).await
     }
 
@@ -561,9 +562,9 @@ impl RunningNode {
         self.live.node.traces.end().await;
     }
 
-    /// Waits until a GPU on which models run is lost for this process.
-    pub async fn device_lost(&self) {
-        self.live.node.pool.device_lost().await;
+    /// Waits until every GPU on which models run is lost for this process.
+    pub async fn all_devices_lost(&self) {
+        self.live.node.pool.all_devices_lost().await;
     }
 
     /// Waits until another process has taken the listeners.

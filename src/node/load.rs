@@ -1,14 +1,14 @@
 //! Loads a release: turns its files into a started engine and its text side.
 
-use super::Assembly;
 use super::scoring::{Scoring, ScoringRunner};
+use super::{Assembly, ComputeDevice};
 use crate::catalogue::{Manifest, QualifiedModel};
 use crate::engine::boot_canary::{self, KnownAnswer};
 use crate::engine::model_runner::{LoadedInfo, ModelRunner};
 use crate::engine::runner::Runner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
-use crate::pool::{LoadedEngine, ServedModel};
+use crate::pool::{DeviceBudget, LoadedEngine, ServedModel};
 use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
@@ -41,7 +41,7 @@ impl Assembly {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
         let checked = Checked { scoring: &scoring, blocks: usize::MAX };
-        let LoadedEngine { engine, bytes } = self.load_engine(&source, &[], Some(checked))?;
+        let LoadedEngine { engine, bytes } = self.load_engine(&source, 0, &[], Some(checked))?;
         Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
     }
 
@@ -53,7 +53,7 @@ impl Assembly {
         blocks: usize,
     ) -> Result<EngineHandle, EngineError> {
         let checked = Checked { scoring, blocks };
-        Ok(self.load_engine(source, &[], Some(checked))?.engine)
+        Ok(self.load_engine(source, 0, &[], Some(checked))?.engine)
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -66,17 +66,18 @@ impl Assembly {
         let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let assembly = self.clone();
-        let load = Arc::new(move || assembly.load_proven(&manifest, header.clone()));
+        let load = Arc::new(move |device| assembly.load_proven(&manifest, header.clone(), device));
         let keeps_formats = self.keeps_formats();
         Ok(ServedModel { qualified, text, max_context, keeps_formats, load })
     }
 
-    /// Loads a release if it is qualified at this moment. Its tokenizer was read from the GGUF
-    /// header with that digest.
+    /// Loads a release on a device if it is qualified at this moment. Its tokenizer was read from
+    /// the GGUF header with that digest.
     pub(super) fn load_proven(
         &self,
         manifest: &Manifest,
         header: Option<String>,
+        device: usize,
     ) -> Result<LoadedEngine, EngineError> {
         let proven = self.qualified(manifest, &self.host()).map_err(|why| match why {
             _ if why.is_about_bytes() => EngineError::FilesChanged(why.to_string()),
@@ -89,7 +90,7 @@ impl Assembly {
             let what = format!("the record of {name} has no canary: run `cresset qualify {name}`");
             return Err(EngineError::Unproven(what));
         }
-        self.load_engine(&source, &canary, None).map_err(|error| explained(error, &source))
+        self.load_engine(&source, device, &canary, None).map_err(|error| explained(error, &source))
     }
 
     /// Bytes that a release is expected to take once it is loaded. On the CPU its weights take
@@ -115,7 +116,21 @@ impl Assembly {
         weights + ((engine.gpu_kv_mib as u64) << 20)
     }
 
-    /// Bytes that all loaded models together may take where models run.
+    /// The devices that models run on. Engines on the CPU share its memory.
+    pub(super) fn device_budgets(&self) -> Vec<DeviceBudget> {
+        let count = self.devices().count();
+        let is_cpu = self.device.properties().is_none();
+        let bytes = if is_cpu { self.model_budget() / count as u64 } else { self.model_budget() };
+        let name = |(number, device): (usize, &ComputeDevice)| match device.number() {
+            Some(number) => format!("cuda:{number}"),
+            None if count > 1 => format!("cpu:{number}"),
+            None => "cpu".to_owned(),
+        };
+        let named = self.devices().enumerate().map(name);
+        named.map(|name| DeviceBudget { name, bytes }).collect()
+    }
+
+    /// Bytes that all models loaded on one device together may take; on the CPU, in all engines.
     pub(super) fn model_budget(&self) -> u64 {
         let engine = &self.config.engine;
         let Some(gpu) = self.device.properties() else { return self.config.model_bytes() };
@@ -139,15 +154,18 @@ impl Assembly {
         TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
-    /// Loads the weights, has them compute the canary, and starts the engine.
+    /// Loads the weights on the device with this number, has them compute the canary, and starts
+    /// the engine.
     fn load_engine(
         &self,
         source: &ModelSource,
+        device: usize,
         canary: &[KnownAnswer],
         checked: Option<Checked>,
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
-        let options = self.model_options(self.device.open()?);
+        let device = self.devices().nth(device).expect("invariant: the pool has these devices");
+        let options = self.model_options(device.open()?);
         let on_gpu = options.gpu.is_some();
         let (mut runner, info) = ModelRunner::load(source, &options)?;
         // A model whose cache takes the rest of a GPU takes it whole, to the byte.
@@ -282,7 +300,6 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, SystemClock};
     use crate::config::{Config, EngineSettings};
-    use crate::node::ComputeDevice;
     use cresset_kernels::gpu::Emulator;
     use cresset_models::loader::gguf::Value;
     use cresset_models::testing::TinyLlama;
@@ -310,7 +327,7 @@ mod tests {
     #[test]
     fn no_context_is_proven_that_the_cache_cannot_hold() {
         let (_data, assembly, manifest, record) = qualified(1);
-        let served = assembly.load_proven(&manifest, None).unwrap().engine.options().clone();
+        let served = assembly.load_proven(&manifest, None, 0).unwrap().engine.options().clone();
         assert_eq!(served.max_context, served.num_blocks * served.block_size);
         assert!(served.max_context < 8192, "the cache is small: {served:?}");
         assert_eq!(record.qualified_context_tokens as usize, served.max_context);
@@ -319,13 +336,13 @@ mod tests {
     #[test]
     fn a_model_that_computes_other_tokens_than_its_record_says_is_not_served() {
         let (_data, assembly, manifest, mut record) = qualified(64);
-        assembly.load_proven(&manifest, None).unwrap();
+        assembly.load_proven(&manifest, None, 0).unwrap();
         let positions = |record: &Record| record.canary.iter().map(|case| case.tokens.len()).sum();
         let all: usize = positions(&record);
         assert_eq!(all, 64);
         let failure = |record: &Record| {
             assembly.catalogue().save_record(record).unwrap();
-            assembly.load_proven(&manifest, None).err().map(|why| why.kind())
+            assembly.load_proven(&manifest, None, 0).err().map(|why| why.kind())
         };
         let last = &mut record.canary[3];
         (last.tokens[9], last.margins[9]) = (last.tokens[9] ^ 1, 1.0);

@@ -61,7 +61,10 @@ impl NodeError {
 pub struct Assembly {
     pub data_dir: PathBuf,
     pub config: Config,
+    /// The first device that models run on, on which they are qualified.
     pub device: ComputeDevice,
+    /// Further ones of the same kind.
+    further_devices: Vec<ComputeDevice>,
     /// `qualification.max_age_days`, which a running node takes over, for all clones.
     max_age_days: Arc<AtomicU64>,
     /// Where the configuration came from, if it can be read again.
@@ -71,11 +74,16 @@ pub struct Assembly {
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
-        let device = ComputeDevice::choose(&config.engine)?;
+        let (device, further_devices) = ComputeDevice::choose_all(&config.engine)?;
         config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
             |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),
         )?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
-        Ok(Self { data_dir, config, device, max_age_days, source: None })
+        Ok(Self { data_dir, config, device, further_devices, max_age_days, source: None })
+    }
+
+    /// Everything that models run on.
+    pub fn devices(&self) -> impl Iterator<Item = &ComputeDevice> {
+        std::iter::once(&self.device).chain(&self.further_devices)
     }
 }

@@ -123,7 +123,7 @@ impl PrivateSurface {
             text,
             max_context: context,
             keeps_formats: assembly.keeps_formats(),
-            load: Arc::new(move || Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
+            load: Arc::new(move |_| Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
         };
         let id = model.qualified.id();
         let config = unbounded(&assembly.config);

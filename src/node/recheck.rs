@@ -37,7 +37,7 @@ impl Rechecks {
             return;
         }
         let now = Instant::now();
-        let loaded = pool.views().into_iter().filter(|view| view.engine.is_some());
+        let loaded = pool.views().into_iter().filter(|view| !view.engines.is_empty());
         let due = loaded.filter_map(|view| {
             let last = *self.last.entry(view.model.qualified.id()).or_insert(now);
             (now - last >= self.every).then_some((last, view.model))
@@ -67,7 +67,7 @@ mod tests {
     use crate::config::EngineSettings;
     use crate::engine::EngineHandle;
     use crate::engine::testing::{ScriptedRunner, small_options};
-    use crate::pool::{LoadedEngine, ServedModel};
+    use crate::pool::{DeviceBudget, LoadedEngine, ServedModel};
     use crate::text::TextModel;
     use cresset_models::testing::TinyLlama;
     use std::sync::Arc;
@@ -79,12 +79,12 @@ mod tests {
         let gguf = TinyLlama::default().gguf().to_bytes();
         let qualified = testing::qualified(folder.path(), "tiny", &gguf, 64);
         let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-        let load = Arc::new(|| {
+        let load = Arc::new(|_| {
             let runner = Box::new(ScriptedRunner::repeating(vec![5]));
             Ok(LoadedEngine { engine: EngineHandle::start(runner, small_options()), bytes: 0 })
         });
         let id = qualified.id();
-        let pool = ModelPool::new(&EngineSettings::default(), 10);
+        let pool = ModelPool::new(&EngineSettings::default(), DeviceBudget::cpu(10));
         pool.offer(
             ServedModel { qualified, text, max_context: 64, keeps_formats: true, load },
             0,

@@ -1,10 +1,10 @@
 //! Access to the engines of loaded models: leases, places in a model's queue, submitted requests.
 
 use super::ModelPool;
+use super::state::Place;
 use crate::engine::{
     EngineError, EngineHandle, Finished, GenerateRequest, SequenceEvent, SequenceId, StopCause,
 };
-use crate::ids::ModelId;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -12,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 /// The right to use a loaded model: the model stays loaded until the lease is dropped.
 pub(super) struct EngineLease {
     pub pool: Arc<ModelPool>,
-    pub id: ModelId,
+    pub place: Place,
     pub engine: EngineHandle,
 }
 
 impl Drop for EngineLease {
     fn drop(&mut self) {
-        self.pool.lock().eviction.end_request(self.id);
+        self.pool.lock().eviction(self.place).end_request(self.place.model);
         self.pool.run_actions();
     }
 }
@@ -26,14 +26,14 @@ impl Drop for EngineLease {
 /// A place in the queue for a model that is not loaded. Dropping it gives the place up.
 pub(super) struct QueueSlot {
     pub pool: Arc<ModelPool>,
-    pub id: ModelId,
+    pub place: Place,
     pub granted: oneshot::Receiver<EngineLease>,
 }
 
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.granted.close();
-        self.pool.lock().count_waiters(self.id);
+        self.pool.lock().count_waiters(self.place);
         self.pool.run_actions();
     }
 }

@@ -1,7 +1,8 @@
 //! Models whose requests fail one after the other are withdrawn: clients are not sent to them until
 //! a request of the pool's own, the canary, has been answered.
 
-use super::{ModelPool, PoolState, ServedModel};
+use super::state::PoolState;
+use super::{ModelPool, ServedModel};
 use crate::engine::{GenerateRequest, Refused, SamplingParams, SequenceEvent, StopCause};
 use crate::ids::{AccountId, ModelId};
 use crate::text::ChatMessage;
@@ -36,13 +37,10 @@ impl ModelPool {
         }
     }
 
-    /// Refuses requests for a model that is withdrawn or whose engine does not finish its step.
+    /// Refuses requests for a model that is withdrawn.
     pub(super) fn check_offered(&self, id: ModelId) -> Result<(), Refused> {
         let state = self.lock();
-        let withdrawn = state
-            .entries
-            .get(&id)
-            .is_some_and(|entry| entry.ends.withdrawn || entry.steps.stalled.is_some());
+        let withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
         let refused = Refused::Overloaded { retry_after: self.canary_pause };
         if withdrawn { Err(refused) } else { Ok(()) }
     }
@@ -50,7 +48,8 @@ impl ModelPool {
     /// Sends one request of a single token through the model's engine. True when it was answered.
     async fn canary_passes(self: &Arc<Self>, model: &ServedModel) -> bool {
         let request = canary(model, self.canary_pause);
-        let Ok((_submitted, mut events)) = self.submit_canary(model.qualified.id(), request) else {
+        let id = model.qualified.id();
+        let Ok((_submitted, mut events)) = self.submit_canary(id, Uuid::nil(), request) else {
             return false;
         };
         while let Some(event) = events.recv().await {

@@ -176,7 +176,8 @@ impl Eviction {
         others.map(|(_, model)| model.bytes).sum::<u64>() + self.models[&id].bytes <= self.budget
     }
 
-    fn accepts_requests(&self, id: ModelId) -> bool {
+    /// Whether a request would start now.
+    pub(super) fn accepts_requests(&self, id: ModelId) -> bool {
         self.models[&id].phase == LoadPhase::Loaded && self.victim() != Some(id)
     }
 

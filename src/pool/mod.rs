@@ -1,5 +1,5 @@
-//! The models that this node serves, loaded or not. The pool hands requests to engines, and loads
-//! and unloads models as `eviction` decides.
+//! The models that this node serves, loaded or not. The pool hands requests to engines, on the
+//! device that `placement` chooses, and loads and unloads models on each as `eviction` decides.
 //!
 //! Loading runs on threads that may block, so no stream ever waits for another model's load. A
 //! request for a model that is not loaded waits for it, for `engine.model_wait_seconds` at most;
@@ -13,13 +13,15 @@
 mod access;
 mod canary;
 mod eviction;
+mod placement;
+mod state;
 mod view;
 mod watchdog;
 mod withheld;
 
 pub use access::SubmittedRequest;
 pub use eviction::{LoadPhase, ModelUsage};
-pub use view::ModelView;
+pub use view::{DeviceView, ModelView};
 
 use crate::catalogue::QualifiedModel;
 use crate::config::EngineSettings;
@@ -28,15 +30,13 @@ use crate::ids::ModelId;
 use crate::text::TextModel;
 use access::{EngineAccess, EngineLease, QueueSlot};
 use canary::LatestEnds;
-use eviction::{Eviction, PoolAction};
-use std::collections::BTreeMap;
+use eviction::PoolAction;
+use state::{ModelEntry, Place, PoolState, Replica};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
-use watchdog::StepWatch;
-use withheld::Withheld;
+use uuid::Uuid;
 
 /// Time before a model whose load or engine failed may be loaded again: long enough that a broken
 /// model does not keep the machine busy with loads. A pinned model, and one whose engine ended by
@@ -49,9 +49,24 @@ pub struct LoadedEngine {
     pub bytes: u64,
 }
 
-/// Loads a model's weights and starts its engine. It blocks. The error says what is wrong and what
-/// to do.
-pub type EngineLoader = Arc<dyn Fn() -> Result<LoadedEngine, EngineError> + Send + Sync>;
+/// Loads a model's weights and starts its engine on the device with this number in the pool. It
+/// blocks. The error says what is wrong and what to do.
+pub type EngineLoader = Arc<dyn Fn(usize) -> Result<LoadedEngine, EngineError> + Send + Sync>;
+
+/// A device that models run on.
+#[derive(Clone, Debug)]
+pub struct DeviceBudget {
+    pub name: String,
+    /// Bytes for weights and KV caches of all models that are loaded there together.
+    pub bytes: u64,
+}
+
+impl DeviceBudget {
+    /// The only device of a node whose models run on the CPU.
+    pub fn cpu(bytes: u64) -> Vec<Self> {
+        vec![Self { name: "cpu".to_owned(), bytes }]
+    }
+}
 
 /// A qualified model that clients may name. Its text side is in memory whether or not its engine
 /// is, so that a request which has to be refused is refused without a load.
@@ -64,37 +79,6 @@ pub struct ServedModel {
     /// Whether answers can be kept to formats, which the sampler of a device does not do.
     pub keeps_formats: bool,
     pub load: EngineLoader,
-}
-
-struct ModelEntry {
-    model: Arc<ServedModel>,
-    engine: Option<EngineHandle>,
-    waiters: Vec<oneshot::Sender<EngineLease>>,
-    /// The last failure and its time; `None` after a load that succeeded.
-    failure: Option<(Instant, EngineError)>,
-    ends: LatestEnds,
-    steps: StepWatch,
-    /// Why the model is not offered: its proof has gone.
-    withheld: Option<Withheld>,
-}
-
-impl ModelEntry {
-    /// Time until the model may be loaded again after a failure; `None` when it may be now.
-    fn reload_pause(&self) -> Option<Duration> {
-        let (at, _) = self.failure.as_ref()?;
-        RELOAD_PAUSE.checked_sub(at.elapsed())
-    }
-}
-
-struct PoolState {
-    eviction: Eviction,
-    entries: BTreeMap<ModelId, ModelEntry>,
-    loads: u64,
-    unloads: u64,
-    /// Failed loads and engines that ended by themselves, by the kind of their error.
-    failures: BTreeMap<&'static str, u64>,
-    /// Cancelled once a load or an engine has lost its device.
-    device_lost: CancellationToken,
 }
 
 /// The models of a node and the memory that they share.
@@ -114,20 +98,11 @@ pub struct ModelPool {
 }
 
 impl ModelPool {
-    /// `budget` is in bytes, for weights and KV caches of all models together. Must be called
-    /// within a tokio runtime, on which models are then loaded and unloaded.
-    pub fn new(config: &EngineSettings, budget: u64) -> Arc<Self> {
-        let state = PoolState {
-            eviction: Eviction::new(budget),
-            entries: BTreeMap::new(),
-            loads: 0,
-            unloads: 0,
-            failures: BTreeMap::new(),
-            device_lost: CancellationToken::new(),
-        };
+    /// Must be called within a tokio runtime, on which models are then loaded and unloaded.
+    pub fn new(config: &EngineSettings, devices: Vec<DeviceBudget>) -> Arc<Self> {
         let stalled_after = Duration::from_secs(config.stalled_step_seconds);
         let pool = Arc::new(Self {
-            state: Mutex::new(state),
+            state: Mutex::new(PoolState::new(devices)),
             max_wait: Duration::from_secs(config.model_wait_seconds),
             max_waiting: config.max_waiting,
             withdraw_after: config.withdraw_after_failures,
@@ -143,21 +118,14 @@ impl ModelPool {
     pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), EngineError> {
         let id = model.qualified.id();
         let mut state = self.lock();
-        if !state.eviction.offer(id, bytes, pinned) {
-            return Err(too_large(bytes, state.eviction.budget()));
+        for device in &mut state.devices {
+            if !device.eviction.offer(id, bytes, pinned) {
+                return Err(too_large(bytes, device.eviction.budget()));
+            }
         }
-        state.entries.insert(
-            id,
-            ModelEntry {
-                model: Arc::new(model),
-                engine: None,
-                waiters: Vec::new(),
-                failure: None,
-                ends: LatestEnds::default(),
-                steps: StepWatch::default(),
-                withheld: None,
-            },
-        );
+        let replicas = state.devices.iter().map(|_| Replica::default()).collect();
+        let (model, ends) = (Arc::new(model), LatestEnds::default());
+        state.entries.insert(id, ModelEntry { model, replicas, ends, withheld: None });
         Ok(())
     }
 
@@ -181,23 +149,40 @@ impl ModelPool {
         self.lock().entries.get(&id).map(|entry| entry.model.clone())
     }
 
-    /// Loads a model now and waits until that is done, however long it takes.
+    /// Loads a model now and waits until that is done, however long it takes. Where there are
+    /// several devices, one that could load it is enough.
     pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
+        let places = self.lock().places_to_load(id);
+        let loading: Vec<_> = places.into_iter().map(|at| self.clone().preload_at(at)).collect();
+        let mut outcome = Err(EngineError::NotLoaded("it was not loaded".into()));
+        for one in loading {
+            outcome = outcome.or(one.await);
+        }
+        outcome
+    }
+
+    /// Loads a model on one device. The load begins at once.
+    fn preload_at(
+        self: Arc<Self>,
+        place: Place,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
         // The bound is one of requests, so a queue that they have filled does not refuse this.
-        let mut slot = match self.acquire(id, usize::MAX) {
-            Ok(EngineAccess::Granted(_)) => return Ok(()),
-            Ok(EngineAccess::Queued(slot)) => slot,
-            Err(_) => return Err(self.last_failure(id)),
-        };
+        let access = self.acquire_at(&mut self.lock(), place, usize::MAX);
         self.run_actions();
-        let loaded = (&mut slot.granted).await.map(drop);
-        loaded.map_err(|_| self.last_failure(id))
+        async move {
+            let loaded = match access {
+                Ok(EngineAccess::Granted(_)) => return Ok(()),
+                Ok(EngineAccess::Queued(mut slot)) => (&mut slot.granted).await.is_ok(),
+                Err(_) => false,
+            };
+            if loaded { Ok(()) } else { Err(self.last_failure(place)) }
+        }
     }
 
     /// Unloads a model that has no requests. The next request for it loads it again.
     pub fn unload_idle(self: &Arc<Self>, id: ModelId) -> Result<(), String> {
         let mut state = self.lock();
-        let usage = *state.eviction.get(id);
+        let usage = state.view(&state.entries[&id]).usage;
         if usage.pinned {
             return Err("it was started with --model, so it stays in memory".into());
         }
@@ -208,37 +193,39 @@ impl ModelPool {
         if usage.phase != LoadPhase::Loaded {
             return Err("it is not in memory".into());
         }
-        state.end_engine(self, id);
+        state.places(id).for_each(|place| state.end_engine(self, place));
         Ok(())
     }
 
     /// Whether a model could be loaded without unloading another.
     pub fn has_room(&self, id: ModelId) -> bool {
         let state = self.lock();
-        state.eviction.get(id).bytes <= state.eviction.free()
+        state.live_places(id).any(|place| state.has_room(place))
     }
 
-    /// Submits a request to its model's engine, or queues it until the model is loaded. Never
-    /// blocks. The channel holds every event of the sequence, so the engine never waits for a
-    /// slow reader. A refusal is `Overloaded` also where the model's queue is full, where the model
-    /// is withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`.
+    /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
+    /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
+    /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
+    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
+        session: Uuid,
         request: GenerateRequest,
     ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         self.check_offered(id)?;
-        self.submit_canary(id, request)
+        self.submit_canary(id, session, request)
     }
 
     /// `submit` for a model that may be withdrawn.
     fn submit_canary(
         self: &Arc<Self>,
         id: ModelId,
+        session: Uuid,
         request: GenerateRequest,
     ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
-        let submission = match self.acquire(id, self.max_waiting)? {
+        let submission = match self.acquire(id, session)? {
             EngineAccess::Granted(lease) => {
                 let sequence = lease.engine.submit_to(request, events)?;
                 SubmittedRequest::running(lease, sequence)
@@ -252,31 +239,45 @@ impl ModelPool {
         Ok((submission, receiver))
     }
 
-    /// The model's engine, or a place in the model's queue unless `max_waiting` wait there. After a
-    /// place was given, the caller calls `run_actions`, which begins the load.
-    fn acquire(self: &Arc<Self>, id: ModelId, max_waiting: usize) -> Result<EngineAccess, Refused> {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        self.mark_dead(state, id);
-        let entry = state.entries.get_mut(&id).ok_or_else(not_served)?;
-        if let Some(Withheld::FilesChanged(why)) = &entry.withheld {
-            return Err(Refused::Dead(EngineError::FilesChanged(why.clone())));
+    /// An engine of the model, or a place in the queue for one. After a place was given, the caller
+    /// calls `run_actions`, which begins the load.
+    fn acquire(self: &Arc<Self>, id: ModelId, session: Uuid) -> Result<EngineAccess, Refused> {
+        let mut state = self.lock();
+        self.mark_dead(&mut state, id);
+        let placement = state.place(id, session, self.canary_pause)?;
+        if let Some(device) = placement.also_load {
+            let pool = self.clone();
+            // The load logs its failure.
+            self.runtime.spawn(async move { pool.preload_at(Place { device, model: id }).await });
         }
-        if let Some(retry_after) = entry.reload_pause() {
+        let place = Place { device: placement.device, model: id };
+        self.acquire_at(&mut state, place, self.max_waiting)
+    }
+
+    /// The model's engine on one device, or a place in its queue unless `max_waiting` wait there.
+    fn acquire_at(
+        self: &Arc<Self>,
+        state: &mut PoolState,
+        place: Place,
+        max_waiting: usize,
+    ) -> Result<EngineAccess, Refused> {
+        let replica = state.replica(place);
+        if let Some(retry_after) = replica.reload_pause() {
             return Err(Refused::Overloaded { retry_after });
         }
-        if let Some(engine) = entry.engine.clone()
-            && state.eviction.begin_request(id)
+        if let Some(engine) = replica.engine.clone()
+            && state.eviction(place).begin_request(place.model)
         {
-            return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), id, engine }));
+            return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), place, engine }));
         }
-        if entry.waiters.len() >= max_waiting {
+        let replica = state.replica(place);
+        if replica.waiters.len() >= max_waiting {
             return Err(Refused::Overloaded { retry_after: self.max_wait });
         }
         let (waiter, granted) = oneshot::channel();
-        entry.waiters.push(waiter);
-        state.count_waiters(id);
-        Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), id, granted }))
+        replica.waiters.push(waiter);
+        state.count_waiters(place);
+        Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), place, granted }))
     }
 
     /// Does what `eviction` decides: grants leases, begins loads and unloads. To be called after
@@ -284,11 +285,15 @@ impl ModelPool {
     fn run_actions(self: &Arc<Self>) {
         let mut granted = Vec::new();
         let mut state = self.lock();
-        while let Some(action) = state.eviction.next_action() {
+        while let Some((device, action)) = state.next_action() {
+            let at = |model| Place { device, model };
             match action {
-                PoolAction::Grant(id) => granted.extend(state.grant_waiting(self, id)),
-                PoolAction::Load(id) => self.clone().load(state.entry(id).model.clone()),
-                PoolAction::Unload(id) => self.clone().unload(id, state.entry(id).engine.take()),
+                PoolAction::Grant(id) => granted.extend(state.grant_waiting(self, at(id))),
+                PoolAction::Load(id) => self.clone().load(at(id), state.entry(id).model.clone()),
+                PoolAction::Unload(id) => {
+                    let engine = state.replica(at(id)).engine.take();
+                    self.clone().unload(at(id), engine);
+                }
             }
         }
         drop(state);
@@ -298,22 +303,25 @@ impl ModelPool {
         }
     }
 
-    fn load(self: Arc<Self>, model: Arc<ServedModel>) {
+    fn load(self: Arc<Self>, place: Place, model: Arc<ServedModel>) {
         self.runtime.clone().spawn(async move {
-            let (began, id) = (Instant::now(), model.qualified.id());
+            let (began, device) = (Instant::now(), place.device);
             let name = model.qualified.manifest().name.clone();
-            let loading = tokio::task::spawn_blocking(move || (model.load)());
+            let loading = tokio::task::spawn_blocking(move || (model.load)(device));
             let outcome =
                 loading.await.unwrap_or_else(|panic| Err(EngineError::Panicked(panic.to_string())));
             let seconds = began.elapsed().as_secs_f64();
             let mut state = self.lock();
-            match state.finish_load(id, outcome) {
-                Ok(()) => tracing::info!(%name, seconds, "a model is loaded"),
+            let loaded = state.finish_load(place, outcome);
+            let device = &state.devices[place.device].name;
+            match loaded {
+                Ok(()) => tracing::info!(%name, device, seconds, "a model is loaded"),
                 Err(why) => {
                     let kind = why.kind();
-                    tracing::error!(%name, kind, %why, "a model could not be loaded");
-                    if state.entry(id).withheld.is_none() && state.eviction.get(id).pinned {
-                        self.retry_load(id);
+                    tracing::error!(%name, device, kind, %why, "a model could not be loaded");
+                    let is_offered = state.entry(place.model).withheld.is_none();
+                    if is_offered && state.usage(place).pinned {
+                        self.retry_load(place);
                     }
                 }
             }
@@ -322,7 +330,7 @@ impl ModelPool {
         });
     }
 
-    fn unload(self: Arc<Self>, id: ModelId, engine: Option<EngineHandle>) {
+    fn unload(self: Arc<Self>, place: Place, engine: Option<EngineHandle>) {
         self.runtime.clone().spawn(async move {
             // Waits for the engine's thread, and so for its memory. A panic there is logged by the
             // thread.
@@ -330,146 +338,56 @@ impl ModelPool {
                 tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown))
                     .await;
             let mut state = self.lock();
-            state.eviction.mark_unloaded(id);
+            state.eviction(place).mark_unloaded(place.model);
             state.unloads += 1;
-            let name = &state.entry(id).model.qualified.manifest().name;
-            tracing::info!(%name, "a model is unloaded");
+            let device = state.devices[place.device].name.clone();
+            let name = &state.entry(place.model).model.qualified.manifest().name;
+            tracing::info!(%name, device, "a model is unloaded");
             drop(state);
             self.run_actions();
         });
     }
 
-    /// Records that an engine has ended by itself, if it has, and has its model loaded again later.
+    /// Records which of a model's engines have ended by themselves, and has the model loaded again
+    /// later.
     fn mark_dead(self: &Arc<Self>, state: &mut PoolState, id: ModelId) {
-        let engine = state.entries.get(&id).and_then(|entry| entry.engine.as_ref());
-        if let Some(reason) = engine.and_then(EngineHandle::ended_by) {
-            state.mark_failed(id, EngineError::Stopped(Box::new(reason)));
-            self.retry_load(id);
+        let Some(entry) = state.entries.get(&id) else { return };
+        let ended = entry.replicas.iter().enumerate().filter_map(|(device, replica)| {
+            Some((device, replica.engine.as_ref().and_then(EngineHandle::ended_by)?))
+        });
+        for (device, reason) in ended.collect::<Vec<_>>() {
+            let place = Place { device, model: id };
+            state.mark_failed(place, EngineError::Stopped(Box::new(reason)));
+            self.retry_load(place);
         }
     }
 
-    /// Loads the model again after `RELOAD_PAUSE`.
-    fn retry_load(self: &Arc<Self>, id: ModelId) {
+    /// Loads the model again after `RELOAD_PAUSE`, unless its device is lost.
+    fn retry_load(self: &Arc<Self>, place: Place) {
         let pool = self.clone();
         self.runtime.spawn(async move {
             tokio::time::sleep(RELOAD_PAUSE).await;
-            // The load logs a second failure, and the status shows it.
-            let _ = pool.preload(id).await;
+            if !pool.lock().devices[place.device].is_lost {
+                // The load logs a second failure, and the status shows it.
+                let _ = pool.preload_at(place).await;
+            }
         });
     }
 
-    /// Waits until a device is lost. No model can be loaded on it again before this process has
-    /// ended.
-    pub async fn device_lost(&self) {
-        let lost = self.lock().device_lost.clone();
+    /// Waits until all devices are lost. No model can be loaded on them again before this process
+    /// has ended.
+    pub async fn all_devices_lost(&self) {
+        let lost = self.lock().all_lost.clone();
         lost.cancelled().await;
     }
 
-    fn last_failure(&self, id: ModelId) -> EngineError {
-        let failure = self.lock().entry(id).failure.as_ref().map(|(_, why)| why.clone());
+    fn last_failure(&self, place: Place) -> EngineError {
+        let failure = self.lock().replica(place).failure.as_ref().map(|(_, why)| why.clone());
         failure.unwrap_or_else(|| EngineError::NotLoaded("it was not loaded".into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl PoolState {
-    fn entry(&mut self, id: ModelId) -> &mut ModelEntry {
-        self.entries.get_mut(&id).expect("invariant: ids come from offered models")
-    }
-
-    fn view(&self, entry: &ModelEntry) -> ModelView {
-        let failure = entry.reload_pause().and(entry.failure.as_ref());
-        let withdrawn = entry.ends.withdrawn.then(|| {
-            "all its latest requests failed; it is offered again once a request of the node's own \
-             was answered"
-                .to_owned()
-        });
-        let withdrawn = withdrawn.or_else(|| entry.steps.stalled.clone());
-        ModelView {
-            model: entry.model.clone(),
-            engine: entry.engine.clone(),
-            usage: *self.eviction.get(entry.model.qualified.id()),
-            failure: failure
-                .map(|(_, why)| why.to_string())
-                .or_else(|| entry.withheld.as_ref().map(|withheld| withheld.why().to_owned()))
-                .or(withdrawn),
-        }
-    }
-
-    /// Removes waiters that have given up, and tells `eviction` how many are left.
-    fn count_waiters(&mut self, id: ModelId) {
-        let waiters = &mut self.entry(id).waiters;
-        waiters.retain(|waiter| !waiter.is_closed());
-        let count = waiters.len();
-        self.eviction.set_waiting(id, count);
-    }
-
-    /// Takes the waiters of a loaded model, each with its lease.
-    fn grant_waiting(
-        &mut self,
-        pool: &Arc<ModelPool>,
-        id: ModelId,
-    ) -> Vec<(oneshot::Sender<EngineLease>, EngineLease)> {
-        let entry = self.entry(id);
-        let engine = entry.engine.clone().expect("invariant: a loaded model has an engine");
-        let lease =
-            |waiter| (waiter, EngineLease { pool: pool.clone(), id, engine: engine.clone() });
-        entry.waiters.drain(..).map(lease).collect()
-    }
-
-    fn finish_load(
-        &mut self,
-        id: ModelId,
-        outcome: Result<LoadedEngine, EngineError>,
-    ) -> Result<(), EngineError> {
-        self.loads += 1;
-        let withheld = self.entry(id).withheld.clone();
-        let fitting = outcome.and_then(|LoadedEngine { engine, bytes }| {
-            if let Some(Withheld::FilesChanged(why)) = withheld {
-                return Err(EngineError::FilesChanged(why));
-            }
-            if !self.eviction.finish_load(id, bytes) {
-                return Err(too_large(bytes, self.eviction.budget()));
-            }
-            Ok(engine)
-        });
-        match fitting {
-            Ok(engine) => {
-                let (entry, served) = (self.entry(id), engine.options().max_context);
-                if served < entry.model.max_context {
-                    // The cache of this load holds less than the configuration allows.
-                    Arc::make_mut(&mut entry.model).max_context = served;
-                }
-                (entry.engine, entry.failure) = (Some(engine), None);
-                Ok(())
-            }
-            Err(why) => {
-                let entry = self.entry(id);
-                let record = entry.model.qualified.record_id();
-                if let Some(withheld) = Withheld::by_load(&why, record) {
-                    entry.withheld = Some(withheld);
-                }
-                self.mark_failed(id, why.clone());
-                Err(why)
-            }
-        }
-    }
-
-    /// Turns all waiters away; the model is not loaded again before `RELOAD_PAUSE` has passed.
-    fn mark_failed(&mut self, id: ModelId, why: EngineError) {
-        *self.failures.entry(why.kind()).or_default() += 1;
-        if why.is_device_lost() {
-            self.device_lost.cancel();
-        }
-        let entry = self.entry(id);
-        entry.engine = None;
-        entry.failure = Some((Instant::now(), why));
-        entry.waiters.clear();
-        self.eviction.set_waiting(id, 0);
-        self.eviction.mark_unloaded(id);
     }
 }
 

@@ -6,11 +6,14 @@ use crate::engine::testing::{ScriptedRunner, small_options};
 use crate::engine::{SamplingParams, SequenceEvent, StopCause};
 use crate::ids::AccountId;
 use cresset_models::testing::TinyLlama;
+use std::collections::BTreeMap;
 use std::path::Path;
 use tokio::sync::mpsc::Receiver;
 
 const BUDGET: u64 = 10;
 const BYTES: u64 = 6;
+/// A session.
+const ONE: Uuid = Uuid::nil();
 
 /// A tiny model with a record that says it is qualified here.
 fn qualified(folder: &Path, seed: u64) -> QualifiedModel {
@@ -34,9 +37,20 @@ fn pool(
     models: u64,
     load: impl Fn() -> Result<LoadedEngine, EngineError> + Send + Sync + Copy + 'static,
 ) -> (Arc<ModelPool>, Vec<ModelId>) {
+    pool_of(1, folder, models, move |_| load())
+}
+
+/// The same with so many devices.
+fn pool_of(
+    devices: usize,
+    folder: &Path,
+    models: u64,
+    load: impl Fn(usize) -> Result<LoadedEngine, EngineError> + Send + Sync + Copy + 'static,
+) -> (Arc<ModelPool>, Vec<ModelId>) {
     let settings =
         EngineSettings { max_waiting: 1, model_wait_seconds: 60, ..EngineSettings::default() };
-    let pool = ModelPool::new(&settings, BUDGET);
+    let device = |number| DeviceBudget { name: format!("cpu:{number}"), bytes: BUDGET };
+    let pool = ModelPool::new(&settings, (0..devices).map(device).collect());
     let offer = |seed| {
         let qualified = qualified(folder, seed);
         let (id, text) = (qualified.id(), TextModel::load(qualified.source()).unwrap());
@@ -84,9 +98,9 @@ async fn a_request_dropped_outside_the_runtime_makes_room_for_the_next_model() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, ids) = pool(folder.path(), 2, engine);
     pool.preload(ids[0]).await.unwrap();
-    let (running, events) = pool.submit(ids[0], request(1)).unwrap();
+    let (running, events) = pool.submit(ids[0], ONE, request(1)).unwrap();
     assert_eq!(completed(events).await, 1);
-    let (_queued, events) = pool.submit(ids[1], request(2)).unwrap();
+    let (_queued, events) = pool.submit(ids[1], ONE, request(2)).unwrap();
     std::thread::scope(|scope| scope.spawn(move || drop(running)).join().unwrap());
     assert_eq!(completed(events).await, 2);
     assert_eq!((pool.load_counts(), pool.engines().len()), ([2, 1], 1));
@@ -99,7 +113,7 @@ async fn a_model_that_failed_takes_no_requests_for_a_while() {
         pool(folder.path(), 1, || Err(EngineError::NotLoaded("its weights are damaged".into())));
     let error = pool.preload(ids[0]).await.unwrap_err();
     assert_eq!(error.to_string(), "its weights are damaged");
-    let Err(Refused::Overloaded { retry_after }) = pool.submit(ids[0], request(1)) else {
+    let Err(Refused::Overloaded { retry_after }) = pool.submit(ids[0], ONE, request(1)) else {
         panic!("it was submitted")
     };
     assert!(retry_after <= RELOAD_PAUSE && retry_after > RELOAD_PAUSE / 2, "{retry_after:?}");
@@ -112,10 +126,10 @@ async fn a_full_queue_and_an_unknown_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, ids) = pool(folder.path(), 1, engine);
     // The load begins on the runtime, to which this test's thread has not given way yet.
-    let (_queued, events) = pool.submit(ids[0], request(1)).unwrap();
-    let refused = pool.submit(ids[0], request(1)).err();
+    let (_queued, events) = pool.submit(ids[0], ONE, request(1)).unwrap();
+    let refused = pool.submit(ids[0], ONE, request(1)).err();
     assert_eq!(refused, Some(Refused::Overloaded { retry_after: Duration::from_mins(1) }));
-    let refused = pool.submit(ModelId(uuid::Uuid::nil()), request(1)).err();
+    let refused = pool.submit(ModelId(Uuid::nil()), ONE, request(1)).err();
     assert_eq!(refused, Some(not_served()));
     assert_eq!(completed(events).await, 1);
 }
@@ -134,20 +148,20 @@ async fn a_model_whose_files_changed_fails_what_runs_and_what_waits() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, ids) = pool(folder.path(), 2, || engine_with(Duration::from_millis(5)));
     pool.preload(ids[0]).await.unwrap();
-    let (_running, events) = pool.submit(ids[0], request(60)).unwrap();
-    let (_queued, waiting) = pool.submit(ids[1], request(1)).unwrap();
+    let (_running, events) = pool.submit(ids[0], ONE, request(60)).unwrap();
+    let (_queued, waiting) = pool.submit(ids[1], ONE, request(1)).unwrap();
     assert!(pool.take_away(ids[1], "another file".into()));
     assert!(matches!(end(waiting).await, StopCause::Failed(_)));
     assert!(pool.take_away(ids[0], "another file".into()));
     assert!(!pool.take_away(ids[0], "another file".into()), "it is known");
     assert!(matches!(end(events).await, StopCause::Failed(EngineError::Stopped(_))));
     let changed = || Refused::Dead(EngineError::FilesChanged("another file".into()));
-    assert_eq!(pool.submit(ids[0], request(1)).err(), Some(changed()));
+    assert_eq!(pool.submit(ids[0], ONE, request(1)).err(), Some(changed()));
     assert!(pool.preload(ids[0]).await.is_err() && pool.offered(ids[0]).is_none());
     assert!(pool.offer_again(ids[0]));
     // The load that this began may still have the only place of the queue.
     pool.preload(ids[0]).await.unwrap();
-    let (_again, events) = pool.submit(ids[0], request(1)).unwrap();
+    let (_again, events) = pool.submit(ids[0], ONE, request(1)).unwrap();
     assert_eq!(completed(events).await, 1);
 }
 
@@ -171,4 +185,87 @@ async fn a_model_that_computes_other_tokens_waits_for_another_record() {
     assert!(!pool.offer_again(ids[0]) && pool.offered(ids[0]).is_none());
     pool.describe_anew(qualified(folder.path(), 0));
     assert!(pool.offer_again(ids[0]), "it was qualified again");
+}
+
+/// Tokens that each device has made.
+fn tokens(pool: &Arc<ModelPool>) -> Vec<u64> {
+    pool.devices().iter().map(|device| device.stats.generated_tokens).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_stays_on_its_device_and_sessions_are_spread() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool_of(2, folder.path(), 1, |_| engine());
+    pool.preload(ids[0]).await.unwrap();
+    assert_eq!(pool.load_counts(), [2, 0]);
+    for _ in 0..8 {
+        let (_running, events) = pool.submit(ids[0], ONE, request(3)).unwrap();
+        assert_eq!(completed(events).await, 3);
+    }
+    let mut of_one = tokens(&pool);
+    of_one.sort_unstable();
+    // The last step of an engine is counted after its tokens were sent.
+    assert!(of_one[0] == 0 && of_one[1] > 20, "{of_one:?}");
+    for session in (0..40).map(Uuid::from_u128) {
+        let (_running, events) = pool.submit(ids[0], session, request(1)).unwrap();
+        completed(events).await;
+    }
+    assert!(tokens(&pool).iter().all(|tokens| *tokens >= 10), "{:?}", tokens(&pool));
+    let [view] = &pool.views()[..] else { panic!("it is one model") };
+    assert_eq!((view.engines.len(), view.usage.bytes), (2, 12));
+    assert_eq!(pool.unload_idle(ids[0]), Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_is_loaded_on_a_further_device_once_requests_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool_of(2, folder.path(), 1, |_| engine_with(Duration::from_millis(5)));
+    let mut running = Vec::new();
+    // The first one waits for the load, so it is there when the next is placed.
+    for _ in 0..small_options().max_rows + 2 {
+        running.push(pool.submit(ids[0], ONE, request(40)).unwrap());
+        while pool.views()[0].engines.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    while pool.views()[0].engines.len() < 2 {
+        let (_running, events) = pool.submit(ids[0], ONE, request(1)).unwrap();
+        completed(events).await;
+    }
+    drop(running);
+    assert_eq!(pool.load_counts(), [2, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_device_takes_nothing_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) = pool_of(2, folder.path(), 1, |device| match device {
+        0 => Err(EngineError::DeviceLost("it fell off the bus".into())),
+        _ => engine(),
+    });
+    pool.preload(ids[0]).await.unwrap();
+    let lost: Vec<bool> = pool.devices().iter().map(|device| device.is_lost).collect();
+    assert_eq!(lost, [true, false]);
+    assert!(pool.is_ready() && pool.views()[0].failure.is_none());
+    for session in (0..20).map(Uuid::from_u128) {
+        let (_running, events) = pool.submit(ids[0], session, request(1)).unwrap();
+        assert_eq!(completed(events).await, 1);
+    }
+    assert!(at_once(pool.all_devices_lost()).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pool_tells_when_its_last_device_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pool, ids) =
+        pool_of(2, folder.path(), 1, |_| Err(EngineError::DeviceLost("power".into())));
+    pool.preload(ids[0]).await.unwrap_err();
+    pool.all_devices_lost().await;
+    assert!(!pool.is_ready());
+    assert!(pool.submit(ids[0], ONE, request(1)).is_err());
+}
+
+/// What a future gives without being waited for.
+async fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(Duration::ZERO, future).await.ok()
 }

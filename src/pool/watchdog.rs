@@ -2,6 +2,7 @@
 //! fault of ours, would otherwise leave a node that looks well and answers nobody.
 
 use super::ModelPool;
+use super::state::ModelEntry;
 use crate::engine::EngineProgress;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -94,14 +95,18 @@ pub(super) fn start(pool: &Arc<ModelPool>, patience: Duration) {
 
 impl ModelPool {
     fn look_at_steps(self: &Arc<Self>, passed: Duration, patience: Duration) {
-        for entry in self.with_dead_marked().entries.values_mut() {
-            let name = &entry.model.qualified.manifest().name;
-            let Some(engine) = &entry.engine else {
-                entry.steps = StepWatch::default();
+        let mut state = self.with_dead_marked();
+        let entries = state.entries.values_mut();
+        for (model, replica) in entries.flat_map(|ModelEntry { model, replicas, .. }| {
+            replicas.iter_mut().map(|one| (&*model, one))
+        }) {
+            let name = &model.qualified.manifest().name;
+            let Some(engine) = &replica.engine else {
+                replica.steps = StepWatch::default();
                 continue;
             };
-            let found = entry.steps.look(&engine.progress(), passed, patience);
-            let why = entry.steps.stalled.as_deref().unwrap_or_default();
+            let found = replica.steps.look(&engine.progress(), passed, patience);
+            let why = replica.steps.stalled.as_deref().unwrap_or_default();
             match found {
                 StepFinding::Nothing => {}
                 StepFinding::Stalls => {

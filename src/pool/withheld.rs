@@ -1,6 +1,7 @@
 //! Models that are not offered because what proved them does not hold any more.
 
-use super::{ModelPool, PoolState};
+use super::ModelPool;
+use super::state::{Place, PoolState};
 use crate::engine::EngineError;
 use crate::ids::ModelId;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ impl ModelPool {
         if known {
             return false;
         }
-        state.end_engine(self, id);
+        state.places(id).for_each(|place| state.end_engine(self, place));
         drop(state);
         self.run_actions();
         true
@@ -85,7 +86,9 @@ impl ModelPool {
         let withheld = entry.withheld.take_if(|withheld| !stays(withheld)).is_some();
         if withheld {
             // A load that failed for the same reason need not be waited for.
-            entry.failure.take_if(|(_, why)| Withheld::by_load(why, &record).is_some());
+            for replica in &mut entry.replicas {
+                replica.failure.take_if(|(_, why)| Withheld::by_load(why, &record).is_some());
+            }
         }
         drop(state);
         if withheld && self.has_room(id) {
@@ -99,14 +102,15 @@ impl ModelPool {
 
 impl PoolState {
     /// Turns the waiting requests away and ends the engine, which fails those that run.
-    pub(super) fn end_engine(&mut self, pool: &Arc<ModelPool>, id: ModelId) {
-        let entry = self.entry(id);
-        entry.waiters.clear();
-        let engine = entry.engine.take();
-        self.eviction.set_waiting(id, 0);
+    pub(super) fn end_engine(&mut self, pool: &Arc<ModelPool>, place: Place) {
+        let replica = self.replica(place);
+        replica.waiters.clear();
+        let engine = replica.engine.take();
+        let eviction = self.eviction(place);
+        eviction.set_waiting(place.model, 0);
         if engine.is_some() {
-            self.eviction.begin_unload(id);
-            pool.clone().unload(id, engine);
+            eviction.begin_unload(place.model);
+            pool.clone().unload(place, engine);
         }
     }
 }

@@ -76,10 +76,11 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         return guard.not_admitted(Admission::Refused(refused));
     }
     let id = plan.model.qualified.id();
-    let (sequence, events) = match services.pool.submit(id, plan.generate.clone()) {
-        Ok(accepted) => accepted,
-        Err(refused) => return guard.not_admitted(Admission::Refused(refused.into())),
-    };
+    let (sequence, events) =
+        match services.pool.submit(id, plan.admit.session.0, plan.generate.clone()) {
+            Ok(accepted) => accepted,
+            Err(refused) => return guard.not_admitted(Admission::Refused(refused.into())),
+        };
     let began = Instant::now();
     guard.arm();
     failpoint!("lifecycle::accepted");

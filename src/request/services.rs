@@ -12,7 +12,7 @@ use crate::config::{Config, Plan};
 use crate::engine::EngineHandle;
 use crate::ledger::{Command, Outcome, RequestKey, RequestRecord};
 use crate::metrics::Metrics;
-use crate::pool::{ModelPool, ServedModel};
+use crate::pool::{DeviceBudget, ModelPool, ServedModel};
 use crate::store::Store;
 use crate::traces::Traces;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Services {
         clock: Arc<dyn Clock>,
         catalogue: Catalogue,
     ) -> Arc<Self> {
-        let pool = ModelPool::new(&config.engine, config.model_bytes());
+        let pool = ModelPool::new(&config.engine, DeviceBudget::cpu(config.model_bytes()));
         Self::with_pool(config, store, clock, catalogue, pool)
     }
 

@@ -86,7 +86,7 @@ impl Setup {
         let gguf = TinyLlama::default().gguf().to_bytes();
         let qualified = testing::qualified(self.folder.path(), "tiny", &gguf, 64);
         let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-        let load = Arc::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
+        let load = Arc::new(|_| Err(EngineError::NotLoaded("it is never loaded".into())));
         Arc::new(ServedModel { qualified, text, max_context: 64, keeps_formats: true, load })
     }
 

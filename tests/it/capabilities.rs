@@ -41,6 +41,8 @@ const CHANNEL_MARKS: &[&str] = &[
 
 const IN_CHANNELS: &str = "openai-gpt-oss-120b";
 pub const THINKER: &str = "Qwen-Qwen3-0.6B";
+/// Its template has no switch.
+const THINKS_ALWAYS: &str = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B";
 pub const CALLER: &str = "Qwen-Qwen2.5-7B-Instruct";
 
 pub fn template(name: &str) -> String {
@@ -329,7 +331,7 @@ async fn thinking_is_switched_as_the_template_knows() {
     assert_eq!((lowest.status, lowest.header("x-ignored-params")), (200, "reasoning_effort"));
     world.close().await;
     // A model that always thinks has one degree of it, and cannot do without.
-    let world = node("Qwen-QwQ-32B", "hm\n</think>\n\nso", |_| {}).await;
+    let world = node(THINKS_ALWAYS, "hm\n</think>\n\nso", |_| {}).await;
     let high = world.post(Uuid::new_v4(), &world.ask(json!({ "reasoning_effort": "high" }))).await;
     assert_eq!((high.status, high.header("x-ignored-params")), (200, "reasoning_effort"));
     refused(&world, &json!({ "reasoning_effort": "none" }), "reasoning_effort", "no switch").await;

@@ -1,5 +1,6 @@
 //! The model pool: models are loaded when a request names them, within a budget of memory.
 
+use super::process::{Folder, Served, get};
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
@@ -57,7 +58,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let id = qualified.id().to_string();
     let script = text.tokenizer.encode("hello world", false).unwrap();
-    let load = move || {
+    let load = move |_| {
         std::thread::sleep(kind.load_time);
         if !kind.loads {
             return Err(EngineError::NotLoaded("its weights are damaged".into()));
@@ -225,7 +226,7 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
     let metrics = metrics::text(&world.node).await;
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-11\"} 0"), "{metrics}");
-    for kind in ["not_loaded", "device_lost"] {
+    for kind in ["not_loaded", "integrity"] {
         let line = format!("cresset_model_failures_total{{kind=\"{kind}\"}} 1\n");
         assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
     }
@@ -237,7 +238,7 @@ async fn a_model_that_can_never_fit_is_not_offered() {
     let world = small_node().await;
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
-    let load = Arc::new(|| Err(EngineError::NotLoaded("it is never loaded".into())));
+    let load = Arc::new(|_| Err(EngineError::NotLoaded("it is never loaded".into())));
     let model = ServedModel { qualified, text, max_context: 1024, keeps_formats: true, load };
     let why = world.node.pool.offer(model, 11 * MIB, false).unwrap_err();
     assert_eq!(why.kind(), "out_of_memory");
@@ -275,4 +276,44 @@ async fn a_model_whose_requests_all_fail_is_withdrawn_until_a_canary_passes() {
     assert_eq!(world.balances().await, before, "canaries are nobody's");
     assert_eq!(post().await.status, 200);
     world.close().await;
+}
+
+/// Two engines of one model: each session stays on one of them, what is computed does not depend on
+/// which, and the ledger is exact.
+#[test]
+fn two_devices_give_the_answers_of_one() {
+    let folder = Folder::ready();
+    let customer = folder.customer(100_000_000);
+    let answers = |devices: &str| {
+        let mut command = folder.serve_command(&[]);
+        command.env("CRESSET_ENGINE__DEVICES", devices);
+        let node = Served::start(command);
+        let answers: Vec<String> = (0..12)
+            .map(|seed| {
+                let body = json!({
+                    "model": node.model, "seed": seed, "max_tokens": 12, "temperature": 1.0,
+                    "messages": [{ "role": "user", "content": format!("hello {seed}") }],
+                });
+                let [session, id] = [(); 2].map(|()| Uuid::new_v4().to_string());
+                let reply = node.chat_in(&session, &customer.key, &id, &body).finish();
+                assert_eq!(reply.status, 200, "{}", reply.body);
+                reply.json()["choices"][0]["message"].to_string()
+            })
+            .collect();
+        let status = folder.json(&["status"]);
+        let metrics = get(&node.operator, "/metrics").body;
+        assert!(node.terminate().success());
+        (answers, status, metrics)
+    };
+    let (expected, _, _) = answers("[]");
+    let (found, status, metrics) = answers(r#"["cpu", "cpu"]"#);
+    assert_eq!(found, expected);
+    for (number, device) in status["devices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(device["name"], format!("cpu:{number}"));
+        for figure in ["model_memory_bytes", "generated_tokens"] {
+            assert!(device[figure].as_u64().unwrap() > 0, "{status}");
+        }
+        assert!(metrics.contains(&format!("cresset_device_lost{{device=\"cpu:{number}\"}} 0")));
+    }
+    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }

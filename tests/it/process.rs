@@ -263,9 +263,14 @@ impl Served {
 
     /// Sends a chat completion and returns when the head of its answer has arrived.
     pub fn chat(&self, key: &str, id: &str, body: &Value) -> Stream {
+        self.chat_in("5f0f3b0a-3c0e-4c3a-9d4e-0b8f6d1c2a11", key, id, body)
+    }
+
+    /// The same in another session.
+    pub fn chat_in(&self, session: &str, key: &str, id: &str, body: &Value) -> Stream {
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
-             Idempotency-Key: {id}\r\nX-Service-Session-Id: 5f0f3b0a-3c0e-4c3a-9d4e-0b8f6d1c2a11\r\n"
+             Idempotency-Key: {id}\r\nX-Service-Session-Id: {session}\r\n"
         );
         request(&self.listen, &head, &body.to_string())
     }

@@ -30,7 +30,7 @@ fn offer(world: &World, seed: u64) -> String {
     let qualified = qualified(world.folder.path(), seed);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let (id, source) = (qualified.id().to_string(), qualified.source().clone());
-    let load = move || {
+    let load = move |_| {
         let options = ModelOptions {
             threads: 2,
             dequantise: false,
@@ -174,9 +174,9 @@ async fn soak(world: &World, visit: impl AsyncFn(u64)) {
     let [loads, unloads] = world.node.pool.load_counts();
     println!("resident and store, MiB: {early:?}, then {late:?}; {loads} loads, {unloads} unloads");
     for view in world.node.pool.views() {
-        assert_eq!((view.failure, view.usage.active, view.usage.waiting), (None, 0, 0));
+        assert_eq!((&view.failure, view.usage.active, view.usage.waiting), (&None, 0, 0));
         // An idle engine has checked its blocks: with a fault it would have ended.
-        let stats = view.engine.map(|engine| engine.stats()).unwrap_or_default();
+        let stats = view.stats();
         assert_eq!(
             (stats.running, stats.waiting, stats.blocks_used, stats.late_frees),
             (0, 0, 0, 0)
@@ -209,7 +209,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         deadline: None,
     };
     let id = models[usize::from(draw.is_multiple_of(200))].parse().unwrap();
-    let Ok((ticket, mut events)) = world.node.pool.submit(id, request) else {
+    let Ok((ticket, mut events)) = world.node.pool.submit(id, Uuid::nil(), request) else {
         tokio::time::sleep(Duration::from_millis(1)).await;
         return;
     };

@@ -448,7 +448,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     };
     let (id, max_context) = (qualified.id(), options.max_context);
     let runner = Mutex::new(Some(runner));
-    let load = Arc::new(move || {
+    let load = Arc::new(move |_| {
         let runner = runner
             .lock()
             .unwrap()

@@ -270,7 +270,7 @@ fn each_kind_of_error_reaches_the_sequence_as_itself() {
 
 #[test]
 fn an_engine_that_ends_tells_every_handle_why() {
-    let lost = EngineError::DeviceLost("scripted end of the engine".into());
+    let broken = EngineError::Integrity("scripted end of the engine".into());
     let (engine, cause) = end_by(ScriptedFailure::Fatal, &EngineError::Compute("scripted".into()));
     assert_eq!(cause, StopCause::Failed(EngineError::Compute("scripted".into())));
     let refused = || engine.submit(request(0..10, 1)).unwrap_err();
@@ -278,9 +278,9 @@ fn an_engine_that_ends_tells_every_handle_why() {
     while engine.ended_by().is_none() {
         std::thread::yield_now();
     }
-    assert_eq!((engine.ended_by(), refused()), (Some(lost.clone()), Refused::Dead(lost)));
+    assert_eq!((engine.ended_by(), refused()), (Some(broken.clone()), Refused::Dead(broken)));
     engine.shutdown();
-    assert_eq!(engine.ended_by().map(|error| error.kind()), Some("device_lost"));
+    assert_eq!(engine.ended_by().map(|error| error.kind()), Some("integrity"));
     let stopped = EngineError::Stopped(Box::new(EngineError::ShutDown));
     assert_eq!((stopped.kind(), EngineError::ShutDown.kind()), ("shut_down", "shut_down"));
 }

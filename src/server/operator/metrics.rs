@@ -3,8 +3,9 @@
 use super::Live;
 use crate::clock::UnixMillis;
 use crate::config::resident_bytes;
-use crate::engine::EngineHandle;
-use crate::metrics::ProcessSample;
+use crate::engine::EngineStats;
+use crate::metrics::{DeviceSample, ProcessSample};
+use crate::pool::DeviceView;
 use crate::request::Services;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -14,20 +15,25 @@ pub async fn text(services: &Services) -> String {
     let Services { pool, store, live, metrics, .. } = services;
     let (ledger, now) = (store.stats().await, store.now().seconds());
     for view in pool.views() {
-        let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
         let name = &view.model.qualified.manifest().name;
-        metrics.sample_engine(name, view.engine.is_some(), &stats);
+        metrics.sample_engine(name, !view.engines.is_empty(), &view.stats());
         let age = now.saturating_sub(view.model.qualified.evidence().qualified_at);
         metrics.sample_qualification(name, age);
     }
-    let [budget, free] = pool.memory();
     let [loads, unloads] = pool.load_counts();
-    metrics.sample_pool(budget - free, loads, unloads);
+    let devices: Vec<_> = pool.devices().into_iter().map(sample).collect();
+    metrics.sample_pool(&devices, loads, unloads);
     metrics.sample_model_failures(&pool.failures());
     metrics.sample_node(live.len(), store.healthy(), services.is_ready());
     metrics.sample_ledger(&ledger);
     metrics.sample_process(process());
     metrics.text()
+}
+
+fn sample(device: DeviceView) -> DeviceSample {
+    let DeviceView { name, budget, free, is_lost, stats } = device;
+    let EngineStats { running, waiting, .. } = stats;
+    DeviceSample { name, held_bytes: budget - free, is_lost, running, waiting }
 }
 
 /// Sets the ages of the last backups and of the last audit, and the ends of certificates.

@@ -4,8 +4,8 @@ use super::{Live, StartState, budgets, view};
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::ListenerName;
 use crate::config::resident_bytes;
-use crate::engine::{EngineHandle, EngineStats};
-use crate::pool::ModelView;
+use crate::engine::EngineStats;
+use crate::pool::{DeviceView, ModelView};
 use crate::request::Services;
 use crate::request::recent_errors::RecentError;
 use serde_json::{Value, json};
@@ -40,11 +40,10 @@ pub fn of(live: &Live) -> Value {
     let node = &live.node;
     let reason = not_ready_because(live);
     let models = node.pool.views();
-    let stats: Vec<EngineStats> = models
-        .iter()
-        .map(|view| view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default())
-        .collect();
-    let [budget, free] = node.pool.memory();
+    let stats: Vec<EngineStats> = models.iter().map(ModelView::stats).collect();
+    let devices = node.pool.devices();
+    let [budget, free] = [|one: &DeviceView| one.budget, |one: &DeviceView| one.free]
+        .map(|bytes| devices.iter().map(bytes).sum::<u64>());
     let state = json!({
         "draining": node.is_draining(),
         "ledger_healthy": node.store.healthy(),
@@ -58,6 +57,7 @@ pub fn of(live: &Live) -> Value {
         "requests_waiting": stats.iter().map(|engine| engine.waiting).sum::<usize>(),
         "generated_tokens_since_start": node.metrics.generated_tokens(),
         "tokens_per_second": stats.iter().map(|engine| engine.tokens_per_second).sum::<f64>(),
+        "devices": devices.iter().map(of_device).collect::<Vec<_>>(),
         "models": models
             .iter()
             .zip(&stats)
@@ -111,6 +111,18 @@ fn of_error(error: &RecentError) -> Value {
     json!({ "at": error.at.seconds(), "model": error.model, "message": error.message })
 }
 
+fn of_device(device: &DeviceView) -> Value {
+    json!({
+        "name": device.name,
+        "lost": device.is_lost,
+        "model_memory_bytes": device.budget - device.free,
+        "model_memory_limit_bytes": device.budget,
+        "generated_tokens": device.stats.generated_tokens,
+        "requests_running": device.stats.running,
+        "requests_waiting": device.stats.waiting,
+    })
+}
+
 /// `requests_active` have the model's engine, `requests_held` wait for the model to be loaded.
 fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
     let qualified = &view.model.qualified;
@@ -124,7 +136,7 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "qualified_context_tokens": qualified.qualified_context_tokens(),
         "accepted_because": qualified.evidence().acceptance.as_ref().map(|found| &found.reason),
         "state": view.state(),
-        "alive": view.engine.is_some(),
+        "alive": !view.engines.is_empty(),
         "failure": view.failure,
         "pinned": view.usage.pinned,
         "bytes": view.usage.bytes,

@@ -14,7 +14,7 @@ const MODULES: Rows = &[
     ("failpoint", &[]),
     ("clock", &["failpoint"]),
     ("config", &[]),
-    ("tls", &["config"]),
+    ("tls", &["clock", "config"]),
     ("metrics", &["engine", "store"]),
     ("traces", &["config", "metrics"]),
     ("text", &["models"]),

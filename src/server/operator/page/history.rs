@@ -2,7 +2,6 @@
 
 use super::super::Live;
 use crate::clock::UnixMillis;
-use crate::engine::EngineHandle;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -56,7 +55,7 @@ fn now(live: &Live) -> NodeSample {
     let mut sample = NodeSample { at: live.node.clock.now(), ..NodeSample::default() };
     let (mut used, mut blocks) = (0, 0);
     for view in live.node.pool.views() {
-        let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
+        let stats = view.stats();
         sample.tokens_per_second += stats.tokens_per_second;
         sample.running += stats.running;
         sample.waiting += stats.waiting + view.usage.waiting;
