@@ -117,6 +117,9 @@ metrics! {
          key_budget");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
+    forwarded: By<1, Counter> = add("forwarded_requests",
+        "Requests that went from one node to another, by result: answered and unreachable (sent \
+         to other nodes), broken (an answer that broke off), received (from other nodes)");
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
          device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
@@ -372,7 +375,7 @@ impl CertificateEnds {
             own,
             "certificate_not_after_seconds",
             "Unix time after which the TLS certificate of a listener is not valid, by listener: \
-             public, operator, gateway",
+             public, operator, gateway, cluster",
         ))
     }
 
@@ -459,6 +462,11 @@ impl Metrics {
         self.responses
             .get_or_create(&[("status", status.to_string()), ("code", code.to_owned())])
             .inc();
+    }
+
+    /// `result` is `answered`, `unreachable`, `broken` or `received`.
+    pub fn forwarded(&self, result: &'static str) {
+        self.forwarded.get_or_create(&[("result", result.to_owned())]).inc();
     }
 
     /// `end` is `completed`, `cancelled` or `failed`.

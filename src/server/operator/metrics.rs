@@ -33,7 +33,7 @@ pub async fn text(services: &Services) -> String {
 /// Sets the ages of the last backups and of the last audit, and the ends of certificates.
 pub(super) fn sample_care(live: &Live) {
     for (listener, ends_at) in live.start.certificates() {
-        live.node.metrics.certificates.set(listener.word(), ends_at);
+        live.node.metrics.certificates.set(listener, ends_at);
     }
     let (store, backups) = (&live.node.store, live.files.backups.read());
     let since = |at: u64| store.now().seconds().saturating_sub(at);
