@@ -152,6 +152,17 @@ metrics! {
     late_frees: By<1, Counter> = add("kv_late_frees",
         "Stopped sequences that held their KV blocks for more than two steps");
 
+    // All loaded models' engines together, for gateways that choose among nodes: they take one
+    // value of each metric, whatever its labels are.
+    all_running: Gauge = add("node_requests_running",
+        "Sequences in the running batches of all models now");
+    all_waiting: Gauge = add("node_requests_waiting",
+        "Sequences of all models that wait to start now");
+    all_kv_usage: Ratio = add("node_kv_cache_usage_ratio",
+        "Share of the KV blocks of all models in use now, 0 to 1");
+    cache_config: By<2, Gauge> = add("cache_config_info",
+        "1, with the positions of a block of KV and the blocks of all models together as labels");
+
     // The models in memory.
     loaded: By<1, Gauge> = add("model_loaded", "1 while the model is in memory, else 0");
     model_memory: Gauge = add("model_memory_bytes",
@@ -518,6 +529,20 @@ impl Metrics {
         self.loaded.get_or_create(label).set(loaded.into());
     }
 
+    /// Sets the sums over all engines.
+    pub fn sample_engines(&self, engines: &[EngineStats]) {
+        let sum = |figure: fn(&EngineStats) -> usize| engines.iter().map(figure).sum::<usize>();
+        self.all_running.set(sum(|stats| stats.running) as i64);
+        self.all_waiting.set(sum(|stats| stats.waiting) as i64);
+        let blocks = sum(|stats| stats.blocks_total);
+        self.all_kv_usage.set(sum(|stats| stats.blocks_used) as f64 / blocks.max(1) as f64);
+        let block_size = ("block_size", self.kv_block_tokens.get().to_string());
+        self.cache_config.clear();
+        self.cache_config
+            .get_or_create(&[block_size, ("num_gpu_blocks", blocks.to_string())])
+            .set(1);
+    }
+
     /// `bytes` are held by loaded models; loads and unloads are totals since the start.
     pub fn sample_pool(&self, bytes: u64, loads: u64, unloads: u64) {
         self.model_memory.set(bytes as i64);
@@ -604,8 +629,17 @@ mod tests {
             ..EngineStats::default()
         };
         metrics.sample_engine("m", false, &stats);
+        metrics.kv_block_tokens.set(16);
+        for blocks_used in [1, 3] {
+            let busy = EngineStats { running: 2, waiting: 3, blocks_used, ..stats.clone() };
+            metrics.sample_engines(&[busy, stats.clone(), EngineStats::default()]);
+        }
         let text = metrics.text();
         for line in [
+            "cresset_node_requests_running 2",
+            "cresset_node_requests_waiting 3",
+            "cresset_node_kv_cache_usage_ratio 0.375",
+            "cresset_cache_config_info{block_size=\"16\",num_gpu_blocks=\"8\"} 1",
             "cresset_kv_cache_blocks{model=\"m\"} 4",
             "cresset_engine_steps_total{model=\"m\"} 5",
             "cresset_engine_step_tokens_total{model=\"m\"} 7",

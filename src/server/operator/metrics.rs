@@ -13,13 +13,16 @@ use std::time::Duration;
 pub async fn text(services: &Services) -> String {
     let Services { pool, store, live, metrics, .. } = services;
     let (ledger, now) = (store.stats().await, store.now().seconds());
+    let mut engines = Vec::new();
     for view in pool.views() {
         let stats = view.engine.as_ref().map(EngineHandle::stats).unwrap_or_default();
         let name = &view.model.qualified.manifest().name;
         metrics.sample_engine(name, view.engine.is_some(), &stats);
         let age = now.saturating_sub(view.model.qualified.evidence().qualified_at);
         metrics.sample_qualification(name, age);
+        engines.push(stats);
     }
+    metrics.sample_engines(&engines);
     let [budget, free] = pool.memory();
     let [loads, unloads] = pool.load_counts();
     metrics.sample_pool(budget - free, loads, unloads);
