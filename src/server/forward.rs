@@ -118,7 +118,9 @@ impl Forwarder {
                 }
             }
         }
-        self.services.metrics.forwarded("unreachable");
+        if !nodes.is_empty() {
+            self.services.metrics.forwarded("unreachable");
+        }
         None
     }
 

@@ -165,7 +165,7 @@ impl Store {
             StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
             StoreConfig::Postgres(place) => {
                 let folder = place.folder.as_deref().map(embedded::lock_file).transpose()?;
-                LockedPlace::Database(place.clone(), folder)
+                LockedPlace::Database(Box::new(place.clone()), folder)
             }
         };
         Ok(LockedStore { place })
@@ -187,7 +187,7 @@ impl Store {
             StoreConfig::Embedded(_) => Self::lock(config)?,
             // What it does there is one transaction, so it may run beside a node of the folder.
             StoreConfig::Postgres(place) => {
-                LockedStore { place: LockedPlace::Database(place.clone(), None) }
+                LockedStore { place: LockedPlace::Database(Box::new(place.clone()), None) }
             }
         };
         locked.open_with(clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
@@ -441,7 +441,7 @@ pub struct LockedStore {
 
 enum LockedPlace {
     Folder(Arc<dyn embedded::Disk>),
-    Database(PostgresConfig, Option<File>),
+    Database(Box<PostgresConfig>, Option<File>),
 }
 
 impl LockedStore {

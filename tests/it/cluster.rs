@@ -19,7 +19,7 @@ fn file(name: &str) -> PathBuf {
 fn cluster(identity: &str, more: &str) -> String {
     let [certificate, key, authority] =
         [format!("{identity}.pem"), format!("{identity}.key"), "authority.pem".into()]
-            .map(|name| file(&name));
+            .map(|name| file(&name).display().to_string());
     format!(
         "\n[cluster]\nlisten = \"127.0.0.1:0\"\ncertificate = {certificate:?}\nkey = {key:?}\n\
          authority = {authority:?}\n{more}"
@@ -312,7 +312,9 @@ fn what_a_dead_or_a_silent_owner_ran_is_answered_in_time() {
     let asked = question(&owner, true, 700);
     let mut running: Vec<_> = ids.iter().map(|id| owner.chat(&key, id, &asked)).collect();
     let mut joined = other.chat(&key, &ids[0], &asked);
-    running.iter_mut().for_each(|stream| stream.read_until("\"content\":"));
+    for stream in &mut running {
+        stream.read_until("\"content\":");
+    }
     joined.read_until("\"content\":");
     owner.signal("STOP");
     // It accepts connections and says nothing.
