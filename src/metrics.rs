@@ -128,6 +128,9 @@ metrics! {
          key_budget");
     requests: By<1, Counter> = add("requests", "Requests when they end, by how they ended");
     responses: By<2, Counter> = add("http_responses", "HTTP responses by status and code");
+    forwarded: By<1, Counter> = add("forwarded_requests",
+        "Requests that went from one node to another, by result: answered and unreachable (sent \
+         to other nodes), broken (an answer that broke off), received (from other nodes)");
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
          device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
@@ -159,6 +162,17 @@ metrics! {
         "Running sequences stopped by a cancel, a stop string or a disconnect");
     late_frees: By<1, Counter> = add("kv_late_frees",
         "Stopped sequences that held their KV blocks for more than two steps");
+
+    // All loaded models' engines together, for gateways that choose among nodes: they take one
+    // value of each metric, whatever its labels are.
+    all_running: Gauge = add("node_requests_running",
+        "Sequences in the running batches of all models now");
+    all_waiting: Gauge = add("node_requests_waiting",
+        "Sequences of all models that wait to start now");
+    all_kv_usage: Ratio = add("node_kv_cache_usage_ratio",
+        "Share of the KV blocks of all models in use now, 0 to 1");
+    cache_config: By<2, Gauge> = add("cache_config_info",
+        "1, with the positions of a block of KV and the blocks of all models together as labels");
 
     // The models in memory.
     loaded: By<1, Gauge> = add("model_loaded", "1 while the model is in memory, else 0");
@@ -391,7 +405,7 @@ impl CertificateEnds {
             own,
             "certificate_not_after_seconds",
             "Unix time after which the TLS certificate of a listener is not valid, by listener: \
-             public, operator, gateway",
+             public, operator, gateway, cluster",
         ))
     }
 
@@ -480,6 +494,11 @@ impl Metrics {
             .inc();
     }
 
+    /// `result` is `answered`, `unreachable`, `broken` or `received`.
+    pub fn forwarded(&self, result: &'static str) {
+        self.forwarded.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
     /// `end` is `completed`, `cancelled` or `failed`.
     pub fn request_ended(&self, end: &'static str) {
         self.requests.get_or_create(&[("end", end.to_owned())]).inc();
@@ -527,6 +546,20 @@ impl Metrics {
             family.get_or_create(label).inner().store(total, Ordering::Relaxed);
         }
         self.loaded.get_or_create(label).set(loaded.into());
+    }
+
+    /// Sets the sums over all engines.
+    pub fn sample_engines(&self, engines: &[EngineStats]) {
+        let sum = |figure: fn(&EngineStats) -> usize| engines.iter().map(figure).sum::<usize>();
+        self.all_running.set(sum(|stats| stats.running) as i64);
+        self.all_waiting.set(sum(|stats| stats.waiting) as i64);
+        let blocks = sum(|stats| stats.blocks_total);
+        self.all_kv_usage.set(sum(|stats| stats.blocks_used) as f64 / blocks.max(1) as f64);
+        let block_size = ("block_size", self.kv_block_tokens.get().to_string());
+        self.cache_config.clear();
+        self.cache_config
+            .get_or_create(&[block_size, ("num_gpu_blocks", blocks.to_string())])
+            .set(1);
     }
 
     /// Loads and unloads are totals since the start.
@@ -624,8 +657,17 @@ mod tests {
             ..EngineStats::default()
         };
         metrics.sample_engine("m", false, &stats);
+        metrics.kv_block_tokens.set(16);
+        for blocks_used in [1, 3] {
+            let busy = EngineStats { running: 2, waiting: 3, blocks_used, ..stats.clone() };
+            metrics.sample_engines(&[busy, stats.clone(), EngineStats::default()]);
+        }
         let text = metrics.text();
         for line in [
+            "cresset_node_requests_running 2",
+            "cresset_node_requests_waiting 3",
+            "cresset_node_kv_cache_usage_ratio 0.375",
+            "cresset_cache_config_info{block_size=\"16\",num_gpu_blocks=\"8\"} 1",
             "cresset_kv_cache_blocks{model=\"m\"} 4",
             "cresset_engine_steps_total{model=\"m\"} 5",
             "cresset_engine_step_tokens_total{model=\"m\"} 7",

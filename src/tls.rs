@@ -1,8 +1,11 @@
 //! TLS: the certificate that listeners show, and connections to nodes at https addresses.
 
+mod peers;
 mod validity;
 
-use crate::config::{ListenerName, TlsSettings};
+pub use peers::PeerTls;
+
+use crate::config::{ClusterSettings, ListenerName, TlsSettings};
 use hyper::Uri;
 use std::fmt::Debug;
 use std::io;
@@ -28,6 +31,8 @@ pub type Socket = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 pub struct TlsListeners {
     shown: Option<Arc<ShownCertificate>>,
     names: Vec<ListenerName>,
+    /// For the listener of other nodes.
+    peers: Option<Arc<PeerTls>>,
 }
 
 /// A certificate with its key. It can be read again while listeners show it: connections that are
@@ -45,21 +50,25 @@ impl TlsListeners {
         let TlsSettings { certificate: Some(certificate), key: Some(key), .. } = settings else {
             return Ok(Self::default());
         };
-        let current = RwLock::new(certified(certificate, key)?);
-        let shown =
-            ShownCertificate { certificate: certificate.clone(), key: key.clone(), current };
-        Ok(Self { shown: Some(shown.into()), names: settings.listeners.clone() })
+        let shown = ShownCertificate::read(certificate, key)?;
+        Ok(Self { shown: Some(shown), names: settings.listeners.clone(), peers: None })
     }
 
-    /// Reads the files again, and says whether the certificate is another one. What cannot be read
+    /// Adds what the listener of other nodes shows and asks for.
+    pub fn with_peers(self, settings: &ClusterSettings) -> Result<Self, String> {
+        Ok(Self { peers: PeerTls::read(settings)?.map(Arc::new), ..self })
+    }
+
+    /// `None` where the node knows no other nodes.
+    pub fn peers(&self) -> Option<&Arc<PeerTls>> {
+        self.peers.as_ref()
+    }
+
+    /// Reads the files again, and says whether a certificate is another one. What cannot be read
     /// changes nothing.
     pub fn read_again(&self) -> Result<bool, String> {
-        let Some(shown) = &self.shown else { return Ok(false) };
-        let read = certified(&shown.certificate, &shown.key)?;
-        let mut current = shown.current.write().unwrap_or_else(PoisonError::into_inner);
-        let is_other = current.cert != read.cert;
-        *current = read;
-        Ok(is_other)
+        let own = self.shown.as_ref().map_or(Ok(false), |shown| shown.read_again())?;
+        Ok(self.peers.as_ref().map_or(Ok(false), |peers| peers.read_again())? || own)
     }
 
     /// Accepts the connections of a listener that speaks TLS.
@@ -77,10 +86,7 @@ impl TlsListeners {
     /// Unix time, seconds, after which the certificate of a listener is not valid; `None` if it
     /// shows none.
     pub fn not_after(&self, listener: ListenerName) -> Option<u64> {
-        let shown = self.shown.as_ref().filter(|_| self.names.contains(&listener))?;
-        let current = shown.current.read().unwrap_or_else(PoisonError::into_inner);
-        // The others of the chain are left out: clients that trust one of them need none behind it.
-        validity::not_after(current.cert.first()?)
+        self.shown.as_ref().filter(|_| self.names.contains(&listener))?.not_after()
     }
 
     /// The address of a listener, with its scheme.
@@ -90,9 +96,33 @@ impl TlsListeners {
     }
 }
 
+impl ShownCertificate {
+    fn read(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
+        let current = RwLock::new(certified(certificate, key)?);
+        Ok(Arc::new(Self { certificate: certificate.into(), key: key.into(), current }))
+    }
+
+    fn read_again(&self) -> Result<bool, String> {
+        let read = certified(&self.certificate, &self.key)?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = current.cert != read.cert;
+        *current = read;
+        Ok(is_other)
+    }
+
+    fn current(&self) -> Arc<CertifiedKey> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The others of the chain are left out: clients that trust one of them need none behind it.
+    fn not_after(&self) -> Option<u64> {
+        validity::not_after(self.current().cert.first()?)
+    }
+}
+
 impl ResolvesServerCert for ShownCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.current.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(self.current())
     }
 }
 
@@ -124,16 +154,21 @@ fn unreadable(file: &Path, what: &str, error: &dyn Debug) -> String {
 pub fn client(trusted: Option<&Path>) -> Result<ClientConfig, String> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     if let Some(file) = trusted {
-        for certificate in certificates(file)? {
-            let added = roots.add(certificate);
-            added.map_err(|error| format!("{}: {error}", file.display()))?;
-        }
+        trust(&mut roots, file)?;
     }
     Ok(ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .expect("invariant: the library supports its own versions")
         .with_root_certificates(roots)
         .with_no_client_auth())
+}
+
+/// Adds the certificates of a file.
+fn trust(roots: &mut RootCertStore, file: &Path) -> Result<(), String> {
+    certificates(file)?.into_iter().try_for_each(|certificate| {
+        let added = roots.add(certificate);
+        added.map_err(|error| format!("{}: {error}", file.display()))
+    })
 }
 
 /// Where a node is reached.
@@ -150,6 +185,14 @@ impl NodeAddress {
     /// `trusted` is a PEM file, as [`client`] takes it. The error is a sentence that says what is
     /// wrong.
     pub fn new(url: &str, trusted: Option<&Path>) -> Result<Self, String> {
+        Self::with(url, || client(trusted).map(Arc::new))
+    }
+
+    /// `new` with this configuration of TLS.
+    fn with(
+        url: &str,
+        config: impl FnOnce() -> Result<Arc<ClientConfig>, String>,
+    ) -> Result<Self, String> {
         let wrong = || {
             format!("{url:?} is not an address like http://127.0.0.1:8080 or https://node.example")
         };
@@ -160,7 +203,7 @@ impl NodeAddress {
             Some("https") => {
                 let bare = host.trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(bare).map_err(|_| wrong())?;
-                (443, Some((Arc::new(client(trusted)?), name)))
+                (443, Some((config()?, name)))
             }
             _ => return Err(wrong()),
         };
@@ -171,9 +214,14 @@ impl NodeAddress {
     /// Whether nobody else can read what is sent there: by TLS, or because it stays on this
     /// machine.
     pub fn is_private(&self) -> bool {
-        let host = self.authority.rsplit_once(':').map_or("", |(host, _)| host);
-        let address = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        let host = self.host();
+        let address = host.parse::<IpAddr>();
         self.tls.is_some() || host == "localhost" || address.is_ok_and(|ip| ip.is_loopback())
+    }
+
+    fn host(&self) -> String {
+        let host = self.authority.rsplit_once(':').map_or("", |(host, _)| host);
+        host.trim_matches(['[', ']']).to_owned()
     }
 
     pub async fn connect(&self) -> io::Result<Socket> {

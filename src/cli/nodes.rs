@@ -5,7 +5,17 @@ use super::support::listing;
 use super::support::output::CommandResult;
 use crate::server::operator::AdminCommand;
 
-const COLUMNS: &[&str] = &["boot", "state", "machine", "address", "build", "lease_seconds"];
+const COLUMNS: &[&str] = &[
+    "boot",
+    "state",
+    "machine",
+    "address",
+    "cluster",
+    "models",
+    "open_reservations",
+    "build",
+    "lease_seconds",
+];
 
 pub(super) async fn run(context: &Context) -> CommandResult {
     listing::show(context, COLUMNS, |_: Option<()>| AdminCommand::NodeList).await

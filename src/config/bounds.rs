@@ -2,7 +2,7 @@
 //! of the JSON Schema; the check reads them from there, and so does `config show`. Only rules that
 //! no schema can express are written out here.
 
-use super::{Config, ConfigError, TlsSettings};
+use super::{ClusterSettings, Config, ConfigError, TlsSettings};
 use serde_json::Value;
 
 /// One setting of a configuration.
@@ -58,6 +58,7 @@ impl Config {
         self.validate_names()?;
         self.validate_addresses()?;
         self.validate_ledger()?;
+        self.validate_cluster()?;
         let (schema, values) = (Self::schema(), self.values());
         settings(&schema, &values).iter().try_for_each(SettingInfo::check)?;
         let (rows, tokens) = (self.engine.max_rows, self.engine.max_batched_tokens);
@@ -131,6 +132,36 @@ impl Config {
             return Err(ConfigError(text.into()));
         }
         Ok(())
+    }
+}
+
+impl Config {
+    fn validate_cluster(&self) -> Result<(), ConfigError> {
+        let ClusterSettings { listen, address, certificate, key, authority, .. } = &self.cluster;
+        let files = [certificate, key, authority].map(Option::is_some);
+        if files != [listen.is_some(); 3] || address.is_some() && listen.is_none() {
+            let text = "cluster: of cluster.listen, cluster.certificate, cluster.key and \
+                        cluster.authority all are needed or none, and cluster.address with them";
+            return Err(ConfigError(text.into()));
+        }
+        let Some(listen) = listen else { return Ok(()) };
+        if self.ledger.url.is_none() {
+            let why = "only nodes that share a ledger in a database pass requests on: set \
+                       ledger.url, or remove cluster.listen";
+            return Err(refused("cluster.listen", listen, why));
+        }
+        match address.as_deref() {
+            None if listen.ip().is_unspecified() => {
+                let why = "other nodes cannot be told this address: set cluster.address to the \
+                           name or IP address under which they reach it";
+                Err(refused("cluster.listen", listen, why))
+            }
+            Some(text) if text.is_empty() || text.contains(['/', '@', '?', '#', ' ']) => {
+                let why = "must be a name or an IP address, such as node1.example or 10.0.0.7:9443";
+                Err(refused("cluster.address", format!("{text:?}"), why))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -310,6 +341,42 @@ mod tests {
         ] {
             let error = load(url, standbys).unwrap_err();
             assert!(error.contains(part) && !error.contains("secret"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn nodes_know_each_other_by_all_settings_of_the_cluster_or_none() {
+        const ALL: [(&str, &str); 6] = [
+            ("ledger.url", "postgres://one/cresset"),
+            ("ledger.standbys", "0"),
+            ("cluster.listen", "0.0.0.0:9443"),
+            ("cluster.certificate", "c"),
+            ("cluster.key", "k"),
+            ("cluster.authority", "a"),
+        ];
+        let load = |without: &str, address: Option<&str>| {
+            let given = ALL.into_iter().filter(|(key, _)| !without.split(' ').any(|k| k == *key));
+            let given = given.chain(address.map(|text| ("cluster.address", text)));
+            let flags: Vec<_> = given.map(|(key, value)| (key.into(), value.into())).collect();
+            LoadedConfig::load(None, &flags).map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(load("", Some("node1.example")), Ok(()));
+        assert_eq!(load("", Some("[::1]:9443")), Ok(()));
+        let files = "cluster.certificate cluster.key cluster.authority";
+        let no_ledger = "ledger.url ledger.standbys";
+        assert_eq!(load(&format!("{no_ledger} cluster.listen {files}"), None), Ok(()));
+        for (without, address, part) in [
+            ("cluster.key", Some("a"), "all are needed or none"),
+            (files, Some("a"), "all are needed or none"),
+            ("cluster.listen", None, "all are needed or none"),
+            (&format!("cluster.listen {files}"), Some("a"), "all are needed or none"),
+            (no_ledger, Some("a"), "set ledger.url"),
+            ("", None, "set cluster.address"),
+            ("", Some("https://node1"), "must be a name or an IP address"),
+            ("", Some(""), "must be a name or an IP address"),
+        ] {
+            let error = load(without, address).unwrap_err();
+            assert!(error.contains(part), "{without} {address:?}: {error}");
         }
     }
 

@@ -19,10 +19,11 @@ pub use paths::{
     operator_token,
 };
 pub use sections::{
-    ClockSettings, CredentialSettings, DeviceSetting, EngineSettings, GatewaySettings,
-    GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, LedgerSettings, ListenSettings,
-    ListenerName, LogFormat, LogSettings, Plan, QualificationSettings, QuickstartSettings,
-    RequestSettings, TemplateSettings, TlsSettings, TraceSettings,
+    ClockSettings, ClusterSettings, CredentialSettings, DeviceSetting, EngineSettings,
+    GatewaySettings, GradeSetting, HttpSettings, HubSettings, InstructionSetSetting,
+    LedgerSettings, ListenSettings, ListenerName, LogFormat, LogSettings, Plan,
+    QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings, TlsSettings,
+    TraceSettings,
 };
 
 use schemars::JsonSchema;
@@ -43,6 +44,7 @@ pub struct Config {
     pub gateway: GatewaySettings = GatewaySettings::default(),
     pub requests: RequestSettings = RequestSettings::default(),
     pub ledger: LedgerSettings = LedgerSettings::default(),
+    pub cluster: ClusterSettings = ClusterSettings::default(),
     pub clock: ClockSettings = ClockSettings::default(),
     pub template: TemplateSettings = TemplateSettings::default(),
     pub credentials: CredentialSettings = CredentialSettings::default(),

@@ -426,6 +426,31 @@ pub struct LedgerSettings {
 }
 
 section! {
+/// How nodes that share a ledger in a database pass requests on to each other. Of `listen`,
+/// `certificate`, `key` and `authority`, all are needed or none.
+pub struct ClusterSettings {
+    /// Address at which other nodes, and nobody else, are accepted. Absent: the node passes no
+    /// request on and takes none from others.
+    pub listen: Option<SocketAddr> = None,
+    /// Name or IP address under which other nodes reach `listen`, with a port where theirs is
+    /// another one; the certificate must be valid for it. Absent: the address of `listen`.
+    pub address: Option<String> = None,
+    /// PEM file with the certificate that the node shows to others, for both ends of a connection,
+    /// followed by those that lead to the authority. A reload reads it and the key again.
+    pub certificate: Option<PathBuf> = None,
+    /// PEM file with the certificate's private key.
+    pub key: Option<PathBuf> = None,
+    /// PEM file with the certificates of the authorities that sign the certificates of all nodes,
+    /// and of nobody else.
+    pub authority: Option<PathBuf> = None,
+    /// Connections from other nodes that may be open at once, and as many to them. Each takes one
+    /// of the files that the system lets the process open.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub max_connections: usize = 256,
+}
+}
+
+section! {
 /// What this machine's clock may show when the ledger is opened. Beyond it a node does not start
 /// and a command does not run, unless it is given `--accept-clock`.
 pub struct ClockSettings {

@@ -16,22 +16,38 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Listeners that are passed on at most.
-const MOST: usize = 3;
+const MOST: usize = 4;
 
 /// The listeners of a node.
 pub(super) struct Listeners {
     pub public: TcpListener,
     pub operator: TcpListener,
     pub gateway: Option<TcpListener>,
+    /// That of other nodes.
+    pub cluster: Option<TcpListener>,
+}
+
+/// Other handles of a node's listeners, in the order of `Listeners`.
+pub(super) struct SharedListeners {
+    handles: Vec<OwnedFd>,
+    has_gateway: bool,
 }
 
 impl Listeners {
     /// Other handles of the same listeners.
-    pub(super) fn shared(&self) -> io::Result<Vec<OwnedFd>> {
+    pub(super) fn shared(&self) -> io::Result<SharedListeners> {
         let all = [&self.public, &self.operator].into_iter().chain(&self.gateway);
-        all.map(|listener| listener.as_fd().try_clone_to_owned()).collect()
+        let all = all.chain(&self.cluster);
+        let handles = all.map(|listener| listener.as_fd().try_clone_to_owned());
+        let handles = handles.collect::<io::Result<_>>()?;
+        Ok(SharedListeners { handles, has_gateway: self.gateway.is_some() })
     }
 }
+
+/// What a message of listeners says: that the third one is the gateway's, as in programs that knew
+/// no other, or that it is not.
+const WITH_GATEWAY: u8 = b'L';
+const WITHOUT_GATEWAY: u8 = b'C';
 
 fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("handover.sock")
@@ -41,7 +57,7 @@ fn path(data_dir: &Path) -> PathBuf {
 /// `taken`. Answers until `stop`, then removes the socket.
 pub(super) async fn give(
     data_dir: PathBuf,
-    listeners: Vec<OwnedFd>,
+    listeners: SharedListeners,
     taken: CancellationToken,
     stop: CancellationToken,
 ) {
@@ -60,14 +76,15 @@ pub(super) async fn give(
     let _ = std::fs::remove_file(path(&data_dir));
 }
 
-fn send(to: &UnixStream, listeners: &[OwnedFd]) -> io::Result<()> {
+fn send(to: &UnixStream, listeners: &SharedListeners) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let handles: Vec<_> = listeners.iter().map(AsFd::as_fd).collect();
+    let handles: Vec<_> = listeners.handles.iter().map(AsFd::as_fd).collect();
     if !control.push(SendAncillaryMessage::ScmRights(&handles)) {
         return Err(io::Error::other("there are more listeners than can be passed on"));
     }
-    sendmsg(to, &[IoSlice::new(b"L")], &mut control, SendFlags::empty())?;
+    let letter = if listeners.has_gateway { WITH_GATEWAY } else { WITHOUT_GATEWAY };
+    sendmsg(to, &[IoSlice::new(&[letter])], &mut control, SendFlags::empty())?;
     Ok(())
 }
 
@@ -80,8 +97,8 @@ pub(super) fn take(data_dir: &Path) -> Result<Listeners, NodeError> {
         ))
         .remedy("`cresset status` says whether one runs; start one with `cresset serve`")
     };
-    let received = receive(&path(data_dir)).map_err(unable)?;
-    let mut all = received.into_iter().map(|handle| {
+    let (handles, has_gateway) = receive(&path(data_dir)).map_err(unable)?;
+    let mut all = handles.into_iter().map(|handle| {
         let listener = std::net::TcpListener::from(handle);
         listener.set_nonblocking(true)?;
         TcpListener::from_std(listener)
@@ -90,10 +107,12 @@ pub(super) fn take(data_dir: &Path) -> Result<Listeners, NodeError> {
     let missing = || unable(ErrorKind::UnexpectedEof.into());
     let public = next()?.ok_or_else(missing)?;
     let operator = next()?.ok_or_else(missing)?;
-    Ok(Listeners { public, operator, gateway: next()? })
+    let gateway = if has_gateway { next()? } else { None };
+    Ok(Listeners { public, operator, gateway, cluster: next()? })
 }
 
-fn receive(from: &Path) -> io::Result<Vec<OwnedFd>> {
+/// The handles, and whether the third one is the gateway's.
+fn receive(from: &Path) -> io::Result<(Vec<OwnedFd>, bool)> {
     let stream = UnixStream::connect(from)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -105,7 +124,7 @@ fn receive(from: &Path) -> io::Result<Vec<OwnedFd>> {
             handles.extend(rights);
         }
     }
-    Ok(handles)
+    Ok((handles, letter[0] == WITH_GATEWAY))
 }
 
 #[cfg(test)]
@@ -124,7 +143,9 @@ mod tests {
             public: bind().await.unwrap(),
             operator: bind().await.unwrap(),
             gateway: None,
+            cluster: Some(bind().await.unwrap()),
         };
+        let told = old.cluster.as_ref().unwrap().local_addr().unwrap();
         let (taken, stop) = (CancellationToken::new(), CancellationToken::new());
         let address = old.public.local_addr().unwrap();
         let shared = old.shared().unwrap();
@@ -142,6 +163,7 @@ mod tests {
         let (mut accepted, _) = new.public.accept().await.unwrap();
         assert_eq!(accepted.read_u8().await.unwrap(), b'x');
         assert_eq!(new.public.local_addr().unwrap(), address);
+        assert_eq!(new.cluster.as_ref().unwrap().local_addr().unwrap(), told);
         assert!(new.gateway.is_none() && take(folder.path()).is_err(), "they are given once");
     }
 }

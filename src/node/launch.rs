@@ -3,10 +3,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "the start is timed")]
 
-use super::handover::{self, Listeners};
+use super::handover::{self, Listeners, SharedListeners};
 use super::models::cannot_load;
 use super::reload::{AskedReload, Reloader};
-use super::{Assembly, ComputeDevice, NodeError, ledger, open_files, private_files};
+use super::{Assembly, ComputeDevice, NodeError, cluster, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::config::{Config, ConfigFile, ListenerName};
@@ -25,7 +25,6 @@ use crate::tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,14 +90,15 @@ struct StartingNode {
 struct ClientListeners {
     public: TcpListener,
     gateway: Option<TcpListener>,
-    shared: Vec<OwnedFd>,
+    cluster: Option<TcpListener>,
+    shared: SharedListeners,
 }
 
 /// A started node. Dropping it without `drain` ends its work at once.
 pub struct RunningNode {
-    live: Arc<Live>,
-    stop: CancellationToken,
-    surfaces: JoinSet<()>,
+    pub(super) live: Arc<Live>,
+    pub(super) stop: CancellationToken,
+    pub(super) surfaces: JoinSet<()>,
     /// Callers that wait for a reload, until someone answers them.
     asked: Option<mpsc::Receiver<AskedReload>>,
 }
@@ -189,17 +189,18 @@ impl Assembly {
             Some(at) => Some(bind(at, "--gateway", fallback, watcher).await?),
             None => None,
         };
-        Ok(Listeners { public, operator, gateway })
+        let cluster = cluster::bind(&self.config).await?;
+        Ok(Listeners { public, operator, gateway, cluster })
     }
 
     /// Opens the operator's surfaces; the listeners of clients stay as they are.
     fn opened(&self, listeners: Listeners) -> Result<(StartingNode, ClientListeners), NodeError> {
         let shared = listeners.shared().map_err(NodeError::new)?;
-        let Listeners { public, operator, gateway } = listeners;
+        let Listeners { public, operator, gateway, cluster } = listeners;
         let address = public.local_addr().map_err(NodeError::new)?;
         let mut starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
         starting.program.config = self.named_config();
-        Ok((starting, ClientListeners { public, gateway, shared }))
+        Ok((starting, ClientListeners { public, gateway, cluster, shared }))
     }
 
     fn new_pool(&self) -> Arc<ModelPool> {
@@ -239,6 +240,9 @@ impl Assembly {
         running.accept_clients(clients.public).await?;
         if let Some(listener) = clients.gateway {
             running.open_gateway(listener, self.gateway_key()?)?;
+        }
+        if let Some(listener) = clients.cluster {
+            running.accept_peers(listener)?;
         }
         let (taken, stop) = (running.live.handed_over.clone(), running.stop.clone());
         let given = handover::give(self.data_dir.clone(), clients.shared, taken, stop);
@@ -384,6 +388,7 @@ impl StartingNode {
         let addresses = [public, operator.local_addr().map_err(NodeError::new)?];
         let tls = TlsListeners::read(&config.tls)
             .map_err(|why| NodeError::new(why).remedy("check tls.certificate and tls.key"))?;
+        let tls = cluster::read(tls, &config.cluster)?;
         let secured = tls.acceptor(ListenerName::Operator);
         let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
         let start = StartState::new(addresses, tls, StartPhase::Models);
@@ -463,6 +468,7 @@ impl RunningNode {
         let node = self.live.node.clone();
         let [limits, _, local_limits] = open_files::limited(&node.config);
         let (routes, stopped) = (server::router(node), self.stop.clone());
+        let routes = server::forwarding(routes, self.forwarder());
         let tls = self.live.start.tls.acceptor(ListenerName::Public);
         if tls.is_some() {
             let own = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;

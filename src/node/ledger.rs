@@ -74,6 +74,7 @@ fn facts(config: &Config) -> NodeFacts {
         address: config.listen.public.to_string(),
         build: format!("{} of {}", env!("CARGO_PKG_VERSION"), built_at()),
         plans: config.plans.iter().map(plan).collect(),
+        ..NodeFacts::default()
     }
 }
 

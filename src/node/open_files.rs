@@ -14,8 +14,8 @@ pub(super) fn raise_limit() {
 /// The settings of the public surface, the operator surface and the gateway, with no more
 /// connections than there are files for.
 pub(super) fn limited(config: &Config) -> [HttpSettings; 3] {
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    let files = files();
+    let files = files - 2 * peers(config, files);
     let shared = |gateway| shared_out(&config.http, gateway, files);
     let [mut public, operator, gateway] = shared(config.gateway.max_connections);
     // `quickstart` may open a gateway that the configuration does not have.
@@ -23,6 +23,31 @@ pub(super) fn limited(config: &Config) -> [HttpSettings; 3] {
         [public, ..] = shared(0);
     }
     [public, operator, gateway]
+}
+
+/// The settings of the listener of other nodes, which pass on heads with one header more than
+/// clients may send.
+pub(super) fn of_peers(config: &Config) -> HttpSettings {
+    let most = peers(config, files());
+    let http = &config.http;
+    HttpSettings {
+        max_connections: most,
+        max_connections_per_ip: most,
+        max_headers: http.max_headers + 1,
+        max_header_bytes: http.max_header_bytes + 64,
+        ..http.clone()
+    }
+}
+
+/// Connections from other nodes, and as many to them; each takes at most an eighth of all files.
+fn peers(config: &Config, files: usize) -> usize {
+    let listens = config.cluster.listen.is_some();
+    if listens { config.cluster.max_connections.min(files / 8).max(1) } else { 0 }
+}
+
+fn files() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(files).unwrap_or(usize::MAX)
 }
 
 /// The operator surface may use half of the reserve, which is at most half of all files; the

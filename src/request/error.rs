@@ -7,7 +7,7 @@ use crate::store::StoreError;
 use std::time::Duration;
 
 /// The time after which a client is told to try again if no better time is known.
-const SOON: Duration = Duration::from_secs(1);
+pub(super) const SOON: Duration = Duration::from_secs(1);
 
 /// A refusal before anything ran, or the failure that ended an attempt. None of them charges
 /// anything, except that a cancelled request pays for what was computed.

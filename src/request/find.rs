@@ -1,7 +1,8 @@
 //! Finds or starts the request with an id: callers are attached to it while it runs, get its stored
 //! answer once it has completed, and start it if it is new.
 
-use super::error::RequestError;
+use super::elsewhere;
+use super::error::{RequestError, SOON};
 use super::lifecycle;
 use super::live::{Admission, AnswerFigures, LiveRequest, Subscription};
 use super::plan::{IncomingRequest, RequestPlan, prepare};
@@ -9,6 +10,7 @@ use super::services::Services;
 use crate::clock::UnixMillis;
 use crate::ids::CredentialId;
 use crate::ledger::{Refusal, RequestRecord, Seen, idempotency};
+use crate::store::ListedNode;
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -20,6 +22,8 @@ pub enum AnswerSource {
     Stream { created_at: UnixMillis, deltas: Subscription },
     /// The body that was stored when the request completed earlier, as a stream or not.
     Stored { body: Bytes, stream: bool },
+    /// The first of these nodes that can be reached, and the error if none can.
+    Elsewhere { nodes: Vec<ListedNode>, unreachable: RequestError },
 }
 
 /// The next step after looking for a request once.
@@ -46,7 +50,10 @@ pub async fn find_or_start(
             None => recall(services, request, &mut looked_again).await?,
         };
         if let Next::Run = next {
-            next = start(services, prepare(services, request).await?).await?;
+            next = match prepare(services, request).await {
+                Err(RequestError::ModelNotFound) => served_elsewhere(services, request).await?,
+                plan => start(services, plan?).await?,
+            };
         }
         if let Next::Answer(found) = next {
             return Ok(found);
@@ -82,13 +89,16 @@ async fn recall(
     if let Some(record) = ledger.request(&request.key).await? {
         let retention = services.config.requests.replay_ms();
         let now = services.store.now();
-        match idempotency::judge(&record, &request.fingerprint, now, retention)? {
-            Seen::Completed => return stored(services, &record).await,
-            Seen::Cancelled => return Err(RequestError::Cancelled),
-            // It became live after the live ones were searched, or has ended since it was read.
-            Seen::InProgress if !std::mem::replace(looked_again, true) => return Ok(Next::Retry),
-            Seen::InProgress => return Err(RequestError::InProgress),
-            Seen::MayRetry => {}
+        let seen = idempotency::judge(&record, &request.fingerprint, now, retention)?;
+        if seen != Seen::MayRetry {
+            // It may hold one of few connections to a database, and nobody may wait for another
+            // one meanwhile.
+            drop(ledger);
+            return match seen {
+                Seen::Cancelled => Err(RequestError::Cancelled),
+                Seen::Completed => stored(services, &record).await,
+                _ => running(services, request, &record, looked_again).await,
+            };
         }
     }
     // Admission checks this, too. By then the engine has the input, and the node may have crashed
@@ -98,6 +108,41 @@ async fn recall(
     let block = services.config.requests.crash_block_ms();
     idempotency::check_crashes(crashes, services.store.now(), block)?;
     Ok(Next::Run)
+}
+
+/// The request runs, and was not among the live ones.
+async fn running(
+    services: &Services,
+    request: &IncomingRequest,
+    record: &RequestRecord,
+    looked_again: &mut bool,
+) -> Result<Next, RequestError> {
+    if request.may_go_elsewhere {
+        let nodes = elsewhere::owner(services, record).await?;
+        if !nodes.is_empty() {
+            let unreachable = RequestError::InProgress;
+            return Ok(Next::Answer(AnswerSource::Elsewhere { nodes, unreachable }));
+        }
+    }
+    // It became live after the live ones were searched, or has ended since it was read.
+    let is_first_look = !std::mem::replace(looked_again, true);
+    if is_first_look { Ok(Next::Retry) } else { Err(RequestError::InProgress) }
+}
+
+/// The request is a new one, for a model that this node does not serve.
+async fn served_elsewhere(
+    services: &Services,
+    request: &IncomingRequest,
+) -> Result<Next, RequestError> {
+    let Some(model) = request.input.model.filter(|_| request.may_go_elsewhere) else {
+        return Err(RequestError::ModelNotFound);
+    };
+    let nodes = elsewhere::servers(services, model).await?;
+    if nodes.is_empty() {
+        return Err(RequestError::ModelNotFound);
+    }
+    let unreachable = RequestError::Overloaded { retry_after: SOON };
+    Ok(Next::Answer(AnswerSource::Elsewhere { nodes, unreachable }))
 }
 
 async fn stored(services: &Services, record: &RequestRecord) -> Result<Next, RequestError> {

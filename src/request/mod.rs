@@ -8,6 +8,7 @@
 //! becomes durable, tokens become deltas, the body is stored, the charge is settled, and only then
 //! the last delta is published. `guard` undoes what is left wherever that ends early.
 
+mod elsewhere;
 mod error;
 mod find;
 mod format;
@@ -27,6 +28,7 @@ mod tools;
 mod trace;
 pub mod transcript;
 
+pub use elsewhere::{lease_lost, owner};
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
 pub use format::{AnswerFormat, AskedFormat};

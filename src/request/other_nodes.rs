@@ -5,6 +5,7 @@ use super::live::{LiveRequest, StopRequest};
 use super::services::Services;
 use crate::ids::{AccountId, CredentialId};
 use crate::ledger::{AccountStatus, Command};
+use crate::pool::ServedModel;
 use crate::store::{Snapshot, StoreResult};
 use futures_util::future::try_join_all;
 use std::collections::BTreeSet;
@@ -14,6 +15,7 @@ use std::time::Duration;
 /// Looks into the ledger again and again, until the future is dropped.
 pub async fn heed_other_nodes(services: &Services, interval: Duration) {
     loop {
+        tell_models(services);
         tokio::time::sleep(interval).await;
         if services.store.was_ended_by_others() {
             begin_anew(services, interval).await;
@@ -21,6 +23,17 @@ pub async fn heed_other_nodes(services: &Services, interval: Duration) {
             tracing::warn!(%error, "what other nodes decided could not be read");
         }
     }
+}
+
+/// Other nodes pass on requests for models that they do not serve themselves. A node that is
+/// draining admits none.
+fn tell_models(services: &Services) {
+    let offered = if services.is_draining() { Vec::new() } else { services.offered() };
+    let named = |model: &Arc<ServedModel>| {
+        let qualified = &model.qualified;
+        (qualified.id().0, qualified.manifest().name.clone())
+    };
+    services.store.tell(|facts| facts.models = offered.iter().map(named).collect());
 }
 
 /// Ends what runs here, uncharged: others have released what it had reserved. Then this node admits

@@ -67,6 +67,8 @@ pub struct IncomingRequest {
     pub render: fn(&CompleteAnswer) -> Bytes,
     /// The span of the HTTP request.
     pub trace: TraceSpan,
+    /// Whether another node of a shared ledger may answer it.
+    pub may_go_elsewhere: bool,
 }
 
 /// The generation that a client asks for, within every bound that does not depend on the model.

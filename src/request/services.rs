@@ -82,8 +82,14 @@ impl Services {
 
     /// The models that a plan may use now, by id. A model that failed lately is left out.
     pub fn models_of(&self, plan: &Plan) -> Vec<Arc<ServedModel>> {
+        let offered = self.offered().into_iter();
+        offered.filter(|model| allows(plan, model)).collect()
+    }
+
+    /// `models_of` a plan without limits.
+    pub(super) fn offered(&self) -> Vec<Arc<ServedModel>> {
         let available = self.pool.views().into_iter().filter(|view| view.failure.is_none());
-        available.map(|view| view.model).filter(|model| allows(plan, model)).collect()
+        available.map(|view| view.model).collect()
     }
 
     /// Whether a request sent now can be expected to run.

@@ -78,6 +78,7 @@ impl Setup {
             input: GenerationInput { model: Some(ModelId::generate()), ..Default::default() },
             render: |_| Bytes::new(),
             trace: TraceSpan::default(),
+            may_go_elsewhere: false,
         }
     }
 

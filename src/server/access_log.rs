@@ -41,6 +41,24 @@ pub struct AccessLine {
     facts: Mutex<LineFacts>,
 }
 
+/// The way of a request between two nodes that share a ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hop {
+    /// Another node answered it.
+    Sent,
+    /// Another node passed it on.
+    Received,
+}
+
+impl Hop {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Received => "received",
+        }
+    }
+}
+
 /// What becomes known on the way.
 #[derive(Debug, Default)]
 struct LineFacts {
@@ -54,6 +72,7 @@ struct LineFacts {
     figures: Option<AnswerFigures>,
     /// The answer was stored before: nothing ran and nothing was charged.
     replayed: bool,
+    hop: Option<Hop>,
 }
 
 impl AccessLine {
@@ -65,8 +84,19 @@ impl AccessLine {
             method,
             route,
             request_id,
-            facts: Mutex::default(),
+            facts: Mutex::new(LineFacts {
+                hop: request.extensions().get().copied(),
+                ..LineFacts::default()
+            }),
         })
+    }
+
+    pub(super) fn passed(&self, hop: Hop) {
+        self.facts().hop = Some(hop);
+    }
+
+    pub(super) fn was_passed(&self, hop: Hop) -> bool {
+        self.facts().hop == Some(hop)
     }
 
     pub(super) fn caller(&self, caller: &Caller) {
@@ -138,6 +168,7 @@ impl Drop for AccessLine {
         let application = facts.application.map(tracing::field::display);
         let model = facts.model.map(tracing::field::display);
         let replayed = replayed.then_some(true);
+        let forwarded = facts.hop.map(Hop::word);
         let first_token = facts.first_token.or(figures.and_then(|figures| figures.first_token));
         let time_to_first_token_ms = first_token.map(|time| time.as_millis() as u64);
         let prompt_tokens = figures.map(|figures| figures.usage.prompt_tokens);
@@ -160,6 +191,7 @@ impl Drop for AccessLine {
                     completion_tokens,
                     charged,
                     replayed,
+                    forwarded,
                     time_to_first_token_ms,
                     milliseconds,
                     "answered"

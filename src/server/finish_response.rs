@@ -1,8 +1,9 @@
 //! The outermost layer: every response gets its request id, its cache rules and, for errors, its
 //! body.
 
-use super::access_log::AccessLine;
+use super::access_log::{AccessLine, Hop};
 use super::error::ApiError;
+use super::forward::FORWARDED;
 use super::headers::{self, KeyRead};
 use super::transport::http1_head;
 use crate::request::Services;
@@ -40,9 +41,27 @@ pub async fn finish_response(
     let code = write_error_body(&mut response, id);
     set_headers(&mut response, id);
     let status = response.status().as_u16();
-    services.metrics.http_response(status, code.unwrap_or("ok"));
+    let label = if line.was_passed(Hop::Sent) { "forwarded" } else { code.unwrap_or("ok") };
+    services.metrics.http_response(status, label);
     line.answered(status, code);
     response
+}
+
+/// Middleware of the listener of other nodes: what they have not passed on is refused.
+pub async fn require_forwarded(
+    State(services): State<Arc<Services>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if !request.headers().contains_key(FORWARDED) {
+        return outside(ApiError::malformed(
+            "Other nodes pass requests on to this address, and clients have another one: send the \
+             request to listen.public.",
+        ));
+    }
+    services.metrics.forwarded("received");
+    request.extensions_mut().insert(Hop::Received);
+    next.run(request).await
 }
 
 /// The response to bytes that were refused before they became a request.
@@ -86,7 +105,8 @@ fn set_headers(response: &mut Response, id: Uuid) {
     let text = HeaderValue::from_str(&id.hyphenated().to_string())
         .expect("invariant: a UUID is a header value");
     let headers = response.headers_mut();
-    headers.insert(REQUEST_ID, text);
+    // The answer of another node has its own.
+    headers.entry(REQUEST_ID).or_insert(text);
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("private, no-store"));
 }

@@ -10,6 +10,7 @@ pub mod access_log;
 pub mod auth;
 pub mod error;
 pub mod finish_response;
+mod forward;
 pub mod handlers;
 pub mod headers;
 pub mod openapi;
@@ -20,6 +21,7 @@ pub mod transport;
 pub mod wire;
 
 pub use error::ApiError;
+pub use forward::{Forwarder, forwarding};
 #[cfg(feature = "self-test")]
 pub use transport::changed_exchange::{ChangedExchange, changed};
 pub use transport::listener::serve;
@@ -52,6 +54,12 @@ pub fn router(services: Arc<Services>) -> Router {
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(services.clone());
     guarded(routes, services)
+}
+
+/// The public surface for requests that other nodes pass on. There is no way on from here.
+pub fn router_for_peers(services: Arc<Services>) -> Router {
+    let routes = router(services.clone());
+    routes.layer(from_fn_with_state(services, finish_response::require_forwarded))
 }
 
 /// Counts the tokens of chat requests, under the same checks, for the node's own gateway. No

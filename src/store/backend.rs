@@ -45,7 +45,7 @@
 
 use super::StoreResult;
 use super::limits::Limits;
-use super::postgres::ListedNode;
+use super::postgres::{ListedNode, NodeFacts};
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
@@ -60,6 +60,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The answer to a read. The embedded backend has it ready at once.
 pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
@@ -160,6 +161,15 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
     /// The nodes that share the ledger. Of one that is no node's but this one's: none.
     fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Changes what this node says of itself to those that share the ledger, which they see after
+    /// its next renewal.
+    fn tell(&self, _change: &mut dyn FnMut(&mut NodeFacts)) {}
+
+    /// Whether another node that shares the ledger holds its lease, as the last renewal saw it.
+    fn is_alive(&self, _node: Uuid) -> bool {
+        false
     }
 
     /// Whether what was opened is still found where it was: a ledger that was removed or replaced

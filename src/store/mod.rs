@@ -63,6 +63,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 pub use stored_body::StoredBody;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 use writer::Writer;
 
 /// Between two tries to reach a database at the start of a node.
@@ -164,7 +165,7 @@ impl Store {
             StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
             StoreConfig::Postgres(place) => {
                 let folder = place.folder.as_deref().map(embedded::lock_file).transpose()?;
-                LockedPlace::Database(place.clone(), folder)
+                LockedPlace::Database(Box::new(place.clone()), folder)
             }
         };
         Ok(LockedStore { place })
@@ -186,7 +187,7 @@ impl Store {
             StoreConfig::Embedded(_) => Self::lock(config)?,
             // What it does there is one transaction, so it may run beside a node of the folder.
             StoreConfig::Postgres(place) => {
-                LockedStore { place: LockedPlace::Database(place.clone(), None) }
+                LockedStore { place: LockedPlace::Database(Box::new(place.clone()), None) }
             }
         };
         locked.open_with(clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
@@ -243,6 +244,18 @@ impl Store {
     /// The nodes that share the ledger; none where it is this node's own.
     pub async fn nodes(&self) -> StoreResult<Vec<ListedNode>> {
         self.inner.shared.reader.nodes().await
+    }
+
+    /// Changes what this node says of itself to those that share the ledger. They see it after the
+    /// next renewal of its lease.
+    pub fn tell(&self, mut change: impl FnMut(&mut NodeFacts)) {
+        self.inner.shared.reader.tell(&mut change);
+    }
+
+    /// Whether another node that shares the ledger holds its lease, as the last renewal of this
+    /// node's own one saw it.
+    pub fn is_alive(&self, node: Uuid) -> bool {
+        self.inner.shared.reader.is_alive(node)
     }
 
     /// The ledger's time: it judges what has expired, for reads as for the commands that follow.
@@ -428,7 +441,7 @@ pub struct LockedStore {
 
 enum LockedPlace {
     Folder(Arc<dyn embedded::Disk>),
-    Database(PostgresConfig, Option<File>),
+    Database(Box<PostgresConfig>, Option<File>),
 }
 
 impl LockedStore {

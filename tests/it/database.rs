@@ -13,7 +13,7 @@ mod server_process;
 const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
 
 /// The server that these tests share; `None` where PostgreSQL is not installed.
-fn shared() -> Option<&'static ServerProcess> {
+pub fn shared() -> Option<&'static ServerProcess> {
     static SERVER: OnceLock<Option<ServerProcess>> = OnceLock::new();
     let start = || Some(ServerProcess::start(&programs()?, 5432, |_| String::new()));
     SERVER.get_or_init(start).as_ref()
@@ -27,7 +27,7 @@ fn psql(server: &ServerProcess, sql: &str) {
 }
 
 /// The address of an empty place: a schema of its own.
-fn place(server: &ServerProcess) -> String {
+pub fn place(server: &ServerProcess) -> String {
     let schema = format!("s{}", Uuid::new_v4().simple());
     psql(server, &format!("create schema {schema}"));
     let host = server.folder.display();
@@ -35,7 +35,7 @@ fn place(server: &ServerProcess) -> String {
 }
 
 /// A copy of the ready folder without its ledger, and so with the model alone.
-fn without_ledger() -> Folder {
+pub fn without_ledger() -> Folder {
     let folder = Folder::ready();
     for file in ["ledger.redb", "bodies.redb"] {
         std::fs::remove_file(folder.path().join(file)).unwrap();
@@ -45,14 +45,14 @@ fn without_ledger() -> Folder {
 }
 
 /// The folder of another machine with the same ledger.
-fn same_ledger(folder: &Folder) -> Folder {
+pub fn same_ledger(folder: &Folder) -> Folder {
     let other = without_ledger();
     let [from, to] = [folder, &other].map(|folder| folder.path().join("cresset.toml"));
     std::fs::copy(from, to).unwrap();
     other
 }
 
-fn question(node: &Served, stream: bool, max_tokens: u32) -> Value {
+pub fn question(node: &Served, stream: bool, max_tokens: u32) -> Value {
     json!({ "model": node.model, "messages": [{ "role": "user", "content": "tell me" }],
             "stream": stream, "max_tokens": max_tokens, "ignore_eos": true, "seed": 1 })
 }

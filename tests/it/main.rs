@@ -16,6 +16,7 @@ mod charges;
 mod cli;
 mod clients;
 mod clock;
+mod cluster;
 mod control_plane;
 mod counting;
 mod crash;

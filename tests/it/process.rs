@@ -358,6 +358,11 @@ fn line(reader: &mut BufReader<TcpStream>) -> String {
 }
 
 impl Stream {
+    /// A header by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(String::as_str)
+    }
+
     /// Reads raw lines until one contains `needle`.
     pub fn read_until(&mut self, needle: &str) {
         let mut seen = String::new();

@@ -3,6 +3,7 @@
 use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingRequest, Services};
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
+use crate::server::forward::Onward;
 use crate::server::headers::{self, IdempotencyKey, Session};
 use crate::server::sse;
 use crate::server::wire::chat_request::ChatRequest;
@@ -22,30 +23,34 @@ pub async fn create(
     Extension(line): Extension<Arc<AccessLine>>,
     IdempotencyKey(id): IdempotencyKey,
     Session(session): Session,
+    Onward(onward): Onward,
     request: Request,
 ) -> Result<Response, ApiError> {
     let http = &services.config.http;
 
     // 1. Checks that need only the headers, and the account's rate.
-    headers::refuse_cache_namespaces(request.headers())?;
+    let (head, body) = request.into_parts();
+    headers::refuse_cache_namespaces(&head.headers)?;
     check_rate(&services, &caller)?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let tree = JsonTree::read(http, request).await?;
+    let (tree, body) = JsonTree::read(http, &head.headers, body).await?;
     let ChatRequest { input, include_usage, mut ignored, .. } = read(&services, &caller, &tree)?;
     ignored.extend(without_effect(&services, &input));
     line.model(input.model);
+    // The bytes are kept as long as they may be passed on.
+    let onward = onward.map(|forwarder| (forwarder, body));
 
-    // 3. Attach to the request, replay its answer, or run it.
+    // 3. Attach to the request, replay its answer, or run it, here or at another node.
     let incoming = IncomingRequest {
         key: caller.key(id),
         caller,
         session,
-        fingerprint: fingerprint(method.as_str(), &path, session, &tree),
+        fingerprint: fingerprint(head.method.as_str(), head.uri.path(), session, &tree),
         input,
         render: Completion::render,
         trace: line.trace.clone(),
+        may_go_elsewhere: onward.is_some(),
     };
     let found = request::find_or_start(&services, &incoming).await?;
 
@@ -64,6 +69,11 @@ pub async fn create(
             let chunks = ChunkWriter::new(id, created_at.seconds(), model, include_usage);
             let silence = Duration::from_secs(http.keep_alive_seconds);
             sse::response(sse::follow(deltas, chunks, silence, line))
+        }
+        AnswerSource::Elsewhere { nodes, unreachable } => {
+            let Some((forwarder, body)) = onward else { return Err(unreachable.into()) };
+            let answer = forwarder.send(&nodes, &head, &body, &line).await;
+            return answer.ok_or_else(|| unreachable.into());
         }
     };
     if let Some(names) = ignored_names(&ignored) {

@@ -21,7 +21,8 @@ pub async fn count(
 ) -> Result<Json<TokenCount>, ApiError> {
     headers::refuse_cache_namespaces(request.headers())?;
     chat::check_rate(&services, &caller)?;
-    let tree = JsonTree::read(&services.config.http, request).await?;
+    let (head, body) = request.into_parts();
+    let (tree, _) = JsonTree::read(&services.config.http, &head.headers, body).await?;
     let input = chat::read(&services, &caller, &tree)?.input;
     line.model(input.model);
     let prompt_tokens = count_prompt(&services, &caller, input).await?;

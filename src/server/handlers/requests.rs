@@ -5,14 +5,18 @@ use crate::catalogue::Catalogue;
 use crate::ids::RequestId;
 use crate::ledger::{AttemptState, ReceiptFacts, RequestRecord};
 use crate::request::{self, Caller, Services};
+use crate::server::access_log::AccessLine;
 use crate::server::error::{ApiError, BEFORE_RECEIPTS, NOT_COMPLETED};
+use crate::server::forward::Onward;
 use crate::server::wire::objects::RequestObject;
 use crate::server::wire::query::PathId;
 use crate::server::wire::receipt::ReceiptStatement;
 use axum::Json;
 use axum::extract::{Extension, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
@@ -26,16 +30,26 @@ pub async fn show(
 }
 
 /// Asks the request to end and waits a little for it: 200 with its end, or 202 while it is still
-/// ending.
+/// ending. One that another node runs is ended there; while that node cannot be reached, it is
+/// marked, and ends when its node sees that.
 pub async fn cancel(
     State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
+    Extension(line): Extension<Arc<AccessLine>>,
     PathId(id): PathId,
-) -> Result<(StatusCode, Json<RequestObject>), ApiError> {
+    Onward(onward): Onward,
+    head: Parts,
+) -> Result<Response, ApiError> {
     let record = request::cancel(&services, find(&services, &caller, RequestId(id)).await?).await?;
     let ended = record.latest().state.is_terminal();
+    if let Some(forwarder) = onward.filter(|_| !ended) {
+        let nodes = request::owner(&services, &record).await?;
+        if let Some(answer) = forwarder.send(&nodes, &head, &Bytes::new(), &line).await {
+            return Ok(answer);
+        }
+    }
     let status = if ended { StatusCode::OK } else { StatusCode::ACCEPTED };
-    Ok((status, Json(RequestObject::of(&record))))
+    Ok((status, Json(RequestObject::of(&record))).into_response())
 }
 
 /// The receipt is signed when it is asked for. All that it tells was stored with the answer, so it

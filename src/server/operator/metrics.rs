@@ -14,12 +14,16 @@ use std::time::Duration;
 pub async fn text(services: &Services) -> String {
     let Services { pool, store, live, metrics, .. } = services;
     let (ledger, now) = (store.stats().await, store.now().seconds());
+    let mut engines = Vec::new();
     for view in pool.views() {
         let name = &view.model.qualified.manifest().name;
-        metrics.sample_engine(name, !view.engines.is_empty(), &view.stats());
+        let stats = view.stats();
+        metrics.sample_engine(name, !view.engines.is_empty(), &stats);
         let age = now.saturating_sub(view.model.qualified.evidence().qualified_at);
         metrics.sample_qualification(name, age);
+        engines.push(stats);
     }
+    metrics.sample_engines(&engines);
     let [loads, unloads] = pool.load_counts();
     let devices: Vec<_> = pool.devices().into_iter().map(sample).collect();
     metrics.sample_pool(&devices, loads, unloads);
@@ -39,7 +43,7 @@ fn sample(device: DeviceView) -> DeviceSample {
 /// Sets the ages of the last backups and of the last audit, and the ends of certificates.
 pub(super) fn sample_care(live: &Live) {
     for (listener, ends_at) in live.start.certificates() {
-        live.node.metrics.certificates.set(listener.word(), ends_at);
+        live.node.metrics.certificates.set(listener, ends_at);
     }
     let (store, backups) = (&live.node.store, live.files.backups.read());
     let since = |at: u64| store.now().seconds().saturating_sub(at);

@@ -58,10 +58,13 @@ impl StartState {
 
     /// The open listeners that show a certificate, each with the Unix time, seconds, after which it
     /// is not valid.
-    pub fn certificates(&self) -> impl Iterator<Item = (ListenerName, u64)> {
+    pub fn certificates(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let is_open = |listener| listener != ListenerName::Gateway || self.gateway.get().is_some();
         let open = ListenerName::ALL.into_iter().filter(move |listener| is_open(*listener));
-        open.filter_map(|listener| Some((listener, self.tls.not_after(listener)?)))
+        let own =
+            open.filter_map(|listener| Some((listener.word(), self.tls.not_after(listener)?)));
+        let peers = self.tls.peers().and_then(|peers| peers.not_after());
+        own.chain(peers.map(|ends_at| ("cluster", ends_at)))
     }
 
     /// What the start is doing; `None` once it is over.

@@ -7,7 +7,6 @@ use crate::config::HttpSettings;
 use crate::ids::SessionId;
 use crate::server::error::ApiError;
 use axum::body::Body;
-use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -55,11 +54,18 @@ pub enum JsonTree {
 }
 
 impl JsonTree {
-    /// Reads the body of a request, within its bounds of size and time.
-    pub async fn read(limits: &HttpSettings, request: Request) -> Result<Self, ApiError> {
-        Self::parse(&read_body(limits, request).await?).map_err(|error| {
+    /// Reads the body of a request with these headers, within its bounds of size and time. Returns
+    /// its bytes, too.
+    pub async fn read(
+        limits: &HttpSettings,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<(Self, Bytes), ApiError> {
+        let bytes = read_body(limits, headers, body).await?;
+        let tree = Self::parse(&bytes).map_err(|error| {
             ApiError::malformed(format!("The body was not accepted as JSON: {error}."))
-        })
+        })?;
+        Ok((tree, bytes))
     }
 
     /// Reads one JSON value and nothing after it.
@@ -91,17 +97,21 @@ impl JsonTree {
     }
 }
 
-async fn read_body(limits: &HttpSettings, request: Request) -> Result<Bytes, ApiError> {
+async fn read_body(
+    limits: &HttpSettings,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Bytes, ApiError> {
     let limit = limits.max_body_bytes;
-    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = headers.get(header::CONTENT_LENGTH);
     let declared = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     // Such a body is refused before a byte of it is asked for.
     if declared.is_some_and(|length| length > limit) {
         return Err(ApiError::RequestTooLarge { limit });
     }
-    check_media_type(request.headers())?;
+    check_media_type(headers)?;
     let time = Duration::from_secs(limits.body_seconds);
-    let read = tokio::time::timeout(time, collect(request.into_body(), limit)).await;
+    let read = tokio::time::timeout(time, collect(body, limit)).await;
     read.unwrap_or_else(|_| Err(ApiError::malformed("The body did not arrive in time.")))
 }
 

@@ -47,7 +47,7 @@ use driver::Driver;
 use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
-use nodes::Tenure;
+use nodes::{Tenure, ToldFacts};
 pub use peers::{ListedNode, NodeFacts};
 pub use place::PostgresConfig;
 use pool::SessionPool;
@@ -60,6 +60,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
 const MAX_RACES: u32 = 20;
@@ -82,6 +83,7 @@ pub(super) struct PostgresBackend {
     was_left_open: AtomicBool,
     /// Whether the ledger was not trusted when its seal was read.
     was_distrusted: AtomicBool,
+    about: ToldFacts,
 }
 
 impl PostgresBackend {
@@ -116,6 +118,7 @@ impl PostgresBackend {
             tenure: Mutex::default(),
             was_left_open: AtomicBool::new(false),
             was_distrusted: AtomicBool::new(false),
+            about: Arc::new(Mutex::new(place.about.clone())),
         })
     }
 
@@ -268,6 +271,14 @@ impl LedgerReader for PostgresBackend {
         Box::pin(self.read(async |session| Ok(peers::list(session).await?)))
     }
 
+    fn tell(&self, change: &mut dyn FnMut(&mut NodeFacts)) {
+        change(&mut self.about.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn is_alive(&self, node: Uuid) -> bool {
+        self.tenure().as_ref().is_some_and(|tenure| tenure.heard.alive().contains(&node))
+    }
+
     /// A database that moves takes its name along.
     fn is_in_place(&self) -> bool {
         true
@@ -316,19 +327,19 @@ impl Backend for PostgresBackend {
     }
 
     fn claim(&self, boot: BootId) -> StoreResult {
-        let PostgresConfig { lease, about, .. } = &self.place;
-        let about = serde_json::to_string(about).unwrap_or_default();
+        let (lease, about) = (self.place.lease, nodes::told(&self.about));
         // Everything was audited since, as there was no seal.
         let is_sound = self.was_distrusted.swap(false, Ordering::AcqRel);
         self.with_writer(async |session| {
-            nodes::claim(session, boot, *lease, &about).await?;
+            nodes::claim(session, boot, lease, &about).await?;
             if is_sound {
                 distrust::clear(session).await?;
             }
             Ok::<_, StoreError>(())
         })?;
         failpoint!("store::claimed");
-        *self.tenure() = Some(Tenure::begin(boot, *lease, Arc::clone(&self.connector)));
+        let (about, connector) = (Arc::clone(&self.about), Arc::clone(&self.connector));
+        *self.tenure() = Some(Tenure::begin(boot, lease, about, connector));
         Ok(())
     }
 

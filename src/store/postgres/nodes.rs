@@ -11,11 +11,11 @@ use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
-use super::{distrust, peers};
+use super::{NodeFacts, distrust, peers};
 use crate::ids::BootId;
 use crate::store::{StoreError, StoreResult};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -47,7 +47,7 @@ const REGISTER: &str = "insert into nodes (boot, state, lease_until, about) \
     values ($1, 0, clock_timestamp() + $2::float8 * interval '1 millisecond', $3) \
     on conflict (boot) do update set lease_until = excluded.lease_until";
 const RENEW: &str = "update nodes set \
-    lease_until = clock_timestamp() + $2::float8 * interval '1 millisecond' \
+    lease_until = clock_timestamp() + $2::float8 * interval '1 millisecond', about = $3 \
     where boot = $1 and state = 0";
 const LEAVE: &str = "update nodes set state = $2, lease_until = clock_timestamp() \
     where boot = $1 and state = 0";
@@ -71,13 +71,35 @@ pub(super) struct Heard {
     pub is_first: AtomicBool,
     /// Why a node found the ledger broken.
     pub distrust: OnceLock<String>,
+    /// The other nodes whose leases run.
+    pub alive: Mutex<Vec<Uuid>>,
+}
+
+/// What this node says of itself, as it is with the next renewal.
+pub(super) type ToldFacts = Arc<Mutex<NodeFacts>>;
+
+/// As it is stored.
+pub(super) fn told(facts: &ToldFacts) -> String {
+    let facts = facts.lock().unwrap_or_else(PoisonError::into_inner);
+    serde_json::to_string(&*facts).unwrap_or_default()
+}
+
+impl Heard {
+    pub(super) fn alive(&self) -> MutexGuard<'_, Vec<Uuid>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Tenure {
-    pub(super) fn begin(boot: BootId, lease: Duration, connector: Arc<Connector>) -> Self {
+    pub(super) fn begin(
+        boot: BootId,
+        lease: Duration,
+        about: ToldFacts,
+        connector: Arc<Connector>,
+    ) -> Self {
         let handle = connector.handle.clone();
         let heard = Arc::<Heard>::default();
-        let renewals = Renewals { boot, lease, connector, heard: Arc::clone(&heard) };
+        let renewals = Renewals { boot, lease, about, connector, heard: Arc::clone(&heard) };
         let renewing = handle.spawn(renewals.run()).abort_handle();
         Self { boot, renewing, heard }
     }
@@ -92,6 +114,7 @@ impl Drop for Tenure {
 struct Renewals {
     boot: BootId,
     lease: Duration,
+    about: ToldFacts,
     connector: Arc<Connector>,
     heard: Arc<Heard>,
 }
@@ -137,6 +160,7 @@ impl Renewals {
     /// have ended left reservations.
     async fn renew(&self, session: &DatabaseSession) -> Result<(Vec<OtherLease>, bool), Failure> {
         let renew = Ask::new(RENEW).with(self.boot.0).with(milliseconds(self.lease));
+        let renew = renew.with(told(&self.about));
         let asks = vec![renew, others_of(self.boot.0), Ask::new(LEFT_BEHIND), distrust::ask()];
         let answers = session.pipeline(asks).await?;
         let [renewed, others, left_behind, distrust] = &answers[..] else {
@@ -149,6 +173,8 @@ impl Renewals {
         let others = leases(others);
         let is_first = others.iter().all(|other| self.boot.0 < other.boot);
         self.heard.is_first.store(is_first, Ordering::Release);
+        let alive = others.iter().filter(|other| !other.has_run_out).map(|other| other.boot);
+        *self.heard.alive() = alive.collect();
         Ok((others, left_behind.rows.first().is_some_and(|row| row.get(0))))
     }
 }

@@ -4,10 +4,14 @@ use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 const OTHERS: &str = "select about from nodes where state = 0";
 const ALL: &str = "select boot, state, extract(epoch from lease_until - clock_timestamp())::float8, \
-    about from nodes order by boot";
+    about, (select count(*) from reservations r where r.boot = n.boot) from nodes n order by boot";
+
+/// The state of a node that holds its lease.
+const RUNNING: &str = "running";
 
 /// What a node says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -18,6 +22,12 @@ pub struct NodeFacts {
     /// Address at which it accepts clients.
     #[serde(default)]
     pub address: String,
+    /// Address at which it takes requests that other nodes pass on; empty where it takes none.
+    #[serde(default)]
+    pub cluster: String,
+    /// Names of the models that it serves now, by id.
+    #[serde(default)]
+    pub models: BTreeMap<Uuid, String>,
     /// Version and build of its program.
     #[serde(default)]
     pub build: String,
@@ -29,13 +39,21 @@ pub struct NodeFacts {
 /// A node in the ledger's table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ListedNode {
-    pub boot: uuid::Uuid,
+    pub boot: Uuid,
     /// `running`, `silent` (its lease has run out), `ended` (declared so by another), `stopped`.
     pub state: &'static str,
     /// Seconds until its lease runs out; negative after that.
     pub lease_seconds: f64,
+    /// Requests that it runs.
+    pub open_reservations: i64,
     #[serde(flatten)]
     pub facts: NodeFacts,
+}
+
+impl ListedNode {
+    pub fn is_running(&self) -> bool {
+        self.state == RUNNING
+    }
 }
 
 /// `Err` names the first difference from a node that uses the ledger now.
@@ -54,12 +72,13 @@ pub(super) async fn list(session: &DatabaseSession) -> Result<Vec<ListedNode>, F
     let node = |row: &tokio_postgres::Row| {
         let lease_seconds: f64 = row.get(2);
         let state = match row.get::<_, i16>(1) {
-            0 if lease_seconds > 0.0 => "running",
+            0 if lease_seconds > 0.0 => RUNNING,
             0 => "silent",
             1 => "ended",
             _ => "stopped",
         };
-        ListedNode { boot: row.get(0), state, lease_seconds, facts: read(row.get(3)) }
+        let (boot, open_reservations) = (row.get(0), row.get(4));
+        ListedNode { boot, state, lease_seconds, open_reservations, facts: read(row.get(3)) }
     };
     Ok(answer.rows.iter().map(node).collect())
 }

@@ -111,9 +111,10 @@ const SERVER: Rows = &[
     ("sse", &["access_log", "error", "wire"]),
     ("openapi", &["error", "headers", "wire"]),
     ("transport", &["error", "finish_response"]),
-    ("finish_response", &["access_log", "error", "headers", "transport"]),
+    ("forward", &["access_log"]),
+    ("finish_response", &["access_log", "error", "forward", "headers", "transport"]),
     ("auth", &["access_log", "error", "headers", "transport"]),
-    ("handlers", &["access_log", "auth", "error", "headers", "sse", "wire"]),
+    ("handlers", &["access_log", "auth", "error", "forward", "headers", "sse", "wire"]),
     ("own_names", &[]),
     ("operator", &["openapi", "own_names", "wire"]),
 ];
@@ -265,12 +266,20 @@ const NAMED_ONLY_IN: [(&str, &[&str]); 9] = [
     ("redb", &["src/store/embedded/"]),
     ("tokio_postgres", &["src/store/postgres/"]),
     ("axum", &["src/server/", "src/gateway/"]),
-    ("hyper", &["src/server/transport/", "src/gateway/", "src/cli/", "src/tls.rs", "src/traces/"]),
+    ("hyper", HTTP),
     ("std::env::var", ENVIRONMENT),
     ("std::env::vars", ENVIRONMENT),
     ("std::env::var_os", ENVIRONMENT),
     ("std::env::vars_os", ENVIRONMENT),
     ("tokio::sync::mpsc::unbounded_channel", &[]),
+];
+const HTTP: &[&str] = &[
+    "src/server/transport/",
+    "src/server/forward.rs",
+    "src/gateway/",
+    "src/cli/",
+    "src/tls.rs",
+    "src/traces/",
 ];
 const ENVIRONMENT: &[&str] =
     &["src/config/", "kernels/build", "kernels/src/gpu/emulator/", BUILD_SCRIPT];
