@@ -43,27 +43,54 @@ pub fn limits(config: &Config) -> Limits {
 /// The place of a node's ledger, as the configuration sets it. Fails where a database is named
 /// that cannot be meant.
 pub fn place(data_dir: &Path, config: &Config) -> Result<StoreConfig, NodeError> {
-    let settings = &config.ledger;
-    let embedded = EmbeddedConfig::new(data_dir).with_cache_mib(settings.cache_mib);
-    let embedded = StoreConfig::Embedded(embedded);
-    let Some(url) = &settings.url else { return Ok(embedded) };
+    let embedded = StoreConfig::Embedded(folder_ledger(data_dir, config));
+    let Some(url) = &config.ledger.url else { return Ok(embedded) };
     if Store::exists(&embedded) {
         let shown = data_dir.display();
         let what = format!("ledger.url names a database, and {shown} has a ledger of its own");
-        return Err(NodeError::new(what).remedy("unset ledger.url, or give another --data-dir"));
+        return Err(NodeError::new(what).remedy(
+            "take that ledger over with `cresset ledger move`, unset ledger.url, or give another \
+             --data-dir",
+        ));
     }
+    Ok(StoreConfig::Postgres(database(url, data_dir, config)?))
+}
+
+/// The places between which a ledger is moved.
+pub fn move_places(
+    data_dir: &Path,
+    config: &Config,
+) -> Result<(EmbeddedConfig, PostgresConfig), NodeError> {
+    check_rights(data_dir)?;
+    let from = folder_ledger(data_dir, config);
+    if !Store::exists(&StoreConfig::Embedded(from.clone())) {
+        let what = format!("there is no ledger in {} that could be moved", data_dir.display());
+        return Err(NodeError::new(what).remedy(
+            "name its folder with --data-dir; `cresset init --ledger` makes a new ledger",
+        ));
+    }
+    let url = config.ledger.url.as_deref().unwrap_or_default();
+    Ok((from, database(url, data_dir, config)?))
+}
+
+fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
+    EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib)
+}
+
+fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
+    let settings = &config.ledger;
     let password = settings.password_file.as_deref().map(password).transpose()?;
     let tls = tls::client(config.tls.trusted.as_deref());
     let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
     let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
-    Ok(StoreConfig::Postgres(PostgresConfig {
+    Ok(PostgresConfig {
         connections: settings.connections,
         standbys: settings.standbys.unwrap_or_default(),
         lease: Duration::from_secs(settings.lease_seconds),
         folder: Some(data_dir.to_owned()),
         about: facts(config),
         ..read.map_err(NodeError::new)?
-    }))
+    })
 }
 
 /// What this node says of itself to those that share its ledger.

@@ -51,7 +51,7 @@ use super::scope::BackupScope;
 use super::stored_body::StoredBody;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
-use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads};
+use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads, RowIter};
 use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
@@ -243,6 +243,15 @@ pub(super) trait Backend: LedgerReader {
 
     /// Ends the use of the ledger. `clean` records that nothing was left unwritten.
     fn close(&self, boot: BootId, clean: bool) -> StateResult;
+}
+
+/// Everything that a ledger holds, for a move into another backend.
+pub(super) trait MoveSource: AuditSource {
+    /// The process that used the ledger last; `None` where none has.
+    fn last_boot(&self) -> StateResult<Option<BootId>>;
+    fn crashes(&self) -> RowIter<'_, (AccountId, [u8; 32], Crashes)>;
+    /// Stored answers, also those that have expired.
+    fn bodies(&self) -> RowIter<'_, (RequestKey, StoredBody)>;
 }
 
 /// What other nodes that share the ledger did.

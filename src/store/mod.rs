@@ -19,6 +19,7 @@ mod codec;
 mod embedded;
 mod keys;
 mod limits;
+mod moving;
 mod open_progress;
 mod postgres;
 mod queue;
@@ -46,6 +47,7 @@ pub use clock_check::ClockLimits;
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
+pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use postgres::PostgresBackend;
@@ -395,6 +397,18 @@ impl Store {
             StoreConfig::Embedded(config) => embedded::restore(config, from, scope),
             StoreConfig::Postgres(_) => Err(postgres::own_tools()),
         }
+    }
+
+    /// Takes the ledger of a folder that no process has open over into a database without one. The
+    /// files are kept under other names. Blocks while it copies and audits.
+    pub fn move_to(
+        from: &EmbeddedConfig,
+        to: &PostgresConfig,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+        hooks: &MoveHooks<'_>,
+    ) -> StoreResult<MoveReport> {
+        moving::run(from, to, clock, limits, hooks)
     }
 
     /// True while commits succeed, no audit has failed and no other node has ended this one.

@@ -13,7 +13,7 @@ mod server_process;
 const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
 
 /// The server that these tests share; `None` where PostgreSQL is not installed.
-fn shared() -> Option<&'static ServerProcess> {
+pub fn shared() -> Option<&'static ServerProcess> {
     static SERVER: OnceLock<Option<ServerProcess>> = OnceLock::new();
     let start = || Some(ServerProcess::start(&programs()?, 5432, |_| String::new()));
     SERVER.get_or_init(start).as_ref()
@@ -27,7 +27,7 @@ fn psql(server: &ServerProcess, sql: &str) {
 }
 
 /// The address of an empty place: a schema of its own.
-fn place(server: &ServerProcess) -> String {
+pub fn place(server: &ServerProcess) -> String {
     let schema = format!("s{}", Uuid::new_v4().simple());
     psql(server, &format!("create schema {schema}"));
     let host = server.folder.display();

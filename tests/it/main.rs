@@ -35,6 +35,7 @@ mod lifecycle;
 mod logs;
 mod model_pool;
 mod models;
+mod moving;
 mod neighbours;
 mod old_folders;
 mod openapi;

@@ -13,6 +13,7 @@ mod failure;
 mod keys;
 mod lookups;
 mod nodes;
+mod origin;
 mod peers;
 mod place;
 mod pool;
@@ -25,6 +26,7 @@ mod server;
 mod session;
 mod snapshot;
 mod state;
+mod taking_over;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -60,6 +62,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+pub(super) use taking_over::{moved_from, take_over};
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
 const MAX_RACES: u32 = 20;

@@ -7,6 +7,7 @@ mod encrypted;
 mod faults;
 mod kill;
 mod model;
+mod moving;
 mod node;
 mod nodes;
 mod proxy;
