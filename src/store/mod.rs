@@ -477,7 +477,8 @@ impl LockedStore {
                     if is_node { PostgresBackend::open } else { PostgresBackend::open_beside };
                 let store = once_reached(policy, progress, || {
                     let backend = Arc::new(open(&place)?);
-                    Store::start(&backend, Arc::clone(&clock), limits, policy, progress)
+                    let clock = backend.keep_time(Arc::clone(&clock))?;
+                    Store::start(&backend, clock, limits, policy, progress)
                 })?;
                 folder.map(|locked| store.inner.folder.set(locked));
                 Ok(store)

@@ -206,7 +206,9 @@ impl<B: Backend> Writer<B> {
     }
 
     fn transact(&mut self, jobs: &[WriteJob]) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
-        self.clock = self.clock.max(self.shared.clock.now());
+        // In a shared ledger each account keeps its own time from going back.
+        let (shown, is_shared) = (self.shared.clock.now(), B::IS_SHARED);
+        self.clock = if is_shared { shown } else { self.clock.max(shown) };
         let (backend, now) = (Arc::clone(&self.backend), self.clock);
         let actions: Vec<_> = jobs.iter().map(|job| &job.action).collect();
         backend.transact(&actions, now, |txn| {

@@ -7,6 +7,7 @@
 //! `apply` runs over rows in memory (`state`). Each account has a journal chain of its own.
 
 mod audit_source;
+mod clock;
 mod distrust;
 mod driver;
 mod failure;
@@ -38,13 +39,14 @@ use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::{AuditReport, StoreError, StoreResult, StoredBody};
-use crate::clock::UnixMillis;
+use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AccountId, BootId, RequestId};
 use crate::ledger::audit::{self, AuditPace, AuditSource};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 use audit_source::AuditReading;
+use clock::DatabaseClock;
 use driver::Driver;
 use failure::Failure;
 use keys::Keys;
@@ -60,7 +62,7 @@ use state::BatchState;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 pub(super) use taking_over::{moved_from, take_over};
 
@@ -79,6 +81,8 @@ pub(super) struct PostgresBackend {
     lookups: Lookups,
     /// False from a failure to reopen until a success, and after the end.
     is_open: AtomicBool,
+    /// The time of the database, once somebody keeps it.
+    clock: OnceLock<Arc<DatabaseClock>>,
     /// What this process holds in the table of nodes, once it has claimed the ledger.
     tenure: Mutex<Option<Tenure>>,
     /// Whether opening it found a node that had ended.
@@ -116,10 +120,19 @@ impl PostgresBackend {
             writer: Mutex::new(Some(writer)),
             pool,
             is_open: AtomicBool::new(true),
+            clock: OnceLock::new(),
             tenure: Mutex::default(),
             was_left_open: AtomicBool::new(false),
             was_distrusted: AtomicBool::new(false),
         })
+    }
+
+    /// The database's time, which goes on with this machine's clock. Renewals of the lease set it
+    /// again.
+    pub(super) fn keep_time(&self, own: Arc<dyn Clock>) -> StoreResult<Arc<dyn Clock>> {
+        let clock = Arc::new(DatabaseClock::new(own));
+        self.with_writer(async |session| clock.set(session).await)?;
+        Ok(Arc::clone(self.clock.get_or_init(|| clock)) as Arc<dyn Clock>)
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
@@ -331,7 +344,8 @@ impl Backend for PostgresBackend {
             Ok::<_, StoreError>(())
         })?;
         failpoint!("store::claimed");
-        *self.tenure() = Some(Tenure::begin(boot, *lease, Arc::clone(&self.connector)));
+        let (connector, clock) = (Arc::clone(&self.connector), self.clock.get().cloned());
+        *self.tenure() = Some(Tenure::begin(boot, *lease, connector, clock));
         Ok(())
     }
 

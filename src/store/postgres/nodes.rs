@@ -6,6 +6,7 @@
 //! a node does later sees that: it admits nothing, and an end that it brings is decided by the
 //! record, as any repeated end is.
 
+use super::clock::DatabaseClock;
 use super::failure::Failure;
 use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
@@ -74,10 +75,15 @@ pub(super) struct Heard {
 }
 
 impl Tenure {
-    pub(super) fn begin(boot: BootId, lease: Duration, connector: Arc<Connector>) -> Self {
+    pub(super) fn begin(
+        boot: BootId,
+        lease: Duration,
+        connector: Arc<Connector>,
+        clock: Option<Arc<DatabaseClock>>,
+    ) -> Self {
         let handle = connector.handle.clone();
         let heard = Arc::<Heard>::default();
-        let renewals = Renewals { boot, lease, connector, heard: Arc::clone(&heard) };
+        let renewals = Renewals { boot, lease, connector, clock, heard: Arc::clone(&heard) };
         let renewing = handle.spawn(renewals.run()).abort_handle();
         Self { boot, renewing, heard }
     }
@@ -93,6 +99,7 @@ struct Renewals {
     boot: BootId,
     lease: Duration,
     connector: Arc<Connector>,
+    clock: Option<Arc<DatabaseClock>>,
     heard: Arc<Heard>,
 }
 
@@ -124,6 +131,9 @@ impl Renewals {
             Some(session) => session,
             None => self.connector.connect(SessionKind::Reader).await?,
         };
+        if let Some(clock) = &self.clock {
+            clock.set(&session).await?;
+        }
         let (others, left_behind) = self.renew(&session).await?;
         let ended = match watch.look(&others) {
             silent if silent.is_empty() || self.heard.is_ended.load(Ordering::Acquire) => 0,
