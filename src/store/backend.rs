@@ -263,8 +263,8 @@ pub(super) struct OtherNodes {
     pub have_ended_this: bool,
     /// Why one of them found the ledger broken.
     pub distrust: Option<String>,
-    /// One of them deletes what is past its time, so that this node need not.
-    pub do_the_sweeps: bool,
+    /// One of them deletes what is past its time and audits, so that this node need not.
+    pub do_the_maintenance: bool,
 }
 
 /// What audits found sound. A start trusts the journal up to these heads and reads what came after

@@ -301,7 +301,10 @@ impl Backend for PostgresBackend {
     /// None of a ledger that is not trusted.
     fn seal(&self) -> StateResult<Option<Seal>> {
         let distrusted = self.told_distrust()?.is_some();
-        self.was_distrusted.store(distrusted, Ordering::Release);
+        // At a start, which audits everything then.
+        if self.tenure().is_none() {
+            self.was_distrusted.store(distrusted, Ordering::Release);
+        }
         if distrusted { Ok(None) } else { self.with_writer(seal::read) }
     }
 
@@ -384,7 +387,7 @@ impl Backend for PostgresBackend {
             left_behind: heard.left_behind.swap(false, Ordering::AcqRel),
             have_ended_this: heard.is_ended.load(Ordering::Acquire),
             distrust: heard.distrust.get().cloned(),
-            do_the_sweeps: !heard.is_first.load(Ordering::Acquire),
+            do_the_maintenance: !heard.is_first.load(Ordering::Acquire),
         }
     }
 

@@ -5,7 +5,7 @@ use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::ledger::apply::apply;
 use crate::ledger::{AdmissionRate, AttemptState};
 use crate::store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
@@ -136,6 +136,36 @@ fn a_violation_that_one_node_finds_stops_all() {
     third.set_seal(Some(&seal)).unwrap();
     assert_eq!(beside.seal().unwrap(), Some(seal));
     first.close(boot, true).unwrap();
+}
+
+#[test]
+fn one_node_audits_and_the_others_take_over_what_it_found() {
+    const DAY: u64 = 24 * 3_600_000;
+    let Some(cluster) = cluster::shared() else { return };
+    let (place, clock) = (cluster.ledger(), SetClock::default());
+    clock.set(NOW.0);
+    let (mut first, mut second) = (Node::open(&place, &clock), Node::open(&place, &clock));
+    for command in opening(100) {
+        first.apply(command.into()).unwrap();
+    }
+    eventually("the second node leaves it to the first", || {
+        second.look_at_others();
+        second.shared.others_audit()
+    });
+    first.look_at_others();
+    clock.set(NOW.0 + DAY);
+    assert!(first.shared.owes_full_audit(DAY) && !second.shared.owes_full_audit(DAY));
+    assert!(first.shared.audit(&crate::ledger::audit::unpaced).unwrap().ok);
+    first.seal();
+    second.seal();
+    assert_eq!(second.shared.fully_audited_at(), Some(UnixMillis(NOW.0 + DAY)));
+    assert_eq!(second.shared.due_seal(), first.shared.due_seal());
+    clock.set(NOW.0 + 2 * DAY);
+    drop(first);
+    eventually("the second audits once the first is gone", || {
+        second.look_at_others();
+        second.shared.owes_full_audit(DAY)
+    });
 }
 
 #[test]
