@@ -1,18 +1,20 @@
 //! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
 use super::NodeError;
+use crate::catalogue::{Catalogue, Manifest};
 use crate::clock::{SystemClock, built_at};
 use crate::config::{Config, Plan};
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
     ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
-    Store, StoreConfig, StoreError,
+    ReleasePrices, Store, StoreConfig, StoreError,
 };
 use crate::tls;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,20 +90,34 @@ fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfi
         standbys: settings.standbys.unwrap_or_default(),
         lease: Duration::from_secs(settings.lease_seconds),
         folder: Some(data_dir.to_owned()),
-        about: facts(config),
+        about: facts(data_dir, config),
         ..read.map_err(NodeError::new)?
     })
 }
 
 /// What this node says of itself to those that share its ledger.
-fn facts(config: &Config) -> NodeFacts {
+fn facts(data_dir: &Path, config: &Config) -> NodeFacts {
     let plan = |(name, plan): (&String, &Plan)| (name.clone(), json!(plan).to_string());
     NodeFacts {
         machine: machine(),
         address: config.listen.public.to_string(),
         build: format!("{} of {}", env!("CARGO_PKG_VERSION"), built_at()),
         plans: config.plans.iter().map(plan).collect(),
+        prices: prices(data_dir),
     }
+}
+
+/// What the releases of the data folder cost that were qualified here, by their ids.
+pub(super) fn prices(data_dir: &Path) -> BTreeMap<String, ReleasePrices> {
+    let catalogue = Catalogue::new(data_dir);
+    let mut manifests = catalogue.manifests().unwrap_or_default();
+    let was_qualified = |name: &str| catalogue.records(name).is_ok_and(|found| !found.is_empty());
+    manifests.retain(|manifest| was_qualified(&manifest.name));
+    let priced = |Manifest { id, name, prices, .. }: Manifest| {
+        let [input, cached_input, output] = [prices.input, prices.cached_input, prices.output];
+        (id.to_string(), ReleasePrices { name, input, cached_input, output })
+    };
+    manifests.into_iter().map(priced).collect()
 }
 
 /// The name of this machine, where the system tells it.

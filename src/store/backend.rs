@@ -45,7 +45,7 @@
 
 use super::StoreResult;
 use super::limits::Limits;
-use super::postgres::ListedNode;
+use super::postgres::{ListedNode, ReleasePrices};
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
@@ -159,6 +159,12 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
 
     /// The nodes that share the ledger. Of one that is no node's but this one's: none.
     fn nodes(&self) -> ReadFuture<'_, Vec<ListedNode>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    /// Tells the nodes that share the ledger what this one charges now. Returns how their prices
+    /// differ from these, one sentence for each release of each node.
+    fn tell_prices(&self, _prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 

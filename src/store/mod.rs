@@ -51,12 +51,13 @@ pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use postgres::PostgresBackend;
-pub use postgres::{ListedNode, NodeFacts, PostgresConfig};
+pub use postgres::{ListedNode, NodeFacts, PostgresConfig, ReleasePrices};
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
 pub use stats::{BudgetNotice, StoreStats};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -245,6 +246,15 @@ impl Store {
     /// The nodes that share the ledger; none where it is this node's own.
     pub async fn nodes(&self) -> StoreResult<Vec<ListedNode>> {
         self.inner.shared.reader.nodes().await
+    }
+
+    /// Tells the nodes that share the ledger what this one charges now, by the ids of its releases.
+    /// Returns how theirs differ, in sentences.
+    pub async fn tell_prices(
+        &self,
+        prices: BTreeMap<String, ReleasePrices>,
+    ) -> StoreResult<Vec<String>> {
+        self.inner.shared.reader.tell_prices(prices).await
     }
 
     /// The ledger's time: it judges what has expired, for reads as for the commands that follow.

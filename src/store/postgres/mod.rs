@@ -52,7 +52,7 @@ use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::Tenure;
-pub use peers::{ListedNode, NodeFacts};
+pub use peers::{ListedNode, NodeFacts, ReleasePrices};
 pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
@@ -65,6 +65,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 pub(super) use taking_over::{moved_from, take_over};
+use uuid::Uuid;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
 const MAX_RACES: u32 = 20;
@@ -81,6 +82,8 @@ pub(super) struct PostgresBackend {
     lookups: Lookups,
     /// False from a failure to reopen until a success, and after the end.
     is_open: AtomicBool,
+    /// What this node says of itself to the others.
+    about: Mutex<NodeFacts>,
     /// The time of the database, once somebody keeps it.
     clock: OnceLock<Arc<DatabaseClock>>,
     /// What this process holds in the table of nodes, once it has claimed the ledger.
@@ -113,6 +116,7 @@ impl PostgresBackend {
         })?;
         let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
         Ok(Self {
+            about: Mutex::new(place.about.clone()),
             place: place.clone(),
             lookups: Lookups::start(Arc::clone(&connector)),
             driver,
@@ -137,6 +141,10 @@ impl PostgresBackend {
 
     fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn about(&self) -> MutexGuard<'_, NodeFacts> {
+        self.about.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
@@ -284,6 +292,17 @@ impl LedgerReader for PostgresBackend {
         Box::pin(self.read(async |session| Ok(peers::list(session).await?)))
     }
 
+    fn tell_prices(&self, prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
+        let about = {
+            let mut about = self.about();
+            about.prices = prices;
+            about.clone()
+        };
+        let boot = self.boot().unwrap_or(BootId(Uuid::nil()));
+        let telling = self.read(async move |session| Ok(peers::tell(session, boot, &about).await?));
+        Box::pin(telling)
+    }
+
     /// A database that moves takes its name along.
     fn is_in_place(&self) -> bool {
         true
@@ -335,12 +354,13 @@ impl Backend for PostgresBackend {
     }
 
     fn claim(&self, boot: BootId) -> StoreResult {
-        let PostgresConfig { lease, about, .. } = &self.place;
-        let about = serde_json::to_string(about).unwrap_or_default();
+        let (lease, about) = (self.place.lease, self.about().clone());
+        // Under another boot a node goes on with what the others have been told.
+        let is_first = self.tenure().is_none();
         // Everything was audited since, as there was no seal.
         let is_sound = self.was_distrusted.swap(false, Ordering::AcqRel);
         self.with_writer(async |session| {
-            nodes::claim(session, boot, *lease, &about).await?;
+            nodes::claim(session, boot, lease, (&about, is_first)).await?;
             if is_sound {
                 distrust::clear(session).await?;
             }
@@ -348,7 +368,7 @@ impl Backend for PostgresBackend {
         })?;
         failpoint!("store::claimed");
         let (connector, clock) = (Arc::clone(&self.connector), self.clock.get().cloned());
-        *self.tenure() = Some(Tenure::begin(boot, *lease, connector, clock));
+        *self.tenure() = Some(Tenure::begin(boot, lease, connector, clock));
         Ok(())
     }
 

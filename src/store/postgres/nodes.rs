@@ -7,12 +7,13 @@
 //! record, as any repeated end is.
 
 use super::clock::DatabaseClock;
+use super::distrust;
 use super::failure::Failure;
+use super::peers::{self, NodeFacts};
 use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
-use super::{distrust, peers};
 use crate::ids::BootId;
 use crate::store::{StoreError, StoreResult};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +36,6 @@ const OTHERS: &str = "select boot, (extract(epoch from lease_until) * 1000000)::
 /// Whether a node that has ended left reservations.
 const LEFT_BEHIND: &str = "select exists (select 1 from reservations r \
     where not exists (select 1 from nodes n where n.boot = r.boot and n.state = 0))";
-/// One claim at a time.
-const ONE_BY_ONE: &str = "select 1 from meta where key = 'identity' for update";
 /// Ended nodes of which nothing is left.
 const FORGET: &str = "delete from nodes n where state <> 0 and boot <> $1 \
     and not exists (select 1 from reservations r where r.boot = n.boot)";
@@ -205,22 +204,24 @@ pub(super) async fn end_silent_others(
     }
 }
 
-/// Registers this node. Fails where another one has other settings of what both promise.
+/// Registers this node. With `compare` it fails where another one has other settings of what both
+/// promise.
 pub(super) async fn claim(
     session: &DatabaseSession,
     boot: BootId,
     lease: Duration,
-    about: &str,
+    (about, compare): (&NodeFacts, bool),
 ) -> StoreResult {
     session.script("begin").await?;
-    session.ask(Ask::new(ONE_BY_ONE)).await?;
-    if let Err(difference) = peers::compare(session, about).await? {
+    session.ask(Ask::new(peers::ONE_BY_ONE)).await?;
+    let compared = if compare { peers::compare(session, about).await? } else { Ok(()) };
+    if let Err(difference) = compared {
         session.script("rollback").await?;
         return Err(StoreError::Unusable(difference));
     }
     session.ask(Ask::new(FORGET).with(boot.0)).await?;
     let register = Ask::new(REGISTER).with(boot.0).with(milliseconds(lease));
-    session.ask(register.with(about.to_owned())).await?;
+    session.ask(register.with(peers::text(about))).await?;
     let doubts = session.doubts();
     session.script("commit").await?;
     Ok(confirm(session, Some(boot), doubts).await?)
