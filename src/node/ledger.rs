@@ -79,7 +79,8 @@ fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
     EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib)
 }
 
-fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
+/// The database at an address, with the settings of the configuration.
+pub fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
     let settings = &config.ledger;
     let password = settings.password_file.as_deref().map(password).transpose()?;
     let tls = tls::client(config.tls.trusted.as_deref());

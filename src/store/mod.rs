@@ -51,7 +51,7 @@ pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use postgres::PostgresBackend;
-pub use postgres::{ListedNode, NodeFacts, PostgresConfig, ReleasePrices};
+pub use postgres::{ListedNode, NodeFacts, PostgresConfig, ReleasePrices, ScratchSchema};
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -149,6 +149,12 @@ impl Store {
             StoreConfig::Embedded(config) => embedded::init(config),
             StoreConfig::Postgres(place) => postgres::init(place),
         }
+    }
+
+    /// Makes an empty ledger in a schema of its own of a database, for a measurement, and removes
+    /// the schema when what it returns is dropped.
+    pub fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
+        postgres::init_scratch(place)
     }
 
     /// Whether there is a ledger in a folder. It need not be one that can be opened. A database is

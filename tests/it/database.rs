@@ -151,6 +151,19 @@ fn nodes_that_charge_differently_are_told_apart() {
     assert!(node.terminate().success());
 }
 
+#[test]
+fn a_ledger_in_a_database_is_measured_beside_what_is_there() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    let measure = ["bench", "--ledger", "--url", &url, "--clients", "1,4", "--seconds", "1"];
+    let measured = folder.json(&[&measure[..], &["--nodes", "2", "--accounts", "3"]].concat());
+    let clients = [0, 1].map(|level: usize| measured["levels"][level]["clients"].clone());
+    assert_eq!((clients, &measured["audit_ok"]), ([json!(2), json!(8)], &json!(true)));
+    let accounts = folder.json(&["accounts", "list"]);
+    assert_eq!(accounts["data"], json!([]), "the ledger that was there is as it was");
+}
+
 /// Three slow nodes, and a customer that all of them know.
 fn three_nodes(server: &ServerProcess, lease: u32) -> ([Folder; 3], [Served; 3], Customer) {
     let first = without_ledger();
