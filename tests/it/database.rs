@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use uuid::Uuid;
 
 #[path = "../../src/store/postgres/tests/server_process.rs"]
-mod server_process;
+pub mod server_process;
 
 const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
 
@@ -20,7 +20,7 @@ pub fn shared() -> Option<&'static ServerProcess> {
 }
 
 /// Runs SQL as a person would.
-fn psql(server: &ServerProcess, sql: &str) {
+pub fn psql(server: &ServerProcess, sql: &str) {
     let mut command = std::process::Command::new(programs().unwrap().join("psql"));
     command.stdout(std::process::Stdio::null());
     command.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", "cresset", "-d", "postgres", "-h"]);
@@ -165,7 +165,7 @@ fn a_ledger_in_a_database_is_measured_beside_what_is_there() {
 }
 
 /// Three slow nodes, and a customer that all of them know.
-fn three_nodes(server: &ServerProcess, lease: u32) -> ([Folder; 3], [Served; 3], Customer) {
+pub fn three_nodes(server: &ServerProcess, lease: u32) -> ([Folder; 3], [Served; 3], Customer) {
     let first = without_ledger();
     let settings = format!("[ledger]\nlease_seconds = {lease}\n");
     std::fs::write(first.path().join("cresset.toml"), settings).unwrap();

@@ -40,6 +40,7 @@ mod neighbours;
 mod old_folders;
 mod openapi;
 mod operator;
+mod outages;
 mod page;
 mod prices;
 mod process;

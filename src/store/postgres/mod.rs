@@ -101,6 +101,11 @@ impl PostgresBackend {
     /// `open_beside`, and ends the nodes that are not heard of any more, which takes a lease.
     pub(super) fn open(place: &PostgresConfig) -> StoreResult<Self> {
         let this = Self::open_beside(place)?;
+        let connector = &this.connector;
+        this.with_writer(async |session| {
+            let other = connector.connect(SessionKind::Reader).await?;
+            server::check_session(session, &other).await
+        })?;
         let ended =
             this.with_writer(async |session| nodes::end_silent_others(session, place.lease).await)?;
         this.was_left_open.store(ended, Ordering::Release);

@@ -10,7 +10,9 @@ mod model;
 mod moving;
 mod node;
 mod nodes;
+mod outages;
 mod proxy;
+mod refusals;
 mod server_process;
 
 use super::PostgresBackend;
