@@ -1,6 +1,8 @@
-//! `cresset ledger`: audits, copies and restores the ledger.
+//! `cresset ledger`: audits, copies, restores and moves the ledger.
 
-use super::support::context::Context;
+mod moving;
+
+use super::support::context::{Context, Globals};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use crate::clock::{Clock, SystemClock};
@@ -9,13 +11,15 @@ use crate::node;
 use crate::server::operator::{AdminCommand, view};
 use crate::store::{ReplacedState, RestoreReport, RestoreScope, Store};
 use clap::Subcommand;
+pub(super) use moving::MoveArguments;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   cresset ledger audit
-  cresset ledger backup /var/backups/cresset-2026-01-31.ledger       (also while the node runs)")]
+  cresset ledger backup /var/backups/cresset-2026-01-31.ledger       (also while the node runs)
+  cresset ledger move --to postgres://cresset@db1,db2/cresset --standbys 1")]
 pub(super) enum LedgerCommand {
     /// Check every invariant over everything stored
     Audit,
@@ -31,13 +35,22 @@ pub(super) enum LedgerCommand {
         /// A copy that `ledger backup` or `backup` wrote; answers of the latter come with it
         file: PathBuf,
     },
+    /// Take the data folder's ledger over into a PostgreSQL database that has none; the node must
+    /// be stopped. It is audited before and after, and the files are kept as *.moved. What is given
+    /// here is written into the configuration. A move that was interrupted is given again
+    Move(MoveArguments),
 }
 
-pub(super) async fn run(context: &Context, command: LedgerCommand) -> CommandResult {
+pub(super) async fn run(
+    context: &Context,
+    globals: &Globals,
+    command: LedgerCommand,
+) -> CommandResult {
     match command {
         LedgerCommand::Audit => audit(context).await,
         LedgerCommand::Backup { file } => backup(context, &file).await,
         LedgerCommand::Restore { file } => restore(context, &file, RestoreScope::Ledger).await,
+        LedgerCommand::Move(_) => moving::run(context, globals).await,
     }
 }
 

@@ -33,6 +33,7 @@ mod upgrade;
 
 use crate::clock::built_at;
 use clap::{CommandFactory, Parser, Subcommand};
+use ledger::LedgerCommand;
 use models::ModelsCommand;
 use std::env::consts::{ARCH, OS};
 use std::process::ExitCode;
@@ -133,9 +134,9 @@ enum CliCommand {
     Backup(backup::BackupArguments),
     /// Put a node's backup in place; no node may run on the data folder
     Restore(backup::RestoreArguments),
-    /// Audit, back up and restore the ledger alone
+    /// Audit, back up, restore and move the ledger alone
     #[command(subcommand)]
-    Ledger(ledger::LedgerCommand),
+    Ledger(LedgerCommand),
     /// Fetch, add, list and remove model releases
     #[command(subcommand)]
     Models(models::ModelsCommand),
@@ -172,7 +173,7 @@ impl CliCommand {
                 | Self::Requests(_)
                 | Self::Nodes
                 | Self::Admin(_)
-                | Self::Ledger(ledger::LedgerCommand::Audit)
+                | Self::Ledger(LedgerCommand::Audit)
                 | Self::Models(
                     ModelsCommand::Load { .. }
                         | ModelsCommand::Unload { .. }
@@ -236,6 +237,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     let (flags, attended) = match &command {
         CliCommand::Serve(arguments) => (arguments.overrides(), false),
         CliCommand::Init(arguments) => (arguments.overrides(), true),
+        CliCommand::Ledger(LedgerCommand::Move(arguments)) => (arguments.overrides(), true),
         CliCommand::Relay(_) => (Vec::new(), false),
         _ => (Vec::new(), true),
     };
@@ -267,7 +269,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Receipts(command) => receipts::run(&context, command).await,
         CliCommand::Backup(arguments) => backup::backup(&context, &globals, &arguments).await,
         CliCommand::Restore(arguments) => backup::restore(&context, &arguments).await,
-        CliCommand::Ledger(command) => ledger::run(&context, command).await,
+        CliCommand::Ledger(command) => ledger::run(&context, &globals, command).await,
         CliCommand::Models(command) => models::run(&context, command).await,
         CliCommand::Qualify(arguments) => qualify::run(&context, arguments).await,
         CliCommand::Goldens(command) => goldens::run(&context, command).await,

@@ -1,18 +1,20 @@
 //! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
 use super::NodeError;
+use crate::catalogue::{Catalogue, Manifest};
 use crate::clock::{SystemClock, built_at};
 use crate::config::{Config, Plan};
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use crate::store::{
     ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
-    Store, StoreConfig, StoreError,
+    ReleasePrices, Store, StoreConfig, StoreError,
 };
 use crate::tls;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,39 +45,81 @@ pub fn limits(config: &Config) -> Limits {
 /// The place of a node's ledger, as the configuration sets it. Fails where a database is named
 /// that cannot be meant.
 pub fn place(data_dir: &Path, config: &Config) -> Result<StoreConfig, NodeError> {
-    let settings = &config.ledger;
-    let embedded = EmbeddedConfig::new(data_dir).with_cache_mib(settings.cache_mib);
-    let embedded = StoreConfig::Embedded(embedded);
-    let Some(url) = &settings.url else { return Ok(embedded) };
+    let embedded = StoreConfig::Embedded(folder_ledger(data_dir, config));
+    let Some(url) = &config.ledger.url else { return Ok(embedded) };
     if Store::exists(&embedded) {
         let shown = data_dir.display();
         let what = format!("ledger.url names a database, and {shown} has a ledger of its own");
-        return Err(NodeError::new(what).remedy("unset ledger.url, or give another --data-dir"));
+        return Err(NodeError::new(what).remedy(
+            "take that ledger over with `cresset ledger move`, unset ledger.url, or give another \
+             --data-dir",
+        ));
     }
+    Ok(StoreConfig::Postgres(database(url, data_dir, config)?))
+}
+
+/// The places between which a ledger is moved.
+pub fn move_places(
+    data_dir: &Path,
+    config: &Config,
+) -> Result<(EmbeddedConfig, PostgresConfig), NodeError> {
+    check_rights(data_dir)?;
+    let from = folder_ledger(data_dir, config);
+    if !Store::exists(&StoreConfig::Embedded(from.clone())) {
+        let what = format!("there is no ledger in {} that could be moved", data_dir.display());
+        return Err(NodeError::new(what).remedy(
+            "name its folder with --data-dir; `cresset init --ledger` makes a new ledger",
+        ));
+    }
+    let url = config.ledger.url.as_deref().unwrap_or_default();
+    Ok((from, database(url, data_dir, config)?))
+}
+
+fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
+    EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib)
+}
+
+/// The database at an address, with the settings of the configuration.
+pub fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
+    let settings = &config.ledger;
     let password = settings.password_file.as_deref().map(password).transpose()?;
     let tls = tls::client(config.tls.trusted.as_deref());
     let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
     let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
-    Ok(StoreConfig::Postgres(PostgresConfig {
+    Ok(PostgresConfig {
         connections: settings.connections,
         standbys: settings.standbys.unwrap_or_default(),
         lease: Duration::from_secs(settings.lease_seconds),
         folder: Some(data_dir.to_owned()),
-        about: facts(config),
+        about: facts(data_dir, config),
         ..read.map_err(NodeError::new)?
-    }))
+    })
 }
 
 /// What this node says of itself to those that share its ledger.
-fn facts(config: &Config) -> NodeFacts {
+fn facts(data_dir: &Path, config: &Config) -> NodeFacts {
     let plan = |(name, plan): (&String, &Plan)| (name.clone(), json!(plan).to_string());
     NodeFacts {
         machine: machine(),
         address: config.listen.public.to_string(),
         build: format!("{} of {}", env!("CARGO_PKG_VERSION"), built_at()),
         plans: config.plans.iter().map(plan).collect(),
+        prices: prices(data_dir),
         ..NodeFacts::default()
     }
+}
+
+/// What the releases of the data folder cost that were qualified here, by their ids.
+pub(super) fn prices(data_dir: &Path) -> BTreeMap<String, ReleasePrices> {
+    let catalogue = Catalogue::new(data_dir);
+    let mut manifests = catalogue.manifests().unwrap_or_default();
+    let was_qualified = |name: &str| catalogue.records(name).is_ok_and(|found| !found.is_empty());
+    manifests.retain(|manifest| was_qualified(&manifest.name));
+    let priced = |Manifest { id, name, prices, .. }: Manifest| {
+        let [input, cached_input, output] = [prices.input, prices.cached_input, prices.output];
+        (id.to_string(), ReleasePrices { name, input, cached_input, output })
+    };
+    manifests.into_iter().map(priced).collect()
 }
 
 /// The name of this machine, where the system tells it.

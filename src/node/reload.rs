@@ -103,6 +103,7 @@ impl Reloader {
         if let Err(why) = self.offer_news(&mut report).await {
             report.problems.push(why.to_string());
         }
+        self.tell_prices(&mut report).await;
         for SettingChange { key, before, now } in &report.changed {
             let [before, now] = [before, now].map(|value| json!(value).to_string());
             tracing::info!(key, before, now, "reload: holds for new requests from now on");
@@ -161,6 +162,19 @@ impl Reloader {
                 .await
                 .unwrap_or_else(|panic| Standing::Unknown(panic.to_string()));
             self.apply(&model, standing, prices, report);
+        }
+    }
+
+    /// Tells the nodes that share the ledger of the prices here. Those that differ are problems:
+    /// what a request costs depends on the node that runs it.
+    async fn tell_prices(&self, report: &mut ReloadReport) {
+        let data_dir = self.assembly.data_dir.clone();
+        let reading = tokio::task::spawn_blocking(move || super::ledger::prices(&data_dir));
+        match self.node.store.tell_prices(reading.await.unwrap_or_default()).await {
+            Ok(differences) => report.problems.extend(differences),
+            Err(why) => {
+                report.problems.push(format!("other nodes do not know of the prices: {why}"));
+            }
         }
     }
 

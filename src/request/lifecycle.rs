@@ -441,7 +441,7 @@ impl RunningRequest {
         body: Option<(Bytes, Option<ReceiptFacts>)>,
     ) -> Result<RequestRecord, StoreError> {
         let (now, retention) =
-            (self.services.clock.now(), self.services.config.requests.replay_ms());
+            (self.services.store.now(), self.services.config.requests.replay_ms());
         let expires_at = UnixMillis(now.0.saturating_add(retention));
         let body = match body {
             Some((content, receipt)) => {

@@ -45,13 +45,13 @@
 
 use super::StoreResult;
 use super::limits::Limits;
-use super::postgres::{ListedNode, NodeFacts};
+use super::postgres::{ListedNode, NodeFacts, ReleasePrices};
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
 use crate::clock::UnixMillis;
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
-use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads};
+use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads, RowIter};
 use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
@@ -172,6 +172,12 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
         false
     }
 
+    /// Tells the nodes that share the ledger what this one charges now. Returns how their prices
+    /// differ from these, one sentence for each release of each node.
+    fn tell_prices(&self, _prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
     /// Whether what was opened is still found where it was: a ledger that was removed or replaced
     /// loses all that is written from then on.
     fn is_in_place(&self) -> bool;
@@ -255,6 +261,15 @@ pub(super) trait Backend: LedgerReader {
     fn close(&self, boot: BootId, clean: bool) -> StateResult;
 }
 
+/// Everything that a ledger holds, for a move into another backend.
+pub(super) trait MoveSource: AuditSource {
+    /// The process that used the ledger last; `None` where none has.
+    fn last_boot(&self) -> StateResult<Option<BootId>>;
+    fn crashes(&self) -> RowIter<'_, (AccountId, [u8; 32], Crashes)>;
+    /// Stored answers, also those that have expired.
+    fn bodies(&self) -> RowIter<'_, (RequestKey, StoredBody)>;
+}
+
 /// What other nodes that share the ledger did.
 #[derive(Debug, Default)]
 pub(super) struct OtherNodes {
@@ -264,8 +279,8 @@ pub(super) struct OtherNodes {
     pub have_ended_this: bool,
     /// Why one of them found the ledger broken.
     pub distrust: Option<String>,
-    /// One of them deletes what is past its time, so that this node need not.
-    pub do_the_sweeps: bool,
+    /// One of them deletes what is past its time and audits, so that this node need not.
+    pub do_the_maintenance: bool,
 }
 
 /// What audits found sound. A start trusts the journal up to these heads and reads what came after

@@ -19,6 +19,7 @@ mod codec;
 mod embedded;
 mod keys;
 mod limits;
+mod moving;
 mod open_progress;
 mod postgres;
 mod queue;
@@ -46,15 +47,17 @@ pub use clock_check::ClockLimits;
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
+pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
 use postgres::PostgresBackend;
-pub use postgres::{ListedNode, NodeFacts, PostgresConfig};
+pub use postgres::{ListedNode, NodeFacts, PostgresConfig, ReleasePrices, ScratchSchema};
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
 pub use stats::{BudgetNotice, StoreStats};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
@@ -147,6 +150,12 @@ impl Store {
             StoreConfig::Embedded(config) => embedded::init(config),
             StoreConfig::Postgres(place) => postgres::init(place),
         }
+    }
+
+    /// Makes an empty ledger in a schema of its own of a database, for a measurement, and removes
+    /// the schema when what it returns is dropped.
+    pub fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
+        postgres::init_scratch(place)
     }
 
     /// Whether there is a ledger in a folder. It need not be one that can be opened. A database is
@@ -256,6 +265,15 @@ impl Store {
     /// node's own one saw it.
     pub fn is_alive(&self, node: Uuid) -> bool {
         self.inner.shared.reader.is_alive(node)
+    }
+
+    /// Tells the nodes that share the ledger what this one charges now, by the ids of its releases.
+    /// Returns how theirs differ, in sentences.
+    pub async fn tell_prices(
+        &self,
+        prices: BTreeMap<String, ReleasePrices>,
+    ) -> StoreResult<Vec<String>> {
+        self.inner.shared.reader.tell_prices(prices).await
     }
 
     /// The ledger's time: it judges what has expired, for reads as for the commands that follow.
@@ -410,6 +428,18 @@ impl Store {
         }
     }
 
+    /// Takes the ledger of a folder that no process has open over into a database without one. The
+    /// files are kept under other names. Blocks while it copies and audits.
+    pub fn move_to(
+        from: &EmbeddedConfig,
+        to: &PostgresConfig,
+        clock: Arc<dyn Clock>,
+        limits: Limits,
+        hooks: &MoveHooks<'_>,
+    ) -> StoreResult<MoveReport> {
+        moving::run(from, to, clock, limits, hooks)
+    }
+
     /// True while commits succeed, no audit has failed and no other node has ended this one.
     pub fn healthy(&self) -> bool {
         let health = &self.inner.shared.health;
@@ -476,7 +506,8 @@ impl LockedStore {
                     if is_node { PostgresBackend::open } else { PostgresBackend::open_beside };
                 let store = once_reached(policy, progress, || {
                     let backend = Arc::new(open(&place)?);
-                    Store::start(&backend, Arc::clone(&clock), limits, policy, progress)
+                    let clock = backend.keep_time(Arc::clone(&clock))?;
+                    Store::start(&backend, clock, limits, policy, progress)
                 })?;
                 folder.map(|locked| store.inner.folder.set(locked));
                 Ok(store)

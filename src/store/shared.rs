@@ -43,6 +43,8 @@ pub(super) struct StoreShared {
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
     audited: Mutex<AuditedParts>,
+    /// Another node that shares the ledger audits it.
+    others_audit: AtomicBool,
 }
 
 /// What audits found sound.
@@ -76,6 +78,7 @@ impl StoreShared {
             min_free_bytes,
             floor: AtomicU64::new(0),
             audited: Mutex::default(),
+            others_audit: AtomicBool::new(false),
         }
     }
 
@@ -137,6 +140,27 @@ impl StoreShared {
         }
     }
 
+    /// Whether another node that shares the ledger audits what is new, and everything once a day.
+    pub(super) fn others_audit(&self) -> bool {
+        self.others_audit.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_others_audit(&self, do_they: bool) {
+        self.others_audit.store(do_they, Ordering::Relaxed);
+    }
+
+    /// Takes over what the audits of another node found sound. An audit that this node owes after a
+    /// crash stays owed.
+    pub(super) fn learn(&self, seal: Seal) {
+        let mut audited = self.audited();
+        let before = audited.heads.take().unwrap_or_default();
+        audited.heads = Some(before.later(&seal.heads));
+        if audited.fully_at != Some(UnixMillis(0)) {
+            audited.fully_at = audited.fully_at.max(Some(seal.fully_audited_at));
+        }
+        audited.sealed = Some(seal);
+    }
+
     /// Checks a ledger that was just opened: what came after its seal, or everything when it has
     /// none.
     pub(super) fn audit_at_start(&self, pace: AuditPace<'_>) -> StoreResult<AuditReport> {
@@ -184,11 +208,13 @@ impl StoreShared {
         report
     }
 
-    /// Whether everything was not audited for `interval_ms`, or never since a crash.
+    /// Whether everything was not audited for `interval_ms`, or never since a crash. What is due
+    /// without a crash is left to the node that audits.
     pub(super) fn owes_full_audit(&self, interval_ms: u64) -> bool {
-        let now = self.now();
-        let owed = UnixMillis(0);
-        let due = |at: UnixMillis| at == owed || at > now || now.0 - at.0 >= interval_ms;
+        let (now, owed) = (self.now(), UnixMillis(0));
+        let audits = !self.others_audit();
+        let due =
+            |at: UnixMillis| at == owed || audits && (at > now || now.0 - at.0 >= interval_ms);
         self.audited().fully_at.is_none_or(due)
     }
 

@@ -51,6 +51,12 @@ impl StoredBody {
         Self { receipt: receipt.map(Arc::new), ..self }
     }
 
+    /// Bytes of the answer as it is stored.
+    pub(super) fn stored_bytes(&self) -> usize {
+        let (StoredContent::Plain(bytes) | StoredContent::Deflated { bytes, .. }) = &self.content;
+        bytes.len()
+    }
+
     /// The answer, byte for byte as it was when it was stored.
     pub(super) async fn answer(self) -> StoreResult<Bytes> {
         match self.content {

@@ -145,7 +145,8 @@ impl<B: Backend> Writer<B> {
             return;
         }
         let others = self.backend.other_nodes();
-        self.sweeps = !others.do_the_sweeps;
+        self.sweeps = !others.do_the_maintenance;
+        self.shared.set_others_audit(others.do_the_maintenance);
         if let Some(why) = others.distrust.filter(|_| self.shared.health.trusted().is_ok()) {
             self.shared.health.distrust(&format!("another node found: {why}"));
             self.has_told_distrust = true;
@@ -206,7 +207,9 @@ impl<B: Backend> Writer<B> {
     }
 
     fn transact(&mut self, jobs: &[WriteJob]) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
-        self.clock = self.clock.max(self.shared.clock.now());
+        // In a shared ledger each account keeps its own time from going back.
+        let (shown, is_shared) = (self.shared.clock.now(), B::IS_SHARED);
+        self.clock = if is_shared { shown } else { self.clock.max(shown) };
         let (backend, now) = (Arc::clone(&self.backend), self.clock);
         let actions: Vec<_> = jobs.iter().map(|job| &job.action).collect();
         backend.transact(&actions, now, |txn| {
@@ -373,8 +376,15 @@ impl<B: Backend> Writer<B> {
         }
     }
 
-    /// Stores what audits have found sound since the last time.
+    /// Stores what audits have found sound since the last time, or takes over what those of another
+    /// node have.
     pub(super) fn seal(&self) -> StateResult {
+        if self.shared.others_audit() && self.shared.health.trusted().is_ok() {
+            if let Some(seal) = self.backend.seal()? {
+                self.shared.learn(seal);
+            }
+            return Ok(());
+        }
         let seal = self.shared.due_seal();
         if seal != self.shared.stored_seal() {
             self.backend.set_seal(seal.as_ref())?;
@@ -396,7 +406,8 @@ impl<B: Backend> Writer<B> {
 
     /// Audits what is new before an orderly stop, so that the next start has little to read.
     fn seal_at_stop(&self) -> StoreResult {
-        if self.shared.knows_audited_part() && self.shared.health.trusted().is_ok() {
+        let audits = self.shared.knows_audited_part() && !self.shared.others_audit();
+        if audits && self.shared.health.trusted().is_ok() {
             let source = self.shared.reader.audit_source()?;
             self.shared.audit_news(&*source, &audit::unpaced)?;
         }

@@ -1,14 +1,14 @@
 //! The real binary with its ledger in a real PostgreSQL database. Without PostgreSQL on the machine
 //! these tests are skipped.
 
-use crate::process::{Customer, Folder, Served, Stream, eventually, get, request};
+use crate::process::{Customer, Folder, MODEL, Served, Stream, eventually, get, request};
 use serde_json::{Value, json};
 use server_process::{ServerProcess, programs};
 use std::sync::OnceLock;
 use uuid::Uuid;
 
 #[path = "../../src/store/postgres/tests/server_process.rs"]
-mod server_process;
+pub mod server_process;
 
 const LEASE: &str = "[ledger]\nlease_seconds = 1\n";
 
@@ -20,8 +20,9 @@ pub fn shared() -> Option<&'static ServerProcess> {
 }
 
 /// Runs SQL as a person would.
-fn psql(server: &ServerProcess, sql: &str) {
+pub fn psql(server: &ServerProcess, sql: &str) {
     let mut command = std::process::Command::new(programs().unwrap().join("psql"));
+    command.stdout(std::process::Stdio::null());
     command.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", "cresset", "-d", "postgres", "-h"]);
     assert!(command.arg(&server.folder).args(["-c", sql]).status().unwrap().success());
 }
@@ -117,8 +118,54 @@ fn commands_work_beside_a_node_and_a_data_folder_has_one() {
     assert!(node.terminate().success());
 }
 
+#[test]
+fn nodes_that_charge_differently_are_told_apart() {
+    let Some(server) = shared() else { return };
+    let first = without_ledger();
+    first.json(&["init", "--ledger", &place(server), "--standbys", "0"]);
+    let second = same_ledger(&first);
+    let price = |folder: &Folder, output: &str| {
+        folder.run(&["models", "price", MODEL, "--output", output, "--json"]).document()
+    };
+    let node = first.serve();
+    price(&second, "900_000");
+    let refused =
+        second.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    let remedy = "models price tiny --input 100000 --cached-input 25000 --output 400000` here";
+    assert!(refused.contains("the prices of tiny differ") && refused.contains(remedy), "{refused}");
+    // The same change at both, while both run: until the second one has it, the first says so.
+    price(&second, "400_000");
+    let other = second.serve();
+    let changed = price(&first, "900_000");
+    assert!(changed["problems"].to_string().contains("the prices of tiny differ"), "{changed}");
+    let output = |node: &Served, key: &str| {
+        let models = node.get(key, "/v1/models").json();
+        models["data"][0]["pricing"]["outputUnitsPerMillion"].as_str().unwrap().to_owned()
+    };
+    let Customer { key, .. } = first.customer(1_000_000);
+    assert_eq!([output(&node, &key), output(&other, &key)], ["900000", "400000"]);
+    assert_eq!(price(&second, "900_000")["problems"], json!([]));
+    assert_eq!(output(&other, &key), "900000");
+    assert!(other.terminate().success());
+    assert!(second.serve().terminate().success());
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn a_ledger_in_a_database_is_measured_beside_what_is_there() {
+    let Some(server) = shared() else { return };
+    let (url, folder) = (place(server), without_ledger());
+    folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
+    let measure = ["bench", "--ledger", "--url", &url, "--clients", "1,4", "--seconds", "1"];
+    let measured = folder.json(&[&measure[..], &["--nodes", "2", "--accounts", "3"]].concat());
+    let clients = [0, 1].map(|level: usize| measured["levels"][level]["clients"].clone());
+    assert_eq!((clients, &measured["audit_ok"]), ([json!(2), json!(8)], &json!(true)));
+    let accounts = folder.json(&["accounts", "list"]);
+    assert_eq!(accounts["data"], json!([]), "the ledger that was there is as it was");
+}
+
 /// Three slow nodes, and a customer that all of them know.
-fn three_nodes(server: &ServerProcess, lease: u32) -> ([Folder; 3], [Served; 3], Customer) {
+pub fn three_nodes(server: &ServerProcess, lease: u32) -> ([Folder; 3], [Served; 3], Customer) {
     let first = without_ledger();
     let settings = format!("[ledger]\nlease_seconds = {lease}\n");
     std::fs::write(first.path().join("cresset.toml"), settings).unwrap();

@@ -75,7 +75,7 @@ impl Folder {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cresset"));
         command.arg("--data-dir").arg(self.path()).args(arguments);
-        for name in ["CRESSET_DATA_DIR", "CRESSET_CONFIG", "NO_COLOR"] {
+        for name in ["CRESSET_DATA_DIR", "CRESSET_CONFIG", "CRESSET_REQUIRE_POSTGRES", "NO_COLOR"] {
             command.env_remove(name);
         }
         command.stdin(Stdio::null());

@@ -44,14 +44,14 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;
     let operator = Operator::of_store(&store, &context.config);
-    let (account, credential) = open_account(&operator).await?;
+    let payers = open_accounts(&operator, arguments.accounts).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
         let progress = TaskProgress::steps(format!("{clients} clients"));
-        let client =
-            Client { store: store.clone(), account, credential, until: Instant::now() + span };
-        levels.push(level(&client, clients, &meter).await.map_err(CommandError::new)?);
+        let until = Instant::now() + span;
+        let client = Client { store: store.clone(), payers: Arc::clone(&payers), until };
+        levels.push(level(vec![client; clients], &meter).await.map_err(CommandError::new)?);
         progress.clear();
     }
     let audit = store.audit().map_err(CommandError::new)?;
@@ -91,7 +91,20 @@ fn probe(folder: &Path) -> CommandResult<Times> {
 }
 
 /// An account that can pay for everything, and its key.
-async fn open_account(operator: &Operator<'_>) -> CommandResult<(AccountId, CredentialId)> {
+pub(super) type Payer = (AccountId, CredentialId);
+
+pub(super) async fn open_accounts(
+    operator: &Operator<'_>,
+    count: u32,
+) -> CommandResult<Arc<[Payer]>> {
+    let mut payers = Vec::new();
+    for _ in 0..count {
+        payers.push(open_account(operator).await?);
+    }
+    Ok(payers.into())
+}
+
+async fn open_account(operator: &Operator<'_>) -> CommandResult<Payer> {
     let (name, premium) = ("bench".to_owned(), Microcredits::MAX.get());
     let create =
         AdminCommand::AccountCreate { name, plan: None, trial: 0, premium, reference: None };
@@ -101,41 +114,43 @@ async fn open_account(operator: &Operator<'_>) -> CommandResult<(AccountId, Cred
     Ok((account, id(&key)?))
 }
 
-async fn level(client: &Client, clients: usize, meter: &SyncMeter) -> StoreResult<Value> {
+async fn level(clients: Vec<Client>, meter: &SyncMeter) -> StoreResult<Value> {
     let (began, (syncs_before, spent_before)) = (Instant::now(), meter.total());
-    let mut workers = JoinSet::new();
-    for _ in 0..clients {
-        workers.spawn(client.clone().run());
-    }
+    let (mut level, latency) = measure(clients).await?;
+    let (wall, (syncs, spent)) = (began.elapsed(), meter.total());
+    let (syncs, spent) = (syncs - syncs_before, spent.saturating_sub(spent_before));
+    let sync_ms = spent.as_secs_f64() * 1_000.0 / syncs.max(1) as f64;
+    let in_syncs = |name: &str| latency[name].as_f64().map(|ms| ms / sync_ms);
+    level["fsyncs"] = syncs.into();
+    level["fsync_ms"] = sync_ms.into();
+    level["fsync_share"] = (spent.as_secs_f64() / wall.as_secs_f64()).into();
+    level["pair_in_fsyncs"] =
+        json!({ "p50": in_syncs("p50"), "p90": in_syncs("p90"), "p99": in_syncs("p99") });
+    Ok(level)
+}
+
+/// Lets all clients work until their end. Returns what they did, and the times of their pairs.
+pub(super) async fn measure(clients: Vec<Client>) -> StoreResult<(Value, Value)> {
+    let (began, count) = (Instant::now(), clients.len());
+    let mut workers: JoinSet<_> = clients.into_iter().map(Client::run).collect();
     let (mut pairs, mut times) = (0, Times::default());
     while let Some(done) = workers.join_next().await {
         let (count, own) = done.expect("invariant: a client does not panic")?;
         pairs += count;
         times.merge(own);
     }
-    let (wall, (syncs, spent)) = (began.elapsed(), meter.total());
-    let (syncs, spent) = (syncs - syncs_before, spent.saturating_sub(spent_before));
-    let sync_ms = spent.as_secs_f64() * 1_000.0 / syncs.max(1) as f64;
-    let latency = times.percentiles();
-    let in_syncs = |name: &str| latency[name].as_f64().map(|ms| ms / sync_ms);
-    Ok(json!({
-        "clients": clients,
-        "pairs": pairs,
-        "pairs_per_second": per_second(pairs, wall),
-        "fsyncs": syncs,
-        "fsync_ms": sync_ms,
-        "fsync_share": spent.as_secs_f64() / wall.as_secs_f64(),
-        "pair_ms": latency,
-        "pair_in_fsyncs": { "p50": in_syncs("p50"), "p90": in_syncs("p90"), "p99": in_syncs("p99") },
-    }))
+    let (wall, latency) = (began.elapsed(), times.percentiles());
+    let level = json!({ "clients": count, "pairs": pairs,
+                        "pairs_per_second": per_second(pairs, wall), "pair_ms": latency });
+    Ok((level, latency))
 }
 
 #[derive(Clone)]
-struct Client {
-    store: Store,
-    account: AccountId,
-    credential: CredentialId,
-    until: Instant,
+pub(super) struct Client {
+    pub store: Store,
+    /// The accounts, of which each pair takes any.
+    pub payers: Arc<[Payer]>,
+    pub until: Instant,
 }
 
 impl Client {
@@ -160,11 +175,13 @@ impl Client {
     fn admit(&self) -> Admit {
         // Clients make random ids. Ordered ones would touch fewer pages.
         let request = RequestId(Uuid::new_v4());
+        let any = request.0.as_u128() % self.payers.len() as u128;
+        let (account, credential) = self.payers[any as usize];
         let mut fingerprint = [0; 32];
         fingerprint[..16].copy_from_slice(request.0.as_bytes());
         Admit {
-            key: RequestKey { account: self.account, application: None, request },
-            credential: self.credential,
+            key: RequestKey { account, application: None, request },
+            credential,
             attempt: AttemptId::generate(),
             boot: self.store.boot(),
             fingerprint,

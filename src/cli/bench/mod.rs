@@ -2,6 +2,7 @@
 
 mod completions;
 mod connection;
+mod database;
 mod figures;
 mod ledger;
 mod plot;
@@ -29,10 +30,12 @@ use target::Target;
   cresset bench --url http://127.0.0.1:8080 --key KEY  any node, and most other servers like it
   cresset bench --reads                                account, credits and request look-ups
   cresset bench --ledger --simulate-fsync-ms 4         admissions and settlements on a slow disk
+  cresset bench --ledger --url postgres://cresset@db/cresset --nodes 4 --accounts 1000
 Completions spend the key's credits. A running node's plan limits what one key may do: 429 answers are counted as failed.
 A node that the command starts for itself has no such limits.")]
 pub(super) struct Arguments {
-    /// Address of the node to measure [default: the data folder's]
+    /// Address of the node to measure [default: the data folder's], or with --ledger of the
+    /// database in which a schema is made for the fresh ledger, and removed
     #[arg(long)]
     url: Option<String>,
     /// Key to use [default: CRESSET_KEY or, without --url, the one that `cresset quickstart` made]
@@ -85,9 +88,9 @@ pub(super) struct Arguments {
     #[arg(long, conflicts_with = "ledger")]
     reads: bool,
     /// Measure a fresh ledger instead of a node
-    #[arg(long, conflicts_with = "url")]
+    #[arg(long)]
     ledger: bool,
-    /// Clients of the ledger at a time, one measurement for each number
+    /// Clients of the ledger at a time, at each node, one measurement for each number
     #[arg(
         long,
         value_name = "N,…",
@@ -97,11 +100,35 @@ pub(super) struct Arguments {
         value_parser = clients_parser(),
     )]
     clients: Vec<usize>,
+    /// Accounts of the ledger, over which the clients are spread
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "ledger",
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+    )]
+    accounts: u32,
+    /// Nodes that use the ledger in a database at once, all in this process
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires_all = ["ledger", "url"],
+        value_parser = clap::value_parser!(u8).range(1..=64),
+    )]
+    nodes: u8,
     /// Shortest time that every fsync of the ledger takes, milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 0, requires = "ledger")]
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 0,
+        requires = "ledger",
+        conflicts_with = "url"
+    )]
     simulate_fsync_ms: u64,
     /// Where to make the fresh ledger [default: the data folder, so that it is on the same disk]
-    #[arg(long, value_name = "DIR", requires = "ledger")]
+    #[arg(long, value_name = "DIR", requires = "ledger", conflicts_with = "url")]
     folder: Option<PathBuf>,
 }
 
@@ -113,9 +140,15 @@ fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
 pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     if arguments.ledger {
-        let measuring = ledger::run(&context, &arguments);
+        let measuring = async {
+            match &arguments.url {
+                Some(url) => database::run(&context, url, &arguments).await,
+                None => ledger::run(&context, &arguments).await,
+            }
+        };
         let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
-        context.output.result(&document, ledger::show_levels)?;
+        let show = if arguments.url.is_some() { database::show } else { ledger::show_levels };
+        context.output.result(&document, show)?;
         return verdict(document["audit_ok"] == true);
     }
     let key = arguments.key.clone().or_else(client_key);

@@ -2,6 +2,7 @@
 
 pub(super) mod api_client;
 pub(super) mod context;
+pub(super) mod database_settings;
 pub(super) mod http;
 pub(super) mod listing;
 pub(super) mod local_key;

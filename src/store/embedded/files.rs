@@ -12,7 +12,7 @@ use crate::ids::BootId;
 use crate::ledger::state::StateResult;
 use crate::store::codec::StoredField;
 use crate::store::{StoreError, StoreResult};
-use redb::{Database, ReadableDatabase, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 use std::sync::Arc;
 
 /// Which pages are checked when a ledger is opened.
@@ -132,6 +132,12 @@ impl Files {
         drop(bodies);
         set_clean_marker(&ledger, CleanMarker { boot, clean: true }, |_| Ok(()))
     }
+}
+
+/// The process that used the ledger last.
+pub(super) fn last_boot(ledger: &ReadTransaction) -> StateResult<Option<BootId>> {
+    let last = tables::get(&tables::open(ledger, tables::META)?, tables::CLEAN_MARKER)?;
+    Ok(last.map(|last: CleanMarker| last.boot))
 }
 
 fn was_left_open(ledger: &Database) -> StateResult<bool> {

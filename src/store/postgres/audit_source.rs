@@ -4,6 +4,7 @@
 use super::driver::Driver;
 use super::failure::Failure;
 use super::keys::request_of;
+use super::origin::{self, MoveOrigin};
 use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
 use super::snapshot::{by_id, by_request, entry, of_request, signed};
@@ -16,7 +17,7 @@ use crate::ledger::{
 };
 use crate::store::keys::grant_key;
 use crate::store::{StoreResult, StoredBody};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::iter;
 use std::sync::Arc;
 use tokio_postgres::Row;
@@ -52,6 +53,8 @@ pub(super) struct AuditReading<'b> {
     session: DatabaseSession,
     /// Number of the next cursor.
     next: Cell<u64>,
+    /// Where the ledger was moved from, once that was asked for.
+    origin: OnceCell<Option<MoveOrigin>>,
 }
 
 impl<'b> AuditReading<'b> {
@@ -61,7 +64,24 @@ impl<'b> AuditReading<'b> {
             session.script("begin isolation level repeatable read, read only; select 1").await?;
             Ok::<_, Failure>(session)
         })?;
-        Ok(Self { driver, session, next: Cell::default() })
+        Ok(Self::within(driver, session))
+    }
+
+    /// A reading in the transaction that a session has open.
+    pub(super) fn within(driver: &'b Driver, session: DatabaseSession) -> Self {
+        Self { driver, session, next: Cell::default(), origin: OnceCell::new() }
+    }
+
+    pub(super) fn into_session(self) -> DatabaseSession {
+        self.session
+    }
+
+    pub(super) fn origin(&self) -> StateResult<Option<&MoveOrigin>> {
+        if self.origin.get().is_none() {
+            let found = self.driver.wait(origin::read(&self.session))?;
+            return Ok(self.origin.get_or_init(|| found).as_ref());
+        }
+        Ok(self.origin.get().and_then(Option::as_ref))
     }
 
     fn ask(&self, ask: Ask) -> StateResult<QueryAnswer> {
@@ -203,12 +223,13 @@ impl AuditSource for AuditReading<'_> {
         Ok(Box::new(news.flat_map(|chain| self.entries_of(chain))))
     }
 
-    fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
-        Ok(Vec::new())
+    /// The time of a ledger in a database goes back nowhere but in what was moved here.
+    fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>> {
+        Ok(self.origin()?.map(|origin| origin.set_back_after(chain)).unwrap_or_default())
     }
 
-    fn uses_counted_after(&self, _: JournalChain) -> StateResult<u64> {
-        Ok(0)
+    fn uses_counted_after(&self, chain: JournalChain) -> StateResult<u64> {
+        Ok(self.origin()?.map(|origin| origin.uses_counted_after(chain)).unwrap_or_default())
     }
 
     fn closed_parts(&self) -> RowIter<'_, ()> {

@@ -8,6 +8,14 @@ use std::io::{self, ErrorKind};
 use tokio_postgres::Config;
 use tokio_postgres::error::SqlState;
 
+/// What is said of a proxy that gives each transaction to any session of the database.
+pub(super) const POOLED: &str = "a proxy in between hands transactions to other sessions, which lose \
+    what this one set and prepared; name the database itself in ledger.url, or let the proxy pool \
+    sessions";
+/// A prepared statement is gone, or somebody else's.
+const LOST_STATEMENTS: [SqlState; 2] =
+    [SqlState::INVALID_SQL_STATEMENT_NAME, SqlState::DUPLICATE_PSTATEMENT];
+
 /// Why a statement has no answer.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
@@ -61,11 +69,11 @@ impl From<tokio_postgres::Error> for Failure {
         if let Some(cause) = cause.filter(|cause| !what.contains(&cause.to_string())) {
             what = format!("{what}: {cause}");
         }
-        if code == Some(SqlState::INVALID_SQL_STATEMENT_NAME) {
-            what += ": a proxy in between hands transactions to other sessions; connect to the database itself, or \
-                     let the proxy pool sessions";
+        let is_pooled = code.as_ref().is_some_and(|code| LOST_STATEMENTS.contains(code));
+        if is_pooled {
+            what = format!("{what}: {POOLED}");
         }
-        Self { code, what, is_setting: false }
+        Self { code, what, is_setting: is_pooled }
     }
 }
 

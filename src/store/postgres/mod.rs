@@ -7,12 +7,14 @@
 //! `apply` runs over rows in memory (`state`). Each account has a journal chain of its own.
 
 mod audit_source;
+mod clock;
 mod distrust;
 mod driver;
 mod failure;
 mod keys;
 mod lookups;
 mod nodes;
+mod origin;
 mod peers;
 mod place;
 mod pool;
@@ -20,11 +22,13 @@ mod reading;
 mod retention;
 mod rows;
 mod schema;
+mod scratch;
 mod seal;
 mod server;
 mod session;
 mod snapshot;
 mod state;
+mod taking_over;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -36,30 +40,34 @@ use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::{AuditReport, StoreError, StoreResult, StoredBody};
-use crate::clock::UnixMillis;
+use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
 use crate::ids::{AccountId, BootId, RequestId};
 use crate::ledger::audit::{self, AuditPace, AuditSource};
 use crate::ledger::state::{StateError, StateResult};
 use crate::ledger::{Account, Credential, RequestKey};
 use audit_source::AuditReading;
+use clock::DatabaseClock;
 use driver::Driver;
 use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::{Tenure, ToldFacts};
-pub use peers::{ListedNode, NodeFacts};
+pub use peers::{ListedNode, NodeFacts, ReleasePrices};
 pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
 use rustix::fs::statvfs;
+pub use scratch::ScratchSchema;
+pub(super) use scratch::init_scratch;
 use session::{Ask, Connector, DatabaseSession, SessionKind};
 use state::BatchState;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+pub(super) use taking_over::{moved_from, take_over};
 use uuid::Uuid;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
@@ -77,19 +85,27 @@ pub(super) struct PostgresBackend {
     lookups: Lookups,
     /// False from a failure to reopen until a success, and after the end.
     is_open: AtomicBool,
+    /// What this node says of itself to the others.
+    about: ToldFacts,
+    /// The time of the database, once somebody keeps it.
+    clock: OnceLock<Arc<DatabaseClock>>,
     /// What this process holds in the table of nodes, once it has claimed the ledger.
     tenure: Mutex<Option<Tenure>>,
     /// Whether opening it found a node that had ended.
     was_left_open: AtomicBool,
     /// Whether the ledger was not trusted when its seal was read.
     was_distrusted: AtomicBool,
-    about: ToldFacts,
 }
 
 impl PostgresBackend {
     /// `open_beside`, and ends the nodes that are not heard of any more, which takes a lease.
     pub(super) fn open(place: &PostgresConfig) -> StoreResult<Self> {
         let this = Self::open_beside(place)?;
+        let connector = &this.connector;
+        this.with_writer(async |session| {
+            let other = connector.connect(SessionKind::Reader).await?;
+            server::check_session(session, &other).await
+        })?;
         let ended =
             this.with_writer(async |session| nodes::end_silent_others(session, place.lease).await)?;
         this.was_left_open.store(ended, Ordering::Release);
@@ -115,6 +131,7 @@ impl PostgresBackend {
             writer: Mutex::new(Some(writer)),
             pool,
             is_open: AtomicBool::new(true),
+            clock: OnceLock::new(),
             tenure: Mutex::default(),
             was_left_open: AtomicBool::new(false),
             was_distrusted: AtomicBool::new(false),
@@ -122,8 +139,20 @@ impl PostgresBackend {
         })
     }
 
+    /// The database's time, which goes on with this machine's clock. Renewals of the lease set it
+    /// again.
+    pub(super) fn keep_time(&self, own: Arc<dyn Clock>) -> StoreResult<Arc<dyn Clock>> {
+        let clock = Arc::new(DatabaseClock::new(own));
+        self.with_writer(async |session| clock.set(session).await)?;
+        Ok(Arc::clone(self.clock.get_or_init(|| clock)) as Arc<dyn Clock>)
+    }
+
     fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn about(&self) -> MutexGuard<'_, NodeFacts> {
+        self.about.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
@@ -272,11 +301,22 @@ impl LedgerReader for PostgresBackend {
     }
 
     fn tell(&self, change: &mut dyn FnMut(&mut NodeFacts)) {
-        change(&mut self.about.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.about());
     }
 
     fn is_alive(&self, node: Uuid) -> bool {
         self.tenure().as_ref().is_some_and(|tenure| tenure.heard.alive().contains(&node))
+    }
+
+    fn tell_prices(&self, prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
+        let about = {
+            let mut about = self.about();
+            about.prices = prices;
+            about.clone()
+        };
+        let boot = self.boot().unwrap_or(BootId(Uuid::nil()));
+        let telling = self.read(async move |session| Ok(peers::tell(session, boot, &about).await?));
+        Box::pin(telling)
     }
 
     /// A database that moves takes its name along.
@@ -296,7 +336,10 @@ impl Backend for PostgresBackend {
     /// None of a ledger that is not trusted.
     fn seal(&self) -> StateResult<Option<Seal>> {
         let distrusted = self.told_distrust()?.is_some();
-        self.was_distrusted.store(distrusted, Ordering::Release);
+        // At a start, which audits everything then.
+        if self.tenure().is_none() {
+            self.was_distrusted.store(distrusted, Ordering::Release);
+        }
         if distrusted { Ok(None) } else { self.with_writer(seal::read) }
     }
 
@@ -327,11 +370,13 @@ impl Backend for PostgresBackend {
     }
 
     fn claim(&self, boot: BootId) -> StoreResult {
-        let (lease, about) = (self.place.lease, nodes::told(&self.about));
+        let (lease, about) = (self.place.lease, self.about().clone());
+        // Under another boot a node goes on with what the others have been told.
+        let is_first = self.tenure().is_none();
         // Everything was audited since, as there was no seal.
         let is_sound = self.was_distrusted.swap(false, Ordering::AcqRel);
         self.with_writer(async |session| {
-            nodes::claim(session, boot, lease, &about).await?;
+            nodes::claim(session, boot, lease, (&about, is_first)).await?;
             if is_sound {
                 distrust::clear(session).await?;
             }
@@ -339,7 +384,8 @@ impl Backend for PostgresBackend {
         })?;
         failpoint!("store::claimed");
         let (about, connector) = (Arc::clone(&self.about), Arc::clone(&self.connector));
-        *self.tenure() = Some(Tenure::begin(boot, lease, about, connector));
+        let clock = self.clock.get().cloned();
+        *self.tenure() = Some(Tenure::begin(boot, lease, about, connector, clock));
         Ok(())
     }
 
@@ -378,7 +424,7 @@ impl Backend for PostgresBackend {
             left_behind: heard.left_behind.swap(false, Ordering::AcqRel),
             have_ended_this: heard.is_ended.load(Ordering::Acquire),
             distrust: heard.distrust.get().cloned(),
-            do_the_sweeps: !heard.is_first.load(Ordering::Acquire),
+            do_the_maintenance: !heard.is_first.load(Ordering::Acquire),
         }
     }
 

@@ -6,12 +6,14 @@
 //! a node does later sees that: it admits nothing, and an end that it brings is decided by the
 //! record, as any repeated end is.
 
+use super::clock::DatabaseClock;
+use super::distrust;
 use super::failure::Failure;
+use super::peers::{self, NodeFacts};
 use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
-use super::{NodeFacts, distrust, peers};
 use crate::ids::BootId;
 use crate::store::{StoreError, StoreResult};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,8 +36,6 @@ const OTHERS: &str = "select boot, (extract(epoch from lease_until) * 1000000)::
 /// Whether a node that has ended left reservations.
 const LEFT_BEHIND: &str = "select exists (select 1 from reservations r \
     where not exists (select 1 from nodes n where n.boot = r.boot and n.state = 0))";
-/// One claim at a time.
-const ONE_BY_ONE: &str = "select 1 from meta where key = 'identity' for update";
 /// Ended nodes of which nothing is left.
 const FORGET: &str = "delete from nodes n where state <> 0 and boot <> $1 \
     and not exists (select 1 from reservations r where r.boot = n.boot)";
@@ -79,9 +79,8 @@ pub(super) struct Heard {
 pub(super) type ToldFacts = Arc<Mutex<NodeFacts>>;
 
 /// As it is stored.
-pub(super) fn told(facts: &ToldFacts) -> String {
-    let facts = facts.lock().unwrap_or_else(PoisonError::into_inner);
-    serde_json::to_string(&*facts).unwrap_or_default()
+fn told(facts: &ToldFacts) -> String {
+    peers::text(&facts.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Heard {
@@ -96,10 +95,12 @@ impl Tenure {
         lease: Duration,
         about: ToldFacts,
         connector: Arc<Connector>,
+        clock: Option<Arc<DatabaseClock>>,
     ) -> Self {
         let handle = connector.handle.clone();
         let heard = Arc::<Heard>::default();
-        let renewals = Renewals { boot, lease, about, connector, heard: Arc::clone(&heard) };
+        let own = Arc::clone(&heard);
+        let renewals = Renewals { boot, lease, about, connector, clock, heard: own };
         let renewing = handle.spawn(renewals.run()).abort_handle();
         Self { boot, renewing, heard }
     }
@@ -116,6 +117,7 @@ struct Renewals {
     lease: Duration,
     about: ToldFacts,
     connector: Arc<Connector>,
+    clock: Option<Arc<DatabaseClock>>,
     heard: Arc<Heard>,
 }
 
@@ -147,6 +149,9 @@ impl Renewals {
             Some(session) => session,
             None => self.connector.connect(SessionKind::Reader).await?,
         };
+        if let Some(clock) = &self.clock {
+            clock.set(&session).await?;
+        }
         let (others, left_behind) = self.renew(&session).await?;
         let ended = match watch.look(&others) {
             silent if silent.is_empty() || self.heard.is_ended.load(Ordering::Acquire) => 0,
@@ -221,22 +226,24 @@ pub(super) async fn end_silent_others(
     }
 }
 
-/// Registers this node. Fails where another one has other settings of what both promise.
+/// Registers this node. With `compare` it fails where another one has other settings of what both
+/// promise.
 pub(super) async fn claim(
     session: &DatabaseSession,
     boot: BootId,
     lease: Duration,
-    about: &str,
+    (about, compare): (&NodeFacts, bool),
 ) -> StoreResult {
     session.script("begin").await?;
-    session.ask(Ask::new(ONE_BY_ONE)).await?;
-    if let Err(difference) = peers::compare(session, about).await? {
+    session.ask(Ask::new(peers::ONE_BY_ONE)).await?;
+    let compared = if compare { peers::compare(session, about).await? } else { Ok(()) };
+    if let Err(difference) = compared {
         session.script("rollback").await?;
         return Err(StoreError::Unusable(difference));
     }
     session.ask(Ask::new(FORGET).with(boot.0)).await?;
     let register = Ask::new(REGISTER).with(boot.0).with(milliseconds(lease));
-    session.ask(register.with(about.to_owned())).await?;
+    session.ask(register.with(peers::text(about))).await?;
     let doubts = session.doubts();
     session.script("commit").await?;
     Ok(confirm(session, Some(boot), doubts).await?)

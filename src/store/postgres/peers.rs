@@ -2,11 +2,15 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
+use crate::ids::BootId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-const OTHERS: &str = "select about from nodes where state = 0";
+const OTHERS: &str = "select about from nodes where state = 0 and boot <> $1";
+const TELL: &str = "update nodes set about = $2 where boot = $1";
+/// One node at a time tells of itself, so that of two that differ the later one finds it.
+pub(super) const ONE_BY_ONE: &str = "select 1 from meta where key = 'identity' for update";
 const ALL: &str = "select boot, state, extract(epoch from lease_until - clock_timestamp())::float8, \
     about, (select count(*) from reservations r where r.boot = n.boot) from nodes n order by boot";
 
@@ -34,6 +38,32 @@ pub struct NodeFacts {
     /// Each plan as text: an account must have the same limits everywhere.
     #[serde(default)]
     pub plans: BTreeMap<String, String>,
+    /// The prices of each release that it serves, by the release's id: nodes charge alike.
+    #[serde(default)]
+    pub prices: BTreeMap<String, ReleasePrices>,
+}
+
+/// What a release costs at a node, microcredits for a million tokens.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReleasePrices {
+    /// Its name there.
+    pub name: String,
+    pub input: u64,
+    pub cached_input: u64,
+    pub output: u64,
+}
+
+impl ReleasePrices {
+    fn is_dearer_or_cheaper(&self, other: &Self) -> bool {
+        [self.input, self.cached_input, self.output]
+            != [other.input, other.cached_input, other.output]
+    }
+
+    /// The flags of the command that sets these prices.
+    fn flags(&self) -> String {
+        let Self { input, cached_input, output, .. } = self;
+        format!("--input {input} --cached-input {cached_input} --output {output}")
+    }
 }
 
 /// A node in the ledger's table.
@@ -59,12 +89,34 @@ impl ListedNode {
 /// `Err` names the first difference from a node that uses the ledger now.
 pub(super) async fn compare(
     session: &DatabaseSession,
-    about: &str,
+    about: &NodeFacts,
 ) -> Result<Result<(), String>, Failure> {
-    let own = read(about);
-    let others = session.ask(Ask::new(OTHERS)).await?;
-    let difference = others.rows.iter().find_map(|row| difference(&own, &read(row.get(0))));
+    let others = others(session, Uuid::nil()).await?;
+    let difference = others.iter().find_map(|other| {
+        plan_difference(about, other).or_else(|| price_differences(about, other).into_iter().next())
+    });
     Ok(difference.map_or(Ok(()), Err))
+}
+
+/// Tells the other nodes what this one says of itself now, and returns how its prices differ from
+/// theirs.
+pub(super) async fn tell(
+    session: &DatabaseSession,
+    boot: BootId,
+    about: &NodeFacts,
+) -> Result<Vec<String>, Failure> {
+    session.script("begin").await?;
+    session.ask(Ask::new(ONE_BY_ONE)).await?;
+    session.ask(Ask::new(TELL).with(boot.0).with(text(about))).await?;
+    let others = others(session, boot.0).await?;
+    session.script("commit").await?;
+    Ok(others.iter().flat_map(|other| price_differences(about, other)).collect())
+}
+
+/// What the nodes that use the ledger now say of themselves, but for this one.
+async fn others(session: &DatabaseSession, own: Uuid) -> Result<Vec<NodeFacts>, Failure> {
+    let answer = session.ask(Ask::new(OTHERS).with(own)).await?;
+    Ok(answer.rows.iter().map(|row| read(row.get(0))).collect())
 }
 
 pub(super) async fn list(session: &DatabaseSession) -> Result<Vec<ListedNode>, Failure> {
@@ -88,7 +140,31 @@ fn read(about: &str) -> NodeFacts {
     serde_json::from_str(about).unwrap_or_default()
 }
 
-fn difference(own: &NodeFacts, other: &NodeFacts) -> Option<String> {
+pub(super) fn text(about: &NodeFacts) -> String {
+    serde_json::to_string(about).unwrap_or_default()
+}
+
+/// The releases that both serve at different prices.
+fn price_differences(own: &NodeFacts, other: &NodeFacts) -> Vec<String> {
+    let both = own.prices.iter().filter_map(|(id, own)| Some((own, other.prices.get(id)?)));
+    let differing = both.filter(|(own, there)| own.is_dearer_or_cheaper(there));
+    let say = |(here, there): (&ReleasePrices, &ReleasePrices)| {
+        format!(
+            "the prices of {} differ from those of the node at {} on {}, which uses the same ledger; give \
+             `cresset models price {} {}` here, or `cresset models price {} {}` there",
+            here.name,
+            other.address,
+            other.machine,
+            here.name,
+            there.flags(),
+            there.name,
+            here.flags()
+        )
+    };
+    differing.map(say).collect()
+}
+
+fn plan_difference(own: &NodeFacts, other: &NodeFacts) -> Option<String> {
     // A node that says nothing of its plans can be compared in nothing.
     if own.plans.is_empty() || other.plans.is_empty() {
         return None;
@@ -125,10 +201,43 @@ mod tests {
             (facts(&[("default", "1")]), Some("\"gold\"")),
             (facts(&[("default", "1"), ("gold", "2"), ("new", "1")]), Some("\"new\"")),
         ] {
-            let found = difference(&own, &other);
+            let found = plan_difference(&own, &other);
             assert_eq!(found.is_some(), named.is_some(), "{found:?}");
             assert!(found.unwrap_or_default().contains(named.unwrap_or_default()));
         }
         assert_eq!(read("no such text"), NodeFacts::default());
+    }
+
+    #[test]
+    fn prices_of_releases_that_both_serve_must_be_equal() {
+        let priced = |name: &str, output| ReleasePrices {
+            name: name.into(),
+            input: 1,
+            cached_input: 0,
+            output,
+        };
+        let node = |prices: &[(&str, &str, u64)]| NodeFacts {
+            prices: prices
+                .iter()
+                .map(|(id, name, output)| ((*id).into(), priced(name, *output)))
+                .collect(),
+            ..facts(&[])
+        };
+        let own = node(&[("1", "one", 4), ("2", "two", 5)]);
+        for (other, named) in [
+            (node(&[]), None),
+            (node(&[("1", "other name", 4), ("3", "two", 9)]), None),
+            (
+                node(&[("1", "uno", 4), ("2", "due", 6)]),
+                Some(
+                    "price two --input 1 --cached-input 0 --output 6` here, or \
+                `cresset models price due --input 1 --cached-input 0 --output 5` there",
+                ),
+            ),
+        ] {
+            let found = price_differences(&own, &other).concat();
+            assert_eq!(found.is_empty(), named.is_none(), "{found}");
+            assert!(found.contains(named.unwrap_or_default()), "{found}");
+        }
     }
 }

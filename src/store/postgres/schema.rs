@@ -121,6 +121,12 @@ const NAMES: &str = "select table_name::text from information_schema.tables \
 
 /// Makes the tables of an empty ledger; refuses where there is a table of such a name.
 pub(super) async fn create(session: &DatabaseSession) -> StoreResult {
+    begin_with_tables(session).await?;
+    Ok(session.script("commit").await?)
+}
+
+/// Begins a transaction and makes the tables in it; refuses as `create` does.
+pub(super) async fn begin_with_tables(session: &DatabaseSession) -> StoreResult {
     if let Some(row) = session.ask(Ask::new(NAMES)).await?.rows.first() {
         let table: String = row.get(0);
         return Err(StoreError::Unusable(format!(
@@ -132,7 +138,12 @@ pub(super) async fn create(session: &DatabaseSession) -> StoreResult {
     session.script(TABLES).await?;
     let row = encode(IDENTITY.as_bytes(), &SCHEMA);
     session.ask(Ask::new("insert into meta values ($1, $2)").with(IDENTITY).with(row)).await?;
-    Ok(session.script("commit").await?)
+    Ok(())
+}
+
+/// Whether there is a table of such a name.
+pub(super) async fn has_tables(session: &DatabaseSession) -> StoreResult<bool> {
+    Ok(!session.ask(Ask::new(NAMES)).await?.rows.is_empty())
 }
 
 /// Fails unless the tables are those of this build.
@@ -142,7 +153,7 @@ pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
             "the database has no ledger: name another database, or make one with `cresset init --ledger`".into(),
         )
     };
-    if session.ask(Ask::new(NAMES)).await?.rows.is_empty() {
+    if !has_tables(session).await? {
         return Err(missing());
     }
     let select = Ask::new("select row from meta where key = $1").with(IDENTITY);

@@ -1,6 +1,6 @@
 //! What a server must be for a ledger to be kept there.
 
-use super::failure::Failure;
+use super::failure::{Failure, POOLED};
 use super::session::{Ask, DatabaseSession};
 use crate::store::{StoreError, StoreResult};
 
@@ -39,6 +39,25 @@ pub(super) async fn check(session: &DatabaseSession, standbys: u32) -> StoreResu
         ));
     }
     Ok(())
+}
+
+/// Fails where a proxy in between gives each transaction to any session of the database: what a
+/// session sets and prepares would be lost.
+pub(super) async fn check_session(
+    session: &DatabaseSession,
+    other: &DatabaseSession,
+) -> StoreResult {
+    let before = process_of(session).await?;
+    // Such a proxy gives the session that was used last to the next transaction.
+    other.script("begin").await?;
+    let same = before == process_of(session).await?;
+    same.then_some(()).ok_or_else(|| StoreError::Unusable(POOLED.into()))
+}
+
+/// The server's process behind a session.
+async fn process_of(session: &DatabaseSession) -> Result<Option<i32>, Failure> {
+    let answer = session.ask(Ask::new("select pg_backend_pid()")).await?;
+    Ok(answer.rows.first().map(|row| row.get(0)))
 }
 
 /// The standbys that a commit waits for, by `synchronous_standby_names`: `FIRST n (…)`,

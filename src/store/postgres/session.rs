@@ -36,9 +36,9 @@ const WRITER: &str = "set client_min_messages = warning; set synchronous_commit 
 /// Reads hold nobody up, but one that stands still keeps the database from removing old rows.
 const READER: &str = "set client_min_messages = warning; set synchronous_commit = on; \
     set statement_timeout = '30s'; set idle_in_transaction_session_timeout = '60s'; set jit = off";
-/// An audit takes as long as there are rows, and rests in between.
-const AUDITOR: &str = "set client_min_messages = warning; set statement_timeout = 0; \
-    set idle_in_transaction_session_timeout = 0; set jit = off";
+/// An audit takes as long as there are rows, and rests in between; so does a move.
+const AUDITOR: &str = "set client_min_messages = warning; set synchronous_commit = on; \
+    set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set jit = off";
 
 #[derive(Clone, Copy)]
 pub(super) enum SessionKind {

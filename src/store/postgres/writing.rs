@@ -75,6 +75,17 @@ const COMMIT: &str = "commit";
 /// The statements that write these rows and the answers of requests that are settled by them, the
 /// commit last.
 pub(super) fn writes(rows: &BatchRows, actions: &[&WriteAction]) -> Vec<Ask> {
+    let mut asks = row_writes(rows);
+    let bodies = settled_bodies(rows, actions);
+    if !bodies.is_empty() {
+        asks.extend(put_bodies(&bodies));
+    }
+    asks.push(Ask::new(COMMIT));
+    asks
+}
+
+/// The statements that write these rows.
+pub(super) fn row_writes(rows: &BatchRows) -> Vec<Ask> {
     let mut asks = Vec::new();
     let mut write = |ask: Ask, rows: usize| {
         if rows > 0 {
@@ -90,11 +101,6 @@ pub(super) fn writes(rows: &BatchRows, actions: &[&WriteAction]) -> Vec<Ask> {
     put_requests(rows, &mut write);
     write(insert_entries(&rows.entries), rows.entries.len());
     put_crashes(rows, &mut write);
-    let bodies = settled_bodies(rows, actions);
-    for ask in put_bodies(&bodies) {
-        write(ask, bodies.len());
-    }
-    asks.push(Ask::new(COMMIT));
     asks
 }
 
@@ -267,10 +273,17 @@ fn put_bodies(bodies: &BTreeMap<RequestKey, &StoredBody>) -> [Ask; 2] {
     let rows: Vec<_> = bodies.iter().map(|(key, body)| (key, *body)).collect();
     let sealed = sealed(&rows);
     let sizes: Vec<i64> = column(&sealed, |row| row.len() as i64);
-    let expiries: Vec<i64> = column(&rows, |(_, body)| number(body.expires_at.0));
-    let keys = || rows.iter().map(|(key, _)| *key);
-    [
-        scoped(COUNT_ANSWERS, keys()).with(sizes.clone()),
-        scoped(PUT_BODIES, keys()).with(expiries).with(sizes).with(sealed),
-    ]
+    let count = scoped(COUNT_ANSWERS, rows.iter().map(|(key, _)| *key)).with(sizes);
+    [count, store_bodies(&rows, sealed)]
+}
+
+/// The statement that stores these answers, whose bytes are counted elsewhere.
+pub(super) fn body_writes(rows: &[(&RequestKey, &StoredBody)]) -> Ask {
+    store_bodies(rows, sealed(rows))
+}
+
+fn store_bodies(rows: &[(&RequestKey, &StoredBody)], sealed: Vec<Vec<u8>>) -> Ask {
+    let sizes: Vec<i64> = column(&sealed, |row| row.len() as i64);
+    let expiries: Vec<i64> = column(rows, |(_, body)| number(body.expires_at.0));
+    scoped(PUT_BODIES, rows.iter().map(|(key, _)| *key)).with(expiries).with(sizes).with(sealed)
 }

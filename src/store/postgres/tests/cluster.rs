@@ -44,6 +44,11 @@ impl Cluster {
         &self.server.folder
     }
 
+    /// Sends a signal to all processes of the server.
+    pub fn signal(&self, name: &str) {
+        self.server.signal(name);
+    }
+
     /// A place without a ledger: a schema of its own.
     pub fn place(&self) -> PostgresConfig {
         static NEXT: AtomicU64 = AtomicU64::new(0);

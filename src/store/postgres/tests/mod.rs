@@ -7,9 +7,12 @@ mod encrypted;
 mod faults;
 mod kill;
 mod model;
+mod moving;
 mod node;
 mod nodes;
+mod outages;
 mod proxy;
+mod refusals;
 mod server_process;
 
 use super::PostgresBackend;

@@ -62,6 +62,11 @@ impl Node {
         self.writer.look_at_others();
     }
 
+    /// What the writer does once a minute with what audits found.
+    pub fn seal(&self) {
+        self.writer.seal().unwrap();
+    }
+
     pub fn sweep(&mut self) {
         while self.writer.sweep().unwrap() {}
     }

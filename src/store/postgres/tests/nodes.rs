@@ -5,12 +5,13 @@ use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
+use crate::clock::{Clock, SystemClock, UnixMillis};
 use crate::ledger::apply::apply;
 use crate::ledger::{AdmissionRate, AttemptState};
 use crate::store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
 use crate::store::codec::encode;
 use crate::store::tests::*;
-use crate::store::{Store, StoreConfig, StoreError};
+use crate::store::{Limits, Store, StoreConfig, StoreError};
 use std::thread;
 use std::time::Duration;
 
@@ -138,6 +139,36 @@ fn a_violation_that_one_node_finds_stops_all() {
 }
 
 #[test]
+fn one_node_audits_and_the_others_take_over_what_it_found() {
+    const DAY: u64 = 24 * 3_600_000;
+    let Some(cluster) = cluster::shared() else { return };
+    let (place, clock) = (cluster.ledger(), SetClock::default());
+    clock.set(NOW.0);
+    let (mut first, mut second) = (Node::open(&place, &clock), Node::open(&place, &clock));
+    for command in opening(100) {
+        first.apply(command.into()).unwrap();
+    }
+    eventually("the second node leaves it to the first", || {
+        second.look_at_others();
+        second.shared.others_audit()
+    });
+    first.look_at_others();
+    clock.set(NOW.0 + DAY);
+    assert!(first.shared.owes_full_audit(DAY) && !second.shared.owes_full_audit(DAY));
+    assert!(first.shared.audit(&crate::ledger::audit::unpaced).unwrap().ok);
+    first.seal();
+    second.seal();
+    assert_eq!(second.shared.fully_audited_at(), Some(UnixMillis(NOW.0 + DAY)));
+    assert_eq!(second.shared.due_seal(), first.shared.due_seal());
+    clock.set(NOW.0 + 2 * DAY);
+    drop(first);
+    eventually("the second audits once the first is gone", || {
+        second.look_at_others();
+        second.shared.owes_full_audit(DAY)
+    });
+}
+
+#[test]
 fn nodes_with_other_plans_are_refused() {
     let Some(cluster) = cluster::shared() else { return };
     let place = cluster.ledger();
@@ -150,6 +181,42 @@ fn nodes_with_other_plans_are_refused() {
     let other = PostgresBackend::open(&with("b")).unwrap().claim(BootId::generate());
     let Err(StoreError::Unusable(why)) = other else { panic!("{other:?}") };
     assert!(why.contains("\"default\"") && why.contains("on one"), "{why}");
+}
+
+/// Machines whose clocks are two hours apart write one account's journal by the database's time.
+#[test]
+fn the_database_s_time_counts_whatever_the_machines_show() {
+    const HOUR: u64 = 3_600_000;
+    let Some(cluster) = cluster::shared() else { return };
+    let (config, began) = (StoreConfig::Postgres(cluster.ledger()), SystemClock.now());
+    let stores = [began.0 - HOUR, began.0 + HOUR].map(|shown| {
+        let clock = SetClock::default();
+        clock.set(shown);
+        Store::open(&config, std::sync::Arc::new(clock), Limits::default()).unwrap()
+    });
+    for command in opening(1_000) {
+        stores[1].submit_blocking(command).unwrap();
+    }
+    // Their clocks stand still, and what they know of the database's is renewed.
+    thread::sleep(Duration::from_millis(400));
+    for number in 1..=6 {
+        let store = &stores[number as usize % 2];
+        store.submit_blocking(admit(number, number, store.boot(), 1)).unwrap();
+        store.submit_blocking(settle(number, number, 1)).unwrap();
+    }
+    let ended = SystemClock.now();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let entries = runtime.block_on(async {
+        stores[0].read().await.unwrap().entries(AccountId(id(1)), 0, 100).await.unwrap()
+    });
+    assert_eq!(entries.len(), 13);
+    assert!(entries.is_sorted_by_key(|entry| entry.at));
+    let around = began.0 - 100..=ended.0 + 100;
+    assert!(entries.iter().all(|entry| around.contains(&entry.at.0)), "{around:?} {entries:?}");
+    for store in &stores {
+        assert!(around.contains(&store.now().0), "it judges expiry by the same time");
+        assert!(store.audit().unwrap().ok);
+    }
 }
 
 #[test]
@@ -180,8 +247,8 @@ fn tables_of_an_earlier_build_are_extended_once_no_node_uses_them() {
     let place = cluster.ledger();
     let store = Store::open_briefly(
         &StoreConfig::Postgres(place.clone()),
-        std::sync::Arc::new(crate::clock::SystemClock),
-        crate::store::Limits::default(),
+        std::sync::Arc::new(SystemClock),
+        Limits::default(),
     );
     for command in opening(100) {
         store.as_ref().unwrap().submit_blocking(command).unwrap();

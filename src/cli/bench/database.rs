@@ -1,0 +1,73 @@
+//! Measures durable admissions and settlements in a database, where several nodes may share the
+//! ledger.
+
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
+
+use super::Arguments;
+use super::figures::{Column, show as show_number, show_percentiles, table};
+use super::ledger::{Client, measure, open_accounts};
+use crate::cli::support::context::Context;
+use crate::cli::support::output::{CommandError, CommandResult};
+use crate::cli::support::progress::TaskProgress;
+use crate::clock::SystemClock;
+use crate::node;
+use crate::server::operator::Operator;
+use crate::store::{Limits, Store, StoreConfig};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Seconds that each number of clients is measured for by default.
+const SECONDS: u64 = 3;
+
+pub(super) async fn run(
+    context: &Context,
+    url: &str,
+    arguments: &Arguments,
+) -> CommandResult<Value> {
+    let place = node::ledger::database(url, &context.data_dir, &context.config)?;
+    let scratch = Store::init_scratch(&place).map_err(CommandError::new)?;
+    let mut own = scratch.place.clone();
+    // Nodes of one process cannot lock one folder each.
+    own.folder = None;
+    let nodes = open_nodes(&StoreConfig::Postgres(own), arguments.nodes)?;
+    let operator = Operator::of_store(&nodes[0], &context.config);
+    let payers = open_accounts(&operator, arguments.accounts).await?;
+    let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
+    let mut levels = Vec::new();
+    for &clients in &arguments.clients {
+        let progress = TaskProgress::steps(format!("{clients} clients at each node"));
+        let until = Instant::now() + span;
+        let client =
+            |store: &Store| Client { store: store.clone(), payers: Arc::clone(&payers), until };
+        let all = nodes.iter().flat_map(|store| vec![client(store); clients]).collect();
+        levels.push(measure(all).await.map_err(CommandError::new)?.0);
+        progress.clear();
+    }
+    let audit = nodes[0].audit().map_err(CommandError::new)?;
+    drop(nodes);
+    Ok(json!({ "nodes": arguments.nodes, "accounts": arguments.accounts, "levels": levels,
+               "audit_ok": audit.ok }))
+}
+
+fn open_nodes(config: &StoreConfig, count: u8) -> CommandResult<Vec<Store>> {
+    let open = |_| Store::open(config, Arc::new(SystemClock), Limits::default());
+    (0..count).map(open).collect::<Result<_, _>>().map_err(CommandError::new)
+}
+
+const COLUMNS: &[Column] = &[
+    ("CLIENTS", "clients", ToString::to_string),
+    ("PAIRS/S", "pairs_per_second", show_number),
+    ("PAIR MS p50 / p90 / p99", "pair_ms", show_percentiles),
+];
+
+pub(super) fn show(document: &Value) -> String {
+    let sound = if document["audit_ok"] == true { "sound" } else { "NOT SOUND" };
+    format!(
+        "durable admissions and settlements in a database: {} nodes, {} accounts\n{}the ledger is {sound} \
+         afterwards\n",
+        document["nodes"],
+        document["accounts"],
+        table(&document["levels"], COLUMNS)
+    )
+}
