@@ -253,15 +253,12 @@ impl<'a> GgufConfigKeys<'a> {
         let prefix = format!("{}.", self.architecture);
         let ignored =
             |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));
-        let split =
-            self.file.metadata.get("split.count").and_then(Value::as_usize).filter(|n| *n > 1);
         let unknown = self
             .file
             .metadata
             .keys()
             .filter(|k| k.starts_with(&prefix) && !self.used.contains(*k) && !ignored(k));
-        let unknown: Vec<&str> =
-            unknown.map(String::as_str).chain(split.map(|_| "split.count")).collect();
+        let unknown: Vec<&str> = unknown.map(String::as_str).collect();
         if unknown.is_empty() {
             return Ok(());
         }
