@@ -692,7 +692,7 @@ def converted(folder):
     }
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     extra = {
-        name: data.tolist()
+        name: data.reshape(-1).tolist()
         for name, data in tensors.items()
         if name.startswith("rope") or name.endswith("ssm_a")
     }
