@@ -69,6 +69,17 @@ def delta_rule(key_heads, value_heads, dims=(16, 16), taps=4):
     )
 
 
+def mamba(heads, groups, **more):
+    return dict(
+        mamba_n_heads=heads,
+        mamba_d_head=2 * SHAPE["hidden_size"] // heads,
+        mamba_n_groups=groups,
+        mamba_d_state=16,
+        mamba_chunk_size=8,
+        **more,
+    )
+
+
 def layer_types(*types):
     return dict(layer_types=list(types))
 
@@ -121,6 +132,19 @@ GPT_OSS_ROPE = rope(
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1_000_000.0},
+}
+
+OLMO3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 500_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.2,
+    },
 }
 
 # name, model type, dtype of the weights, whether a GGUF file can say all of it, settings
@@ -348,6 +372,127 @@ CASES = [
         | layer_types("full_attention", "linear_attention", "linear_attention")
         | rope("default", partial_rotary_factor=0.5),
     ),
+    (
+        "qwen3.5-moe",
+        "qwen3_5_moe_text",
+        "BF16",
+        True,
+        dict(
+            num_hidden_layers=4,
+            head_dim=32,
+            shared_expert_intermediate_size=48,
+            **delta_rule(2, 4),
+            **experts(6, 2),
+        )
+        | MROPE,
+    ),
+    (
+        "glm4-moe",
+        "glm4_moe",
+        "BF16",
+        True,
+        dict(
+            head_dim=16,
+            use_qk_norm=True,
+            attention_bias=True,
+            routed_scaling_factor=1.5,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+        )
+        | rope("default", 1_000_000.0, partial_rotary_factor=0.5),
+    ),
+    (
+        "glm4-moe-groups",
+        "glm4_moe",
+        "F32",
+        True,
+        dict(
+            head_dim=32,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=2,
+            norm_topk_prob=False,
+            first_k_dense_replace=2,
+            n_routed_experts=12,
+            num_experts_per_tok=4,
+            moe_intermediate_size=24,
+            num_hidden_layers=4,
+        )
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    (
+        "granite-hybrid",
+        "granitemoehybrid",
+        "F32",
+        True,
+        dict(
+            num_hidden_layers=4,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            shared_intermediate_size=48,
+            position_embedding_type="nope",
+            **mamba(8, 2),
+        )
+        | layer_types("mamba", "mamba", "attention", "mamba")
+        | GRANITE,
+    ),
+    (
+        "granite-hybrid-dense",
+        "granitemoehybrid",
+        "BF16",
+        True,
+        dict(
+            num_local_experts=0,
+            shared_intermediate_size=96,
+            tie_word_embeddings=True,
+            **mamba(4, 1, mamba_conv_bias=False, mamba_d_conv=3),
+        )
+        | layer_types("attention", "mamba", "mamba")
+        | GRANITE,
+    ),
+    (
+        "granite-hybrid-rotated",
+        "granitemoehybrid",
+        "F32",
+        False,
+        dict(
+            num_local_experts=4,
+            num_experts_per_tok=3,
+            shared_intermediate_size=40,
+            attention_bias=True,
+            position_embedding_type="rope",
+            **mamba(2, 2),
+        )
+        | layer_types("mamba", "attention", "attention")
+        | GRANITE,
+    ),
+    ("olmo2", "olmo2", "F32", True, rope("default", 500_000.0) | NO_IDS),
+    (
+        "olmo2-odd",
+        "olmo2",
+        "BF16",
+        False,
+        dict(attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1)
+        | rope("linear", factor=2.0)
+        | NO_IDS,
+    ),
+    (
+        "olmo3",
+        "olmo3",
+        "BF16",
+        True,
+        dict(num_hidden_layers=5, sliding_window=8, rope_parameters=OLMO3_ROPE) | NO_IDS,
+    ),
+    (
+        "olmo3-odd",
+        "olmo3",
+        "F32",
+        False,
+        dict(sliding_window=6, attention_bias=True, num_key_value_heads=4)
+        | layer_types("full_attention", "sliding_attention", "sliding_attention")
+        | NO_IDS,
+    ),
     ("gpt-oss", "gpt_oss", "F32", True, GPT_OSS | GPT_OSS_ROPE),
     ("gpt-oss-mxfp4", "gpt_oss", "BF16", True, GPT_OSS | GPT_OSS_ROPE),
     (
@@ -447,6 +592,15 @@ def older_lfm2(config):
     )
 
 
+# The words that versions before 5 had for the types of layers.
+OLDER_TYPES = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def older_hybrid(config):
+    config.pop("time_step_limit", None)
+    return config | dict(layer_types=[OLDER_TYPES[kind] for kind in config["layer_types"]])
+
+
 def older(config):
     """The same settings as versions of transformers before 5 wrote them."""
     config = dict(config)
@@ -456,19 +610,24 @@ def older(config):
         return config | {"text_config": older(config["text_config"])}
     if config["model_type"] == "lfm2":
         config = older_lfm2(config)
+    if config["model_type"] == "granitemoehybrid":
+        config = older_hybrid(config)
     parameters = config.pop("rope_parameters")
-    if "full_attention" in parameters:
-        config["rope_local_base_freq"], parameters = (
+    nested = "full_attention" in parameters
+    if nested:
+        theta, parameters = (
             parameters["sliding_attention"]["rope_theta"],
             parameters["full_attention"],
         )
+        if config["model_type"] != "olmo3":  # its layers have one base
+            config["rope_local_base_freq"] = theta
     config["rope_theta"] = parameters["rope_theta"]
     scaling = {
         key: value for key, value in parameters.items() if key not in ("rope_theta", "rope_type")
     }
-    if config["model_type"] == "qwen3_5_text":
+    if "partial_rotary_factor" in scaling and config["model_type"] != "phi3":
         config["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
-    kind = "rope_type" if "rope_local_base_freq" in config else "type"
+    kind = "rope_type" if nested else "type"
     config["rope_scaling"] = {kind: parameters["rope_type"], **scaling} if scaling else None
     if (
         "max_window_layers" in config
@@ -513,6 +672,10 @@ def converted(folder):
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []})
     )
+    written = json.dumps(config)
+    if config["model_type"] == "granitemoehybrid":
+        # The converter knows the older words only.
+        (folder / "config.json").write_text(json.dumps(older_hybrid(config)))
     converter = get_model_class(config["architectures"][0], mmproj=False)
     converter.no_mtp = True  # the models have no heads that predict further tokens
     out = folder / "model.gguf"
@@ -520,6 +683,7 @@ def converted(folder):
         "Writer", (converter,), {"set_vocab": lambda self: None, "model_arch": converter.model_arch}
     )(folder, gguf.LlamaFileType.ALL_F32, out)
     writer.write()
+    (folder / "config.json").write_text(written)
     reader = gguf.GGUFReader(out)
     metadata = {
         key: field.contents()
@@ -528,7 +692,7 @@ def converted(folder):
     }
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     extra = {
-        name: data.tolist()
+        name: data.reshape(-1).tolist()
         for name, data in tensors.items()
         if name.startswith("rope") or name.endswith("ssm_a")
     }
@@ -539,7 +703,9 @@ def converted(folder):
 
 
 def case(name, kind, dtype, in_gguf, settings, folder):
-    shape = {} if "text_config" in settings else SHAPE
+    shape = {} if "text_config" in settings else dict(SHAPE)
+    if kind == "qwen3_5_moe_text":
+        del shape["intermediate_size"]  # no layer has a dense MLP
     config = AutoConfig.for_model(kind, **(shape | settings))
     config.dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
     empty = AutoModelForCausalLM.from_config(config)

@@ -1,8 +1,8 @@
 //! The shape of a decoder, independent of the file format it was read from.
 
-use cresset_kernels::experts::MAX_CHOSEN;
+use cresset_kernels::experts::{MAX_CHOSEN, MAX_GROUPS};
 use cresset_kernels::gpu::Kind;
-use cresset_kernels::recurrence::DeltaShape;
+use cresset_kernels::recurrence::{DeltaShape, ScanShape};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -47,12 +47,33 @@ pub struct MixtureConfig {
     pub chosen: usize,
     /// The width of an expert between its matrices.
     pub intermediate_size: usize,
+    pub scoring: RouterScoring,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalise: bool,
-    /// The same width of an expert that computes every token, if there is one.
-    pub shared: Option<usize>,
+    /// By which they are then multiplied.
+    pub scale: f32,
+    /// An expert that computes every token, if there is one.
+    pub shared: Option<SharedConfig>,
     /// For each layer of the model, whether it has experts.
     pub layers: Vec<bool>,
+}
+
+/// The weights of experts, by which they are chosen too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoring {
+    /// The softmax of the router's scores.
+    Softmax,
+    /// Their sigmoids. Experts are chosen by the sums of these and of biases, in the best `kept` of
+    /// `groups` groups.
+    Sigmoid { groups: usize, kept: usize },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedConfig {
+    /// The width of the expert between its matrices.
+    pub width: usize,
+    /// Whether its result is multiplied by the sigmoid of a score of its own.
+    pub gated: bool,
 }
 
 /// Layers that carry a state of fixed size from token to token, in place of keys and values.
@@ -63,12 +84,29 @@ pub struct Recurrent {
     pub layers: Vec<bool>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecurrentKind {
     /// A gated convolution of so many taps, over the hidden size.
     ShortConv { taps: usize },
     /// The gated delta rule, over the results of a convolution of so many taps.
     DeltaRule { shape: DeltaShape, taps: usize },
+    /// The selective scan, over the same.
+    SelectiveScan(ScanConfig),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScanConfig {
+    pub shape: ScanShape,
+    /// The taps of the convolution, and whether it has biases.
+    pub taps: usize,
+    pub conv_bias: bool,
+    /// The least step and the largest.
+    pub step_limits: [f32; 2],
+    /// The epsilon of the norm of the results.
+    pub norm_eps: f32,
+    /// Whether the file has the rates by which heads forget, and not the logarithms of what they
+    /// are less than zero.
+    pub stores_rate: bool,
 }
 
 /// Layers whose queries see only the most recent tokens.
@@ -171,6 +209,9 @@ impl RecurrentKind {
         match self {
             Self::ShortConv { taps } => [(taps - 1) * hidden_size, 0],
             Self::DeltaRule { shape, taps } => [(taps - 1) * shape.width(), shape.state_len()],
+            Self::SelectiveScan(ScanConfig { shape, taps, .. }) => {
+                [(taps - 1) * shape.width(), shape.state_len()]
+            }
         }
     }
 }
@@ -236,17 +277,21 @@ impl ModelConfig {
 
 impl Recurrent {
     fn check(&self, config: &ModelConfig) -> Result<(), String> {
-        let (taps, sizes) = match self.kind {
-            RecurrentKind::ShortConv { taps } => (taps, [1; 4]),
+        let (taps, sizes, divides) = match self.kind {
+            RecurrentKind::ShortConv { taps } => (taps, [1; 4], true),
             RecurrentKind::DeltaRule { shape, taps } => {
                 let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
-                (taps, [key_heads, value_heads / key_heads.max(1), key_dim, value_dim])
+                let divides = key_heads > 0 && value_heads.is_multiple_of(key_heads);
+                (taps, [key_heads, value_heads, key_dim, value_dim], divides)
             }
-        };
-        let divides = match self.kind {
-            RecurrentKind::ShortConv { .. } => true,
-            RecurrentKind::DeltaRule { shape, .. } => {
-                shape.key_heads > 0 && shape.value_heads.is_multiple_of(shape.key_heads)
+            RecurrentKind::SelectiveScan(ScanConfig {
+                shape, taps, step_limits, norm_eps, ..
+            }) => {
+                let ScanShape { heads, head_dim, groups, state_dim } = shape;
+                let [least, most] = step_limits;
+                let divides = groups > 0 && heads.is_multiple_of(groups);
+                let fits = divides && least <= most && positive(norm_eps);
+                (taps, [heads, head_dim, groups, state_dim], fits)
             }
         };
         let sound = (2..=MAX_TAPS).contains(&taps)
@@ -265,10 +310,30 @@ impl Recurrent {
     }
 }
 
+impl RouterScoring {
+    fn check(self, experts: usize, chosen: usize) -> Result<(), String> {
+        let Self::Sigmoid { groups, kept } = self else { return Ok(()) };
+        let fits = (1..=groups.min(MAX_GROUPS)).contains(&kept)
+            && experts.is_multiple_of(groups)
+            && experts / groups * kept >= chosen;
+        let refuse = || {
+            format!(
+                "{chosen} of {experts} experts in {kept} of {groups} groups, of which at most \
+                 {MAX_GROUPS} can be"
+            )
+        };
+        if fits { Ok(()) } else { Err(refuse()) }
+    }
+}
+
 impl MixtureConfig {
     fn check(&self, layers: usize) -> Result<(), String> {
         let &Self { experts, chosen, intermediate_size, shared, .. } = self;
-        let widths = [intermediate_size, shared.unwrap_or(1)];
+        let widths = [intermediate_size, shared.map_or(1, |shared| shared.width)];
+        self.scoring.check(experts, chosen)?;
+        if !positive(self.scale) {
+            return Err("the factor of the experts' weights must be positive".into());
+        }
         let sound = (1..=MAX_EXPERTS).contains(&experts)
             && (1..=experts.min(MAX_CHOSEN)).contains(&chosen)
             && widths.iter().all(|width| (1..=MAX_WIDTH).contains(width))

@@ -36,7 +36,7 @@ pub struct LayerCache<'a, M: OpMemory> {
 pub struct LayerStates<'a, M: OpMemory> {
     /// `[slots, taps - 1, channels]`: the last inputs of its convolution.
     pub conv: M::View<'a>,
-    /// `[slots, …]`: what its delta rule remembers; empty without one.
+    /// `[slots, …]`: what its delta rule or its scan remembers; empty without one.
     pub memory: M::View<'a>,
 }
 

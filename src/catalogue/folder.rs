@@ -213,10 +213,11 @@ impl ReleaseFolder {
     }
 }
 
-/// The files of a model, taken as they are: one GGUF file, or those of a folder.
+/// The files of a model, taken as they are: one GGUF file or its shards in order, or those of a
+/// folder.
 pub(super) fn source_of(files: &[PathBuf]) -> ModelSource {
     match files {
-        [file] if is_gguf(&file.to_string_lossy()) => ModelSource::gguf(file.clone()),
+        [file, ..] if is_gguf(&file.to_string_lossy()) => ModelSource::gguf(file.clone()),
         _ => {
             let folder = files.first().and_then(|file| file.parent());
             ModelSource::hf_folder(folder.unwrap_or(Path::new("")).to_owned())

@@ -82,8 +82,9 @@ const TABLE: &[NamedCuts] = &[
     named(&["smollm", "starcoder", "refact"], &[EachDigit, Gpt2]),
     named(&["command-r"], &[EachDigit, Gpt2]).after_nfc(),
     named(&["falcon"], &[Marks, Gpt2, AllDigits, Pattern("[0-9][0-9][0-9]")]),
-    named(&["llama3", "llama-v3", "llama-bpe", "lfm2"], &[Pattern(LLAMA3)]).ignoring_merges(),
-    named(&["dbrx"], &[Pattern(LLAMA3)]),
+    named(&["llama3", "llama-v3", "llama-bpe", "lfm2", "glm4"], &[Pattern(LLAMA3)])
+        .ignoring_merges(),
+    named(&["dbrx", "chatglm-bpe"], &[Pattern(LLAMA3)]),
     named(&["qwen2"], &[Pattern(QWEN2)]).after_nfc(),
     named(&["qwen35"], &[Pattern(QWEN35)]).after_nfc(),
     named(&["deepseek-r1-qwen"], &[Pattern(QWEN2)]),
@@ -191,6 +192,7 @@ mod tests {
         check("gpt-2", "It's 1234  ok\n\nx", "It|'s|Ġ1234|Ġ|Ġok|Ċ|Ċ|x");
         check("smollm", "It's 1234  ok", "It|'s|Ġ|1|2|3|4|Ġ|Ġok");
         check("llama-bpe", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|123|4|Ġ|Ġok|!ĊĊ|x");
+        check("glm4", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|123|4|Ġ|Ġok|!ĊĊ|x");
         check("qwen2", "IT'S 1234  ok!\n\nx", "IT|'S|Ġ|1|2|3|4|Ġ|Ġok|!ĊĊ|x");
         check("qwen2", "e\u{301}", "Ã©");
         check("deepseek-r1-qwen", "e\u{301}", "e|Ìģ");
@@ -213,6 +215,8 @@ mod tests {
         };
         check("llama-bpe", true);
         check("lfm2", true);
+        check("glm4", true);
+        check("chatglm-bpe", false);
         check("tekken", true);
         check("smollm", false);
         check("qwen2", false);

@@ -3,7 +3,7 @@
 use crate::case::{Case, TOLERANCE, f32s};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
-use cresset_kernels::experts::{ExpertLinearArgs, Experts, RouteArgs, Routes};
+use cresset_kernels::experts::{ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, View};
 use cresset_kernels::operand::MatrixView;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ impl Routing {
         let &Self { experts, chosen, .. } = self;
         let (weights, plan) = (self.weights.view(), self.plan.view());
         let routes = Routes { experts, chosen, weights, plan };
-        RouteArgs { scores: self.scores.view(), normalise: true, routes }
+        let (scores, scoring) = (self.scores.view(), RouteScoring::Softmax);
+        RouteArgs { scores, scoring, normalise: true, scale: 1.0, routes }
     }
 
     /// The experts of a row, ascending.

@@ -46,13 +46,35 @@ impl<V: Operand> Routes<V> {
     }
 }
 
-/// Softmax of the scores, of which the largest are kept.
+/// Most groups that experts may be in: a device has a lane of a warp for each.
+pub const MAX_GROUPS: usize = 32;
+
+/// What a router's scores become, and which experts are chosen by them.
+#[derive(Clone, Copy, Debug)]
+pub enum RouteScoring<V> {
+    /// Weights are the softmax of all scores. The experts with the largest are chosen.
+    Softmax,
+    /// Weights are the sigmoids of the scores. An expert is chosen by the sum of its weight and its
+    /// bias, among the experts of the groups that are kept: of `groups` equal ones those in which
+    /// the two largest sums together are largest. DeepSeek-AI 2024, "DeepSeek-V3".
+    Sigmoid {
+        /// `[experts]` f32
+        bias: V,
+        groups: usize,
+        kept: usize,
+    },
+}
+
+/// The experts with the largest scores, and how much each counts.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteArgs<V> {
     /// `[n, experts]` f32: the logits of the router.
     pub scores: V,
+    pub scoring: RouteScoring<V>,
     /// Whether the weights of a row are divided by their sum.
     pub normalise: bool,
+    /// By which the weights are then multiplied.
+    pub scale: f32,
     /// Written; its two buffers share no memory with each other or with `scores`.
     pub routes: Routes<V>,
 }
@@ -66,6 +88,19 @@ impl<V: Operand> RouteArgs<V> {
         ensure(op, fits, || format!("{:?} for {n} rows of {experts}", self.scores))?;
         distinct(op, weights, &[self.scores, plan])?;
         distinct(op, plan, &[self.scores])?;
+        if let RouteScoring::Sigmoid { bias, groups, kept } = self.scoring {
+            let chosen = self.routes.chosen;
+            let fits = bias.kind() == Kind::F32
+                && bias.len() == experts
+                && (1..=groups.min(MAX_GROUPS)).contains(&kept)
+                && experts.is_multiple_of(groups)
+                && experts / groups * kept >= chosen;
+            ensure(op, fits, || {
+                format!("{chosen} of {experts} experts, {bias:?}, in {kept} of {groups} groups")
+            })?;
+            distinct(op, weights, &[bias])?;
+            distinct(op, plan, &[bias])?;
+        }
         Ok(n)
     }
 }
@@ -126,7 +161,7 @@ pub struct SharedExpert<V> {
     /// `[n, width]`: its results.
     pub x: V,
     /// `[n]` f32: each result is multiplied by the sigmoid of this.
-    pub gate: V,
+    pub gate: Option<V>,
 }
 
 /// `out[i] = Σ_j weights[i, j] * x[i * chosen + j]`, and then the shared expert's part, if there is
@@ -158,10 +193,10 @@ impl<V: Operand> CombineArgs<V> {
         if let Some(SharedExpert { x: shared, gate }) = shared {
             let fits = shared.kind() == x.kind()
                 && shared.len() == out.len()
-                && gate.kind() == Kind::F32
-                && gate.len() == n;
+                && gate.is_none_or(|gate| gate.kind() == Kind::F32 && gate.len() == n);
             ensure(op, fits, || format!("a shared expert {shared:?}, {gate:?} for {out:?}"))?;
-            distinct(op, out, &[shared, gate])?;
+            distinct(op, out, &[shared])?;
+            gate.map_or(Ok(()), |gate| distinct(op, out, &[gate]))?;
         }
         Ok((n, width))
     }

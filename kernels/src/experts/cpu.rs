@@ -6,7 +6,9 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes, SharedExpert};
+use super::{
+    CombineArgs, ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes, SharedExpert,
+};
 use crate::linear::run_chosen;
 use crate::operand::TensorView;
 use crate::simd::{Isa, Lanes, vectorised};
@@ -23,6 +25,14 @@ impl Experts for Compute {
         let n = args.check(OP)?;
         let Routes { experts, chosen, weights, plan } = args.routes;
         let scores = read::<f32>(OP, args.scores)?;
+        let sigmoid = match args.scoring {
+            RouteScoring::Softmax => None,
+            RouteScoring::Sigmoid { bias, groups, kept } => {
+                Some((read::<f32>(OP, bias)?, [groups, kept]))
+            }
+        };
+        let sigmoid = sigmoid.as_ref().map(|(bias, groups)| (&**bias, *groups));
+        let rule = RouteRule { sigmoid, normalise: args.normalise, scale: args.scale };
         write(OP, weights, |weights: &mut [f32]| {
             write(OP, plan, |plan: &mut [u32]| {
                 let (ids, rest) = plan.split_at_mut(n * chosen);
@@ -34,7 +44,7 @@ impl Experts for Compute {
                     let scores = scores[start / chosen * experts..].chunks_exact(experts);
                     let rows = ids.chunks_exact_mut(chosen).zip(weights.chunks_exact_mut(chosen));
                     for (scores, (ids, weights)) in scores.zip(rows) {
-                        route_row(scores, args.normalise, ids, weights);
+                        route_row(scores, &rule, ids, weights);
                     }
                 });
                 let (begins, order) = rest.split_at_mut(experts + 1);
@@ -65,7 +75,10 @@ impl Experts for Compute {
         let (x, chosen) = (read::<f32>(OP, args.x)?, args.routes.chosen);
         let weights = read::<f32>(OP, args.routes.weights)?;
         let shared = match args.shared {
-            Some(SharedExpert { x, gate }) => Some((read::<f32>(OP, x)?, read::<f32>(OP, gate)?)),
+            Some(SharedExpert { x, gate }) => {
+                let gate = gate.map(|gate| read::<f32>(OP, gate)).transpose()?;
+                Some((read::<f32>(OP, x)?, gate))
+            }
             None => None,
         };
         let rows = (VALUES_PER_TASK / (chosen * width).max(1)).max(1);
@@ -75,7 +88,8 @@ impl Experts for Compute {
                     let weights = &weights[row * chosen..(row + 1) * chosen];
                     let x = &x[row * chosen * width..(row + 1) * chosen * width];
                     let shared = shared.as_ref().map(|(x, gate)| {
-                        (&x[row * width..(row + 1) * width], 1.0 / (1.0 + (-gate[row]).exp()))
+                        let factor = gate.as_ref().map_or(1.0, |gate| sigmoid(gate[row]));
+                        (&x[row * width..(row + 1) * width], factor)
                     });
                     combine_row(Isa::best(), x, weights, shared, out);
                 }
@@ -98,17 +112,60 @@ fn check_plan<'a>(
     Ok((begins, order))
 }
 
+/// How the experts of a row are chosen and weighed.
+struct RouteRule<'a> {
+    /// The biases of sigmoids, and how many groups there are and are kept; `None` is a softmax.
+    sigmoid: Option<(&'a [f32], [usize; 2])>,
+    normalise: bool,
+    scale: f32,
+}
+
+/// Added to a sum of sigmoids by which they are divided: all may be zero.
+const SIGMOID_EPS: f32 = 1e-20;
+
 /// Chooses the experts of a row, and puts them in ascending order.
-fn route_row(scores: &[f32], normalise: bool, ids: &mut [u32], weights: &mut [f32]) {
+fn route_row(scores: &[f32], rule: &RouteRule, ids: &mut [u32], weights: &mut [f32]) {
     if !scores.iter().all(|score| score.is_finite()) {
         ids.iter_mut().zip(0..).for_each(|(id, number)| *id = number);
         weights.fill(f32::NAN);
         return;
     }
-    // The best so far, in descending order of their scores.
+    let all = match rule.sigmoid {
+        None => {
+            choose(scores, ids);
+            let largest = scores[ids[0] as usize];
+            ids.sort_unstable();
+            take(ids, weights, |id| (scores[id] - largest).exp());
+            scores.iter().map(|score| (score - largest).exp()).sum()
+        }
+        Some((bias, groups)) => {
+            let sigmoids: Vec<f32> = scores.iter().map(|score| sigmoid(*score)).collect();
+            let mut ranks: Vec<f32> = sigmoids.iter().zip(bias).map(|(s, bias)| s + bias).collect();
+            keep_groups(&mut ranks, groups);
+            choose(&ranks, ids);
+            ids.sort_unstable();
+            take(ids, weights, |id| sigmoids[id]);
+            1.0
+        }
+    };
+    let eps = if rule.sigmoid.is_some() { SIGMOID_EPS } else { 0.0 };
+    let sum = if rule.normalise { weights.iter().sum::<f32>() + eps } else { all };
+    weights.iter_mut().for_each(|weight| *weight = *weight / sum * rule.scale);
+}
+
+fn take(ids: &[u32], weights: &mut [f32], of: impl Fn(usize) -> f32) {
+    weights.iter_mut().zip(ids).for_each(|(weight, id)| *weight = of(*id as usize));
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The numbers of the largest values, in descending order.
+fn choose(values: &[f32], ids: &mut [u32]) {
     let mut found = 0;
-    for (id, score) in (0..).zip(scores) {
-        let better = |other: &u32| scores[*other as usize] >= *score;
+    for (id, value) in (0..).zip(values) {
+        let better = |other: &u32| values[*other as usize] >= *value;
         let place = ids[..found].partition_point(better);
         if place < ids.len() {
             found = (found + 1).min(ids.len());
@@ -116,18 +173,28 @@ fn route_row(scores: &[f32], normalise: bool, ids: &mut [u32], weights: &mut [f3
             ids[place] = id;
         }
     }
-    let largest = scores[ids[0] as usize];
-    ids.sort_unstable();
-    for (weight, id) in weights.iter_mut().zip(&*ids) {
-        *weight = (scores[*id as usize] - largest).exp();
+}
+
+/// Makes the ranks of all groups but the best ones too low to be chosen.
+fn keep_groups(ranks: &mut [f32], [groups, kept]: [usize; 2]) {
+    if kept == groups {
+        return;
     }
-    let sum: f32 = if normalise {
-        weights.iter().sum()
-    } else {
-        scores.iter().map(|score| (score - largest).exp()).sum()
+    let size = ranks.len() / groups;
+    let two_best = |ranks: &[f32]| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for rank in ranks {
+            (first, second) = (first.max(*rank), second.max(first.min(*rank)));
+        }
+        if size > 1 { first + second } else { first }
     };
-    for weight in weights {
-        *weight /= sum;
+    let best: Vec<f32> = ranks.chunks_exact(size).map(two_best).collect();
+    let mut order = vec![0; kept];
+    choose(&best, &mut order);
+    for (group, ranks) in (0..).zip(ranks.chunks_exact_mut(size)) {
+        if !order.contains(&group) {
+            ranks.fill(f32::NEG_INFINITY);
+        }
     }
 }
 

@@ -5,7 +5,8 @@
 //   the best score behind the one found last (of equal scores that of the smaller number), so no
 //   list of what is taken is needed; the scores come from the first-level cache after the first
 //   round. Lane j keeps the j-th choice; the lanes then exchange places to ascend by expert. A row
-//   with a score that is not finite gets the first experts, and weights that are NaN.
+//   with a score that is not finite gets the first experts, and weights that are NaN. With biases,
+//   weights are sigmoids, computed anew in each round, and lane g first ranks the g-th group.
 //   Bytes: 4 n experts read. 8 of 128 experts are 9 rounds of 4 scores a lane and a warp's
 //   reduction: latency, about 2 us.
 // group_choices: a warp for each expert. Its choices begin behind those of smaller experts, so it
@@ -20,9 +21,9 @@
 //   step of decode reads each weight once in 16-byte vectors. A prefill reads an expert's weights
 //   once for 8 rows and computes with plain multiply-adds: simple, not fast. Tiles of tensor cores
 //   as in linear/gemm are the next step for it. Not measured yet.
-// combine: out[i] = Σ_j weights[i, j] x[i chosen + j], j ascending, then sigmoid(gate[i]) of the
-//   shared expert's row. Grid: (n, width / (128 threads × one 16-byte vector)). Bytes: (chosen + 1
-//   + 1 if shared) n width elements, each once.
+// combine: out[i] = Σ_j weights[i, j] x[i chosen + j], j ascending, then sigmoid(gate[i]), or 1
+//   without gates, of the shared expert's row. Grid: (n, width / (128 threads × one 16-byte
+//   vector)). Bytes: (chosen + 1 + 1 if shared) n width elements, each once.
 #include "common.cuh"
 
 namespace {
@@ -50,11 +51,44 @@ DEVICE Score warp_best(Score best) {
     return best;
 }
 
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// By what an expert is chosen: its score, or with biases the sum of its sigmoid and its bias, among
+// the groups that are kept.
+struct Ranks {
+    const float *scores, *bias;
+    uint32_t size;    // experts of a group
+    uint32_t groups;  // a bit for each group, set if it is kept
+
+    DEVICE Score at(uint32_t expert) const {
+        if (bias == nullptr) return {scores[expert], expert};
+        bool kept = (groups >> expert / size & 1) != 0;
+        return {kept ? sigmoid(scores[expert]) + bias[expert] : MINUS_INFINITY, expert};
+    }
+};
+
+// The bits of the `kept` best of `count` groups. A lane adds up the two largest sums of a group.
+DEVICE uint32_t best_groups(const Ranks& all, uint32_t count, uint32_t kept) {
+    float first = MINUS_INFINITY, second = MINUS_INFINITY;
+    for (uint32_t i = 0; lane() < count && i < all.size; i++) {
+        float rank = all.at(lane() * all.size + i).score;
+        second = fmaxf(second, fminf(first, rank));
+        first = fmaxf(first, rank);
+    }
+    Score mine{all.size > 1 ? first + second : first, lane()};
+    uint32_t better = 0;
+    for (uint32_t j = 0; j < count; j++) {
+        Score other{__shfl_sync(FULL_MASK, mine.score, j), j};
+        better += other.is_better_than(mine) ? 1 : 0;
+    }
+    return __ballot_sync(FULL_MASK, lane() < count && better < kept);
+}
+
 // The best score that is worse than `last`, or any if `is_first`.
-DEVICE Score next_best(const float* scores, uint32_t experts, const Score& last, bool is_first) {
+DEVICE Score next_best(const Ranks& ranks, uint32_t experts, const Score& last, bool is_first) {
     Score best{MINUS_INFINITY, FULL_MASK};
     for (uint32_t i = lane(); i < experts; i += WARP) {
-        Score one{scores[i], i};
+        Score one = ranks.at(i);
         if ((is_first || last.is_better_than(one)) && one.is_better_than(best)) best = one;
     }
     return warp_best(best);
@@ -75,30 +109,43 @@ DEVICE float sum_of_all(const float* scores, uint32_t experts, float largest) {
 }
 
 // Chooses a row's experts: lane j < chosen returns the j-th, in no order of experts.
-DEVICE Score choose(const float* scores, uint32_t experts, uint32_t chosen, float& largest) {
+DEVICE Score choose(const Ranks& ranks, uint32_t experts, uint32_t chosen, float& largest) {
     Score mine{0.0f, FULL_MASK}, last{0.0f, 0};
     for (uint32_t j = 0; j < chosen; j++) {
-        last = next_best(scores, experts, last, j == 0);
+        last = next_best(ranks, experts, last, j == 0);
         if (j == 0) largest = last.score;
         if (lane() == j) mine = last;
     }
     return mine;
 }
 
-DEVICE void route_row(const float* scores, uint32_t experts, uint32_t chosen, uint32_t normalise,
+struct Rule {
+    const float* bias;
+    uint32_t groups, kept, normalise;
+    float scale;
+};
+
+DEVICE void route_row(const float* scores, uint32_t experts, uint32_t chosen, const Rule& rule,
     uint32_t* ids, float* weights) {
     if (!all_finite(scores, experts)) {
         if (lane() < chosen) ids[lane()] = lane(), weights[lane()] = __uint_as_float(0x7fc00000u);
         return;
     }
     float largest = 0.0f;
-    Score mine = choose(scores, experts, chosen, largest);
-    float weight = lane() < chosen ? expf(mine.score - largest) : 0.0f;
-    float sum = normalise != 0 ? warp_sum(weight) : sum_of_all(scores, experts, largest);
+    Ranks ranks{scores, rule.bias, experts / rule.groups, FULL_MASK};
+    bool sigmoids = rule.bias != nullptr;
+    if (sigmoids && rule.kept < rule.groups)
+        ranks.groups = best_groups(ranks, rule.groups, rule.kept);
+    Score mine = choose(ranks, experts, chosen, largest);
+    float weight = 0.0f;
+    if (lane() < chosen)
+        weight = sigmoids ? sigmoid(scores[mine.expert]) : expf(mine.score - largest);
+    float sum = warp_sum(weight) + (sigmoids ? 1e-20f : 0.0f);
+    if (rule.normalise == 0) sum = sigmoids ? 1.0f : sum_of_all(scores, experts, largest);
     uint32_t place = 0;
     for (uint32_t j = 0; j < chosen; j++)
         place += __shfl_sync(FULL_MASK, mine.expert, j) < mine.expert ? 1 : 0;
-    if (lane() < chosen) ids[place] = mine.expert, weights[place] = weight / sum;
+    if (lane() < chosen) ids[place] = mine.expert, weights[place] = weight / sum * rule.scale;
 }
 
 template <class T, uint32_t N, uint32_t TOKENS>
@@ -194,7 +241,7 @@ DEVICE void combine_values(const T* x, const float* weights, const T* shared, co
         for (uint32_t v = 0; v < N; v++) sums[v] += weight * to_float(values.at[v]);
     }
     if (shared != nullptr) {
-        float weight = 1.0f / (1.0f + expf(-gate[row]));
+        float weight = gate == nullptr ? 1.0f : sigmoid(gate[row]);
         Vec<T, N> values = load<T, N>(shared + row * width + i);
         for (uint32_t v = 0; v < N; v++) sums[v] += weight * to_float(values.at[v]);
     }
@@ -217,12 +264,13 @@ DEVICE void combine(const T* x, const float* weights, const T* shared, const flo
 }  // namespace
 
 KERNEL __launch_bounds__(128) route_f32(const float* scores, uint32_t n, uint32_t experts,
-    uint32_t chosen, uint32_t normalise, uint32_t* ids, float* weights) {
+    uint32_t chosen, const float* bias, uint32_t groups, uint32_t kept, uint32_t normalise,
+    float scale, uint32_t* ids, float* weights) {
     launch_dependents_and_wait();
     size_t row = blockIdx.x * WARPS + warp();
     if (row >= n) return;
-    route_row(scores + row * experts, experts, chosen, normalise, ids + row * chosen,
-        weights + row * chosen);
+    route_row(scores + row * experts, experts, chosen, Rule{bias, groups, kept, normalise, scale},
+        ids + row * chosen, weights + row * chosen);
 }
 EXPORT(route_f32)
 KERNEL __launch_bounds__(32)

@@ -1,7 +1,7 @@
 //! Launches the kernels of `experts.cu` on a device.
 
 use super::args::ExpertSizes;
-use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
+use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::{ensure, unsupported};
@@ -24,14 +24,20 @@ impl Experts for DeviceOps {
         if n == 0 {
             return Ok(());
         }
-        let RouteArgs { scores, normalise, routes: Routes { experts, chosen, weights, plan } } =
-            *args;
+        let RouteArgs { scores, scoring, normalise, scale, routes } = *args;
+        let Routes { experts, chosen, weights, plan } = routes;
         let [ids, begins, order] = parts(plan, n * chosen, experts);
         let blocks = [n.div_ceil(WARPS) as u32, 1, 1];
         let kernel = "route_f32";
         let choose = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
         let normalise = u32::from(normalise);
-        self.launch(&choose, &args![scores, n, experts, chosen, normalise, ids, weights])?;
+        let (bias, groups, kept) = match scoring {
+            RouteScoring::Softmax => (None, 1, 1),
+            RouteScoring::Sigmoid { bias, groups, kept } => (Some(bias), groups, kept),
+        };
+        let rule = args![bias, groups, kept, normalise, scale];
+        let sizes = args![scores, n, experts, chosen];
+        self.launch(&choose, &[&sizes[..], &rule, &args![ids, weights]].concat())?;
         let blocks = [experts as u32, 1, 1];
         let group = Launch { kernel: "group_choices_u32", blocks, threads: 32, shared_bytes: 0 };
         self.launch(&group, &args![ids, n * chosen, begins, order])
@@ -73,7 +79,7 @@ impl Experts for DeviceOps {
         let parts = width.div_ceil(COMBINE_THREADS * lanes) as u32;
         let blocks = [n as u32, parts, 1];
         let launch = Launch { kernel, blocks, threads: COMBINE_THREADS as u32, shared_bytes: 0 };
-        let (also, gate) = (shared.map(|shared| shared.x), shared.map(|shared| shared.gate));
+        let (also, gate) = (shared.map(|shared| shared.x), shared.and_then(|shared| shared.gate));
         self.launch(&launch, &args![x, weights, also, gate, out, chosen, width])
     }
 }

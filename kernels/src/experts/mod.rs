@@ -13,15 +13,19 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use args::{CombineArgs, ExpertLinearArgs, MAX_CHOSEN, RouteArgs, Routes, SharedExpert};
+pub use args::{
+    CombineArgs, ExpertLinearArgs, MAX_CHOSEN, MAX_GROUPS, RouteArgs, RouteScoring, Routes,
+    SharedExpert,
+};
 
 use crate::Result;
 use crate::operand::OpMemory;
 
 pub trait Experts: OpMemory {
-    /// Chooses the experts of each row: those with the largest scores, and of equal scores the one
-    /// with the smaller number. A row with a score that is NaN or infinite gets weights that are
-    /// NaN, so that its logits become NaN and sampling fails it; other rows are not touched.
+    /// Chooses the experts of each row as [`RouteScoring`] says, and of equal ones, as of equal
+    /// groups, the one with the smaller number. A row with a score that is NaN or infinite gets
+    /// weights that are NaN, so that its logits become NaN and sampling fails it; other rows are
+    /// not touched.
     fn route(&self, args: &RouteArgs<Self::View<'_>>) -> Result<()>;
 
     /// Multiplies each choice's row by the matrix of its expert. An output has the same bits

@@ -48,13 +48,50 @@ fn choose(scores: &[f32], chosen: usize) -> Vec<u32> {
     ids
 }
 
-/// The sum of each row's results. `shared`: results of the shared expert and their gates.
+/// The same for weights that are sigmoids: of the `kept` best of `groups` groups, those experts are
+/// chosen whose weight and bias are largest together. The weights are normalised.
+pub fn route_by_sigmoid(
+    scores: &[f32],
+    bias: &[f32],
+    chosen: usize,
+    [groups, kept]: [usize; 2],
+    scale: f32,
+) -> (Vec<u32>, Vec<f32>) {
+    let (mut ids, mut weights) = (Vec::new(), Vec::new());
+    for scores in scores.chunks(bias.len()) {
+        let sigmoids: Vec<f32> = scores.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        let mut ranks: Vec<f32> = sigmoids.iter().zip(bias).map(|(s, bias)| s + bias).collect();
+        let size = bias.len() / groups;
+        let best: Vec<f32> = ranks
+            .chunks(size)
+            .map(|ranks| {
+                let mut sorted = ranks.to_vec();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                sorted.iter().take(2).sum()
+            })
+            .collect();
+        let kept = choose(&best, kept);
+        for (expert, rank) in ranks.iter_mut().enumerate() {
+            if !kept.contains(&((expert / size) as u32)) {
+                *rank = f32::MIN;
+            }
+        }
+        let row = choose(&ranks, chosen);
+        let sum: f32 = row.iter().map(|id| sigmoids[*id as usize]).sum();
+        weights.extend(row.iter().map(|id| sigmoids[*id as usize] / sum * scale));
+        ids.extend(row);
+    }
+    (ids, weights)
+}
+
+/// The sum of each row's results. `shared`: results of the shared expert and their gates, if it has
+/// some.
 pub fn combine(
     x: &[f32],
     weights: &[f32],
     chosen: usize,
     width: usize,
-    shared: Option<(&[f32], &[f32])>,
+    shared: Option<(&[f32], Option<&[f32]>)>,
 ) -> Vec<f32> {
     let mut out = vec![0.0; weights.len() / chosen * width];
     for (row, out) in out.chunks_mut(width).enumerate() {
@@ -65,7 +102,7 @@ pub fn combine(
         }
         if let Some((x, gate)) = shared {
             for (out, x) in out.iter_mut().zip(&x[row * width..]) {
-                *out += x / (1.0 + (-gate[row]).exp());
+                *out += gate.map_or(*x, |gate| x / (1.0 + (-gate[row]).exp()));
             }
         }
     }

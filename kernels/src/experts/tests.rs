@@ -47,7 +47,8 @@ impl Buffers {
         let buffers = Self::new(n, experts, chosen);
         let scores = Tensor::from_slice(scores, (n, experts), &Device::Cpu).unwrap();
         let (scores, routes) = ((&scores).into(), buffers.routes(experts, chosen));
-        c.route(&RouteArgs { scores, normalise, routes }).unwrap();
+        let scoring = RouteScoring::Softmax;
+        c.route(&RouteArgs { scores, scoring, normalise, scale: 1.0, routes }).unwrap();
         buffers
     }
 }
@@ -68,6 +69,63 @@ fn routes_equal_the_reference() {
             }
         }
     }
+}
+
+/// Rows, experts, chosen; groups, kept.
+pub(super) const GROUPED: [([usize; 3], [usize; 2]); 5] = [
+    ([1, 4, 2], [1, 1]),
+    ([9, 60, 4], [1, 1]),
+    ([20, 64, 6], [8, 3]),
+    ([7, 256, 8], [8, 4]),
+    ([5, 6, 3], [6, 4]),
+];
+
+#[test]
+fn sigmoids_with_biases_equal_the_reference() {
+    for (size @ [n, experts, chosen], groups @ [count, kept]) in GROUPED {
+        let (scores, bias) = (scores(n, experts), random(&[experts], 77));
+        let (ids, weights) =
+            reference::route_by_sigmoid(&scores, &values(&bias), chosen, groups, 2.5);
+        let plain = Tensor::from_slice(&scores, (n, experts), &Device::Cpu).unwrap();
+        for threads in [1, 3] {
+            let got = Buffers::new(n, experts, chosen);
+            let mut args = RouteArgs {
+                scores: (&plain).into(),
+                scoring: RouteScoring::Sigmoid { bias: (&bias).into(), groups: count, kept },
+                normalise: true,
+                scale: 2.5,
+                routes: got.routes(experts, chosen),
+            };
+            Compute::new(threads).route(&args).unwrap();
+            assert_eq!(got.plan.to_vec1::<u32>().unwrap()[..n * chosen], ids, "{size:?}");
+            assert_close(&values(&got.weights), &weights, 1e-6, &format!("{size:?}"));
+            args.normalise = false;
+            Compute::new(threads).route(&args).unwrap();
+            let sigmoid = |(choice, id): (usize, &u32)| {
+                2.5 / (1.0 + (-scores[choice / chosen * experts + *id as usize]).exp())
+            };
+            let weights: Vec<f32> = ids.iter().enumerate().map(sigmoid).collect();
+            assert_close(&values(&got.weights), &weights, 1e-6, &format!("{size:?}"));
+            for (groups, kept) in [(count, count + 1), (experts + 1, 1), (count, 0)] {
+                let scoring = RouteScoring::Sigmoid { bias: (&bias).into(), groups, kept };
+                let wrong = RouteArgs { scoring, ..args };
+                assert!(Compute::new(1).route(&wrong).is_err(), "{kept} of {groups} groups");
+            }
+        }
+    }
+}
+
+/// Sigmoids that are all zero have weights of zero and not NaN.
+#[test]
+fn sigmoids_may_all_vanish() {
+    let (scores, bias) = (vec![-200.0; 4], poisoned(&[4]).zeros_like().unwrap());
+    let scores = Tensor::from_vec(scores, (1, 4), &Device::Cpu).unwrap();
+    let got = Buffers::new(1, 4, 2);
+    let (scores, routes) = ((&scores).into(), got.routes(4, 2));
+    let scoring = RouteScoring::Sigmoid { bias: (&bias).into(), groups: 1, kept: 1 };
+    let args = RouteArgs { scores, scoring, normalise: true, scale: 1.0, routes };
+    Compute::new(1).route(&args).unwrap();
+    assert_eq!(values(&got.weights), [0.0, 0.0]);
 }
 
 #[test]
@@ -172,9 +230,10 @@ fn sums_equal_the_reference() {
             let buffers = Buffers::routed(&c, &scores(n, experts), size, false);
             let [x, shared] = [random(&[n * chosen, width], 3), random(&[n, width], 4)];
             let gate = random(&[n], 5);
-            for with_shared in [false, true] {
+            for (with_shared, gated) in [(false, false), (true, true), (true, false)] {
                 let out = poisoned(&[n, width]);
-                let (x, views) = (&x, SharedExpert { x: (&shared).into(), gate: (&gate).into() });
+                let gate_view = gated.then(|| (&gate).into());
+                let (x, views) = (&x, SharedExpert { x: (&shared).into(), gate: gate_view });
                 c.combine(&CombineArgs {
                     x: x.into(),
                     routes: buffers.routes(experts, chosen),
@@ -183,7 +242,7 @@ fn sums_equal_the_reference() {
                 })
                 .unwrap();
                 let (also, gate) = (values(&shared), values(&gate));
-                let also = with_shared.then_some((&also[..], &gate[..]));
+                let also = with_shared.then_some((&also[..], gated.then_some(&gate[..])));
                 let weights = values(&buffers.weights);
                 let want = reference::combine(&values(x), &weights, chosen, width, also);
                 assert_close(&values(&out), &want, 1e-5, &format!("{size:?} of {width}"));
@@ -200,7 +259,8 @@ fn wrong_calls_are_refused() {
     let check = |scores: &Tensor, x: &Tensor, w: &Weight, experts: usize, chosen: usize| {
         let routes = good.routes(experts, chosen);
         let out = poisoned(&[4, 3]);
-        let routed = c.route(&RouteArgs { scores: scores.into(), normalise: true, routes });
+        let (scores, scoring) = (scores.into(), RouteScoring::Softmax);
+        let routed = c.route(&RouteArgs { scores, scoring, normalise: true, scale: 1.0, routes });
         routed.and(c.expert_linear(&ExpertLinearArgs {
             x: x.into(),
             w,

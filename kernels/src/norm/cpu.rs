@@ -6,8 +6,8 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::args::OP;
-use super::{Norm, NormArgs};
+use super::args::{ADD, COLUMNS, OP};
+use super::{AddNormedArgs, Norm, NormArgs, NormColumnsArgs};
 use crate::operand::TensorView;
 use crate::simd::{Isa, LANES, Lanes, vectorised};
 use crate::storage::{Parts, read, write};
@@ -43,6 +43,32 @@ impl Norm for Compute {
             })
         })?
     }
+
+    fn add_normed(&self, args: &AddNormedArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        let &AddNormedArgs { x, delta, weight, eps } = args;
+        let (delta, weight) = (read::<f32>(ADD, delta)?, read::<f32>(ADD, weight)?);
+        let rows = (VALUES_PER_TASK / weight.len()).max(1) * weight.len();
+        write(ADD, x, |x: &mut [f32]| {
+            self.run_chunks(x, rows, |start, x| {
+                add_normed(Isa::best(), x, &delta[start..start + x.len()], &weight, eps);
+            });
+        })
+    }
+
+    fn norm_columns(&self, args: &NormColumnsArgs<TensorView>) -> Result<()> {
+        args.check()?;
+        let &NormColumnsArgs { x, stride, first, weight, eps } = args;
+        let weight = read::<f32>(COLUMNS, weight)?;
+        let rows = (VALUES_PER_TASK / weight.len()).max(1) * stride;
+        write(COLUMNS, x, |x: &mut [f32]| {
+            self.run_chunks(x, rows, |_, x| {
+                for row in x.chunks_exact_mut(stride) {
+                    norm_part(Isa::best(), &mut row[first..first + weight.len()], &weight, eps);
+                }
+            });
+        })
+    }
 }
 
 vectorised! {
@@ -60,11 +86,21 @@ vectorised! {
     ) = add_norm_rows
 }
 
+vectorised! {
+    pub(super) fn add_normed(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32) =
+        add_normed_rows
+}
+
+vectorised! {
+    /// Norms a part of one row, of the length of `weight`.
+    fn norm_part(x: &mut [f32], weight: &[f32], eps: f32) = norm_in_place
+}
+
 #[inline(always)]
 fn norm_rows<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let d = weight.len();
     for (x, out) in x.chunks_exact(d).zip(out.chunks_exact_mut(d)) {
-        let scale = 1.0 / (sum_of_squares::<L>(x) / d as f32 + eps).sqrt();
+        let scale = inverse_rms::<L>(x, eps);
         for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
             *out = x * scale * w;
         }
@@ -87,6 +123,30 @@ fn add_norm_rows<L: Lanes>(
         }
         norm_rows::<L>(residual, weight, eps, out);
     }
+}
+
+#[inline(always)]
+fn add_normed_rows<L: Lanes>(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32) {
+    let d = weight.len();
+    for (x, delta) in x.chunks_exact_mut(d).zip(delta.chunks_exact(d)) {
+        let scale = inverse_rms::<L>(delta, eps);
+        for ((x, delta), w) in x.iter_mut().zip(delta).zip(weight) {
+            *x += delta * scale * w;
+        }
+    }
+}
+
+#[inline(always)]
+fn norm_in_place<L: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = inverse_rms::<L>(x, eps);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x *= scale * w;
+    }
+}
+
+#[inline(always)]
+fn inverse_rms<L: Lanes>(x: &[f32], eps: f32) -> f32 {
+    1.0 / (sum_of_squares::<L>(x) / x.len() as f32 + eps).sqrt()
 }
 
 #[inline(always)]

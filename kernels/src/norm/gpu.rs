@@ -1,6 +1,6 @@
-//! Launches the RMSNorm of `norm.cu` on a device.
+//! Launches the norms of `norm.cu` on a device.
 
-use super::{Norm, NormArgs};
+use super::{AddNormedArgs, Norm, NormArgs, NormColumnsArgs};
 use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
 use crate::{Result, args};
@@ -17,6 +17,31 @@ impl Norm for DeviceOps {
         let blocks = [(x.len() / width) as u32, 1, 1];
         let launch = Launch { kernel, blocks, threads: 256, shared_bytes: 0 };
         self.launch(&launch, &args![x, delta, weight, out, width, eps])
+    }
+
+    fn add_normed(&self, args: &AddNormedArgs<View>) -> Result<()> {
+        args.check()?;
+        let &AddNormedArgs { x, delta, weight, eps } = args;
+        if x.is_empty() {
+            return Ok(());
+        }
+        let kernel = x.kind().kernel("add_normed_f32", "add_normed_bf16");
+        let width = weight.len();
+        let blocks = [(x.len() / width) as u32, 1, 1];
+        let launch = Launch { kernel, blocks, threads: 256, shared_bytes: 0 };
+        self.launch(&launch, &args![x, delta, weight, width, eps])
+    }
+
+    fn norm_columns(&self, args: &NormColumnsArgs<View>) -> Result<()> {
+        args.check()?;
+        let &NormColumnsArgs { x, stride, first, weight, eps } = args;
+        if x.is_empty() {
+            return Ok(());
+        }
+        let kernel = x.kind().kernel("norm_columns_f32", "norm_columns_bf16");
+        let blocks = [(x.len() / stride) as u32, 1, 1];
+        let launch = Launch { kernel, blocks, threads: 256, shared_bytes: 0 };
+        self.launch(&launch, &args![x, weight, stride, first, weight.len(), eps])
     }
 }
 

@@ -1,5 +1,6 @@
-// out[n, width] = x / rms(x) * weight, optionally after x += delta (in place). Sums and weights are
-// f32.
+// norm: out[n, width] = x / rms(x) * weight, optionally after x += delta (in place).
+// add_normed: x += delta / rms(delta) * weight. norm_columns: x = x / rms(x) * weight, of the
+// columns from `first` on of rows that are `stride` apart. Sums and weights are f32.
 //
 // Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements
 // read and written, the second reading of x from cache. One block a row keeps a decode step's rows
@@ -44,6 +45,51 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
     }
 }
 
+// The same for delta, whose normed row is added to x. A value is rounded before it is added, as the
+// reference rounds it.
+template <class T, uint32_t N>
+DEVICE void add_normed_row(
+    T* x, const T* delta, const float* weight, uint32_t width, float eps) {
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x * N; i < width; i += THREADS * N) {
+        Vec<T, N> values = load<T, N>(delta + i);
+        for (uint32_t j = 0; j < N; j++) sum += to_float(values.at[j]) * to_float(values.at[j]);
+    }
+    sum = block_sum<THREADS>(sum);
+    float scale = 1.0f / sqrtf(sum / static_cast<float>(width) + eps);
+    for (uint32_t i = threadIdx.x * N; i < width; i += THREADS * N) {
+        Vec<T, N> added = load<T, N>(delta + i), values = load<T, N>(x + i);
+        for (uint32_t j = 0; j < N; j++) {
+            T normed = from_float<T>(to_float(added.at[j]) * scale * weight[i + j]);
+            values.at[j] = from_float<T>(to_float(values.at[j]) + to_float(normed));
+        }
+        store(x + i, values);
+    }
+}
+
+template <class T>
+DEVICE void add_normed(T* x, const T* delta, const float* weight, uint32_t width, float eps) {
+    launch_dependents_and_wait();
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    if (width % PER_VEC<T> == 0)
+        add_normed_row<T, PER_VEC<T>>(x + row, delta + row, weight, width, eps);
+    else
+        add_normed_row<T, 1>(x + row, delta + row, weight, width, eps);
+}
+
+// A row is normed in place: a thread writes only values that it alone reads behind the sum.
+template <class T>
+DEVICE void norm_columns(
+    T* x, const float* weight, uint32_t stride, uint32_t first, uint32_t width, float eps) {
+    launch_dependents_and_wait();
+    T* part = x + static_cast<size_t>(blockIdx.x) * stride + first;
+    constexpr uint32_t N = PER_VEC<T>;
+    if (stride % N == 0 && first % N == 0 && width % N == 0)
+        norm_row<T, N>(part, nullptr, weight, part, width, eps);
+    else
+        norm_row<T, 1>(part, nullptr, weight, part, width, eps);
+}
+
 template <class T>
 DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t width, float eps) {
     launch_dependents();
@@ -74,3 +120,23 @@ KERNEL __launch_bounds__(256) norm_bf16(
     norm(x, delta, weight, out, width, eps);
 }
 EXPORT(norm_bf16)
+KERNEL __launch_bounds__(256)
+    add_normed_f32(float* x, const float* delta, const float* weight, uint32_t width, float eps) {
+    add_normed(x, delta, weight, width, eps);
+}
+EXPORT(add_normed_f32)
+KERNEL __launch_bounds__(256)
+    add_normed_bf16(bf16* x, const bf16* delta, const float* weight, uint32_t width, float eps) {
+    add_normed(x, delta, weight, width, eps);
+}
+EXPORT(add_normed_bf16)
+KERNEL __launch_bounds__(256) norm_columns_f32(
+    float* x, const float* weight, uint32_t stride, uint32_t first, uint32_t width, float eps) {
+    norm_columns(x, weight, stride, first, width, eps);
+}
+EXPORT(norm_columns_f32)
+KERNEL __launch_bounds__(256) norm_columns_bf16(
+    bf16* x, const float* weight, uint32_t stride, uint32_t first, uint32_t width, float eps) {
+    norm_columns(x, weight, stride, first, width, eps);
+}
+EXPORT(norm_columns_bf16)

@@ -23,3 +23,18 @@ pub fn add_rms_norm(
     }
     rms_norm(residual, weight, eps, out);
 }
+
+pub fn add_normed(x: &mut [f32], delta: &[f32], weight: &[f32], eps: f32) {
+    let mut normed = vec![0.0; x.len()];
+    rms_norm(delta, weight, eps, &mut normed);
+    for (x, normed) in x.iter_mut().zip(normed) {
+        *x += normed;
+    }
+}
+
+pub fn norm_columns(x: &mut [f32], stride: usize, first: usize, weight: &[f32], eps: f32) {
+    for row in x.chunks_mut(stride) {
+        let part = row[first..first + weight.len()].to_vec();
+        rms_norm(&part, weight, eps, &mut row[first..first + weight.len()]);
+    }
+}

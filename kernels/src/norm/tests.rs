@@ -60,6 +60,40 @@ fn a_row_alone_has_the_bits_it_has_in_a_batch() {
 }
 
 #[test]
+fn adding_what_is_normed_equals_the_reference() {
+    for (n, d) in SHAPES {
+        let (x, delta, w) = (random(&[n, d], 1), random(&[n, d], 2), random(&[d], 3));
+        let mut want = values(&x);
+        reference::add_normed(&mut want, &values(&delta), &values(&w), EPS);
+        for isa in Isa::available() {
+            let mut got = values(&x);
+            cpu::add_normed(isa, &mut got, &values(&delta), &values(&w), EPS);
+            assert_close(&got, &want, 1e-5, &format!("{isa:?} {n}x{d}"));
+        }
+        let (delta, weight) = ((&delta).into(), (&w).into());
+        let args = AddNormedArgs { x: (&x).into(), delta, weight, eps: EPS };
+        compute().add_normed(&args).unwrap();
+        assert_close(&values(&x), &want, 1e-5, &format!("the op {n}x{d}"));
+    }
+}
+
+#[test]
+fn only_the_columns_named_are_normed() {
+    for (n, stride, first, width) in [(0, 8, 0, 8), (1, 9, 2, 5), (40, 577, 64, 513), (3, 6, 5, 1)]
+    {
+        let (x, w) = (random(&[n, stride], 1), random(&[width], 3));
+        let mut want = values(&x);
+        reference::norm_columns(&mut want, stride, first, &values(&w), EPS);
+        let (view, weight) = ((&x).into(), (&w).into());
+        let args = NormColumnsArgs { x: view, stride, first, weight, eps: EPS };
+        compute().norm_columns(&args).unwrap();
+        assert_close(&values(&x), &want, 1e-5, &format!("{n}x{stride} from {first}"));
+        let beyond = NormColumnsArgs { first: stride - width + 1, ..args };
+        assert!(matches!(compute().norm_columns(&beyond), Err(crate::Error::Shape { .. })));
+    }
+}
+
+#[test]
 fn wrong_shapes_and_aliases_are_refused() {
     let (x, w) = (random(&[4, 8], 1), random(&[8], 1));
     let c = compute();

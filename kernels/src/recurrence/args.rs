@@ -7,6 +7,7 @@ use crate::storage::ensure;
 
 pub(super) const CONV: &str = "short_conv";
 pub(super) const DELTA: &str = "delta_rule";
+pub(super) const SCAN: &str = "selective_scan";
 pub(super) const NORM: &str = "gated_norm";
 
 /// In place of a slot: the sequence begins, with a state of zeros.
@@ -56,7 +57,7 @@ impl ConvForm {
 }
 
 /// A causal convolution of each channel with taps of its own: `out[t] = Σ weight[j] · in[t - taps +
-/// 1 + j]`, where what is before the sequence's first token is zero.
+/// 1 + j] (+ bias)`, where what is before the sequence's first token is zero.
 #[derive(Clone, Copy, Debug)]
 pub struct ShortConvArgs<V: Operand> {
     pub form: ConvForm,
@@ -64,6 +65,8 @@ pub struct ShortConvArgs<V: Operand> {
     pub x: V,
     /// `[taps, width]` f32; the last tap is that of the token itself.
     pub weight: V,
+    /// `[width]` f32
+    pub bias: Option<V>,
     pub width: usize,
     /// `[slots, taps - 1, width]` f32: what was convolved last, the oldest first.
     pub states: V,
@@ -75,7 +78,7 @@ pub struct ShortConvArgs<V: Operand> {
 impl<V: Operand> ShortConvArgs<V> {
     /// Returns the number of taps.
     pub(super) fn check(&self) -> Result<usize> {
-        let &Self { form, x, weight, width, states, moves, out } = self;
+        let &Self { form, x, weight, bias, width, states, moves, out } = self;
         let taps = weight.len().checked_div(width).unwrap_or(0);
         let fits = is_activation(x.kind())
             && out.kind() == x.kind()
@@ -84,6 +87,7 @@ impl<V: Operand> ShortConvArgs<V> {
             && weight.len() == taps * width
             && out.len().is_multiple_of(width)
             && states.len().is_multiple_of((taps - 1) * width)
+            && bias.is_none_or(|bias| bias.kind() == Kind::F32 && bias.len() == width)
             && [weight, states].iter().all(|v| v.kind() == Kind::F32);
         ensure(CONV, fits, || {
             format!("{x:?}, {weight:?}, {states:?} and {out:?} for {width} channels")
@@ -91,6 +95,10 @@ impl<V: Operand> ShortConvArgs<V> {
         moves.check(CONV)?;
         distinct(CONV, out, &[x, weight, states])?;
         distinct(CONV, states, &[x, weight])?;
+        if let Some(bias) = bias {
+            distinct(CONV, out, &[bias])?;
+            distinct(CONV, states, &[bias])?;
+        }
         Ok(taps)
     }
 }
@@ -184,9 +192,97 @@ impl<V: Operand> DeltaRuleArgs<V> {
     }
 }
 
-/// `out = rms_norm(x) * weight * silu(gate)`, row by row of the width of `weight`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanShape {
+    /// A multiple of `groups`: neighbouring heads share what they read and write by.
+    pub heads: usize,
+    pub head_dim: usize,
+    pub groups: usize,
+    pub state_dim: usize,
+}
+
+impl ScanShape {
+    /// Values of a row: those of all heads, and for each group two vectors.
+    pub fn width(self) -> usize {
+        self.heads * self.head_dim + 2 * self.groups * self.state_dim
+    }
+
+    /// Values of a sequence's state.
+    pub fn state_len(self) -> usize {
+        self.heads * self.head_dim * self.state_dim
+    }
+}
+
+/// The state space model of Mamba-2 (Dao and Gu 2024), token by token, for each head with a state S
+/// `[state_dim, head_dim]`:
+///
+/// ```text
+/// step = clamp(softplus(step + step_bias), step_limits)
+/// S = exp(decay · step) · S + b ⊗ (step · x)
+/// out = Sᵀc + skip · x
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SelectiveScanArgs<V: Operand> {
+    pub shape: ScanShape,
+    /// `[n, shape.width()]` activations: x of all heads, b of all groups, c of all groups.
+    pub xbc: V,
+    /// `[n, heads]` of the same kind.
+    pub steps: V,
+    /// `[heads]` f32, none above zero.
+    pub decay: V,
+    /// `[heads]` f32 each.
+    pub step_bias: V,
+    pub skip: V,
+    /// The least step and the largest.
+    pub step_limits: [f32; 2],
+    /// `[slots, heads, state_dim, head_dim]` f32.
+    pub states: V,
+    pub moves: StateMoves<V>,
+    /// `[n, heads * head_dim]` of the kind of `xbc`; it shares no memory with anything else.
+    pub out: V,
+}
+
+impl<V: Operand> SelectiveScanArgs<V> {
+    pub(super) fn check(&self) -> Result<()> {
+        let &Self { shape, xbc, steps, decay, step_bias, skip, states, moves, out, .. } = self;
+        let ScanShape { heads, head_dim, groups, .. } = shape;
+        let [least, most] = self.step_limits;
+        let sound = shape.state_len() > 0 && groups > 0 && heads.is_multiple_of(groups);
+        let rows = out.len().checked_div(heads * head_dim).unwrap_or(0);
+        let fits = sound
+            && least <= most
+            && is_activation(xbc.kind())
+            && [steps, out].iter().all(|v| v.kind() == xbc.kind())
+            && xbc.len() == rows * shape.width()
+            && steps.len() == rows * heads
+            && out.len() == rows * heads * head_dim
+            && [decay, step_bias, skip].iter().all(|v| v.len() == heads)
+            && states.len().is_multiple_of(shape.state_len())
+            && [decay, step_bias, skip, states].iter().all(|v| v.kind() == Kind::F32);
+        ensure(SCAN, fits, || {
+            format!("{xbc:?}, {steps:?}, {decay:?}, {states:?}, {out:?}: {shape:?}")
+        })?;
+        moves.check(SCAN)?;
+        distinct(SCAN, out, &[xbc, steps, decay, step_bias, skip, states])?;
+        distinct(SCAN, states, &[xbc, steps, decay, step_bias, skip])
+    }
+}
+
+/// When a gate multiplies what is normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateOrder {
+    /// `out = rms_norm(x) * weight * silu(gate)`
+    AfterNorm,
+    /// `out = rms_norm(x * silu(gate)) * weight`
+    BeforeNorm,
+}
+
+/// A norm and a gate of each row of the width of `weight`.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedNormArgs<V> {
+    pub order: GateOrder,
+    /// So many equal parts of a row are normed each on its own.
+    pub groups: usize,
     /// `[n, width]` activations.
     pub x: V,
     /// `[n, width]` of the same kind.
@@ -200,16 +296,18 @@ pub struct GatedNormArgs<V> {
 
 impl<V: Operand> GatedNormArgs<V> {
     pub(super) fn check(&self) -> Result<()> {
-        let &Self { x, gate, weight, out, .. } = self;
+        let &Self { groups, x, gate, weight, out, .. } = self;
         let like_x = |other: V| other.len() == x.len() && other.kind() == x.kind();
         let fits = is_activation(x.kind())
             && weight.kind() == Kind::F32
             && !weight.is_empty()
+            && groups > 0
+            && weight.len().is_multiple_of(groups)
             && x.len().is_multiple_of(weight.len())
             && like_x(gate)
             && like_x(out);
         ensure(NORM, fits, || {
-            format!("{x:?}, {gate:?} and {out:?} for a width of {}", weight.len())
+            format!("{x:?}, {gate:?} and {out:?} for {groups} groups of {} values", weight.len())
         })?;
         distinct(NORM, out, &[x, gate, weight])
     }

@@ -7,7 +7,10 @@
 )]
 
 use super::args::{CONV, DELTA, NO_STATE, NORM, StateMoves};
-use super::{ConvForm, DeltaRuleArgs, DeltaShape, GatedNormArgs, Recurrence, ShortConvArgs};
+use super::{
+    ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, Recurrence, SelectiveScanArgs,
+    ShortConvArgs, scan,
+};
 use crate::activation::{Activation, gated_row};
 use crate::norm::rms_norm;
 use crate::operand::{Operand, TensorView};
@@ -24,15 +27,39 @@ const COLUMNS: usize = 32;
 const UNIT_EPS: f32 = 1e-6;
 
 /// One sequence of a step.
-struct SequenceRows {
-    rows: Range<usize>,
+pub(super) struct SequenceRows {
+    pub rows: Range<usize>,
     /// The slot of the state that it begins with; `None` is zeros.
     read: Option<usize>,
     write: usize,
 }
 
+impl SequenceRows {
+    /// A part of the sequence's new state, which begins as that of its old one. `place` tells where
+    /// a slot has it.
+    ///
+    /// # Safety
+    /// No other thread uses this part of the sequence's slots.
+    #[expect(clippy::mut_from_ref, reason = "the caller has the part for itself")]
+    pub(super) unsafe fn state<'a>(
+        &self,
+        states: &'a Parts,
+        place: impl Fn(usize) -> Range<usize>,
+    ) -> &'a mut [f32] {
+        // SAFETY: a slot that is written belongs to one sequence.
+        let state = unsafe { states.slice(place(self.write)) };
+        match self.read {
+            Some(read) if read == self.write => {}
+            // SAFETY: it is another slot, which no sequence writes.
+            Some(read) => state.copy_from_slice(unsafe { states.shared(place(read)) }),
+            None => state.fill(0.0),
+        }
+        state
+    }
+}
+
 /// The sequences of a step of `rows` rows. Slots and rows are checked here: they index memory.
-fn sequences(
+pub(super) fn sequences(
     op: &'static str,
     moves: &StateMoves<TensorView>,
     rows: usize,
@@ -64,15 +91,17 @@ impl Recurrence for Compute {
 
     fn short_conv(&self, args: &ShortConvArgs<TensorView>) -> Result<()> {
         let taps = args.check()?;
-        let &ShortConvArgs { form, x, weight, width, states, ref moves, out } = args;
+        let &ShortConvArgs { form, x, weight, bias, width, states, ref moves, out } = args;
         let (rows, slots) = (out.len() / width, states.len() / ((taps - 1) * width));
         let sequences = sequences(CONV, moves, rows, slots)?;
         let (x, weight) = (read::<f32>(CONV, x)?, read::<f32>(CONV, weight)?);
+        let bias = bias.map(|bias| read::<f32>(CONV, bias)).transpose()?;
         let channels = (VALUES_PER_TASK / rows.max(1)).clamp(64, width.max(64));
         write(CONV, states, |states: &mut [f32]| {
             write(CONV, out, |out: &mut [f32]| {
                 let (states, out) = (Parts::new(states), Parts::new(out));
-                let task = ConvTask { form, x: &x, weight: &weight, width, taps, states, out };
+                let (x, weight, bias) = (&x, &weight, bias.as_deref());
+                let task = ConvTask { form, x, weight, bias, width, taps, states, out };
                 self.run(width.div_ceil(channels), |i| {
                     let channels = i * channels..width.min((i + 1) * channels);
                     for sequence in &sequences {
@@ -108,18 +137,37 @@ impl Recurrence for Compute {
         })?
     }
 
+    fn selective_scan(&self, args: &SelectiveScanArgs<TensorView>) -> Result<()> {
+        scan::run(self, args)
+    }
+
     fn gated_norm(&self, args: &GatedNormArgs<TensorView>) -> Result<()> {
         args.check()?;
-        let &GatedNormArgs { x, gate, weight, eps, out } = args;
+        let &GatedNormArgs { order, groups, x, gate, weight, eps, out } = args;
         let [x, gate, weight] =
             [read::<f32>(NORM, x)?, read::<f32>(NORM, gate)?, read::<f32>(NORM, weight)?];
+        let norm = |x: &[f32], out: &mut [f32]| {
+            let width = weight.len() / groups;
+            let parts = x.chunks_exact(width).zip(out.chunks_exact_mut(width));
+            for ((x, out), weight) in parts.zip(weight.chunks_exact(width).cycle()) {
+                rms_norm(Isa::best(), x, weight, eps, out);
+            }
+        };
         let rows = (VALUES_PER_TASK / weight.len()).max(1) * weight.len();
         write(NORM, out, |out: &mut [f32]| {
             self.run_chunks(out, rows, |start, out| {
                 let span = start..start + out.len();
-                let mut normed = vec![0.0; out.len()];
-                rms_norm(Isa::best(), &x[span.clone()], &weight, eps, &mut normed);
-                gated_row(Isa::best(), Activation::Silu, &gate[span], &normed, out);
+                let (x, gate, mut between) = (&x[span.clone()], &gate[span], vec![0.0; out.len()]);
+                match order {
+                    GateOrder::AfterNorm => {
+                        norm(x, &mut between);
+                        gated_row(Isa::best(), Activation::Silu, gate, &between, out);
+                    }
+                    GateOrder::BeforeNorm => {
+                        gated_row(Isa::best(), Activation::Silu, gate, x, &mut between);
+                        norm(&between, out);
+                    }
+                }
             });
         })
     }
@@ -130,6 +178,7 @@ struct ConvTask<'a> {
     form: ConvForm,
     x: &'a [f32],
     weight: &'a [f32],
+    bias: Option<&'a [f32]>,
     width: usize,
     taps: usize,
     states: Parts<'a>,
@@ -173,6 +222,10 @@ impl ConvTask<'_> {
             // SAFETY: a row belongs to one sequence, and channels to one task.
             let out = unsafe { self.out.slice(first..first + count) };
             let gate = (form == ConvForm::Gated).then(|| part(row, 1));
+            match self.bias {
+                Some(bias) => out.copy_from_slice(&bias[channels.clone()]),
+                None => out.fill(0.0),
+            }
             let weight = &self.weight[channels.start..];
             conv_row(Isa::best(), inputs, weight, self.width, gate, out);
         }
@@ -186,7 +239,8 @@ impl ConvTask<'_> {
 
 vectorised! {
     /// `inputs` holds as many inputs of each channel as there are taps; the taps in `weight` are
-    /// `stride` apart. The results are multiplied by `gate`, or else go through SiLU.
+    /// `stride` apart. The sums are added to `out`. The results are multiplied by `gate`, or else
+    /// go through SiLU.
     fn conv_row(
         inputs: &[f32],
         weight: &[f32],
@@ -204,7 +258,6 @@ fn convolve<L: Lanes>(
     gate: Option<&[f32]>,
     out: &mut [f32],
 ) {
-    out.fill(0.0);
     for (inputs, weight) in inputs.chunks_exact(out.len()).zip(weight.chunks(stride)) {
         for ((out, x), w) in out.iter_mut().zip(inputs).zip(weight) {
             *out += x * w;
@@ -215,6 +268,11 @@ fn convolve<L: Lanes>(
     } else {
         crate::activation::silu::<L>(out);
     }
+}
+
+/// log(1 + e^x), which is x where e^x is too large.
+pub(super) fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// What the tasks of a delta rule share. Each has a head of a sequence.
@@ -244,14 +302,8 @@ impl DeltaTask<'_> {
             let first = (slot * value_heads + head) * len;
             first..first + len
         };
-        // SAFETY: a slot that is written belongs to one sequence, and a head to one task.
-        let state = unsafe { self.states.slice(place(sequence.write)) };
-        match sequence.read {
-            Some(read) if read == sequence.write => {}
-            // SAFETY: it is another slot, which no sequence writes.
-            Some(read) => state.copy_from_slice(unsafe { self.states.shared(place(read)) }),
-            None => state.fill(0.0),
-        }
+        // SAFETY: a head of a sequence belongs to one task.
+        let state = unsafe { sequence.state(&self.states, place) };
         let tokens: Vec<_> = sequence.rows.clone().map(|row| self.token(row, head)).collect();
         let units: Vec<f32> = sequence.rows.clone().flat_map(|row| self.units(row, head)).collect();
         for first in (0..value_dim).step_by(COLUMNS) {
@@ -271,10 +323,8 @@ impl DeltaTask<'_> {
     fn token(&self, row: usize, head: usize) -> HeadToken {
         let heads = self.shape.value_heads;
         let [b, a] = [0, heads].map(|part| self.gates[row * 2 * heads + part + head]);
-        let a = a + self.decay_bias[head];
-        // log(1 + e^a), which is a where e^a is too large.
-        let softplus = a.max(0.0) + (-a.abs()).exp().ln_1p();
-        HeadToken { keep: (self.decay[head] * softplus).exp(), beta: 1.0 / (1.0 + (-b).exp()) }
+        let rate = softplus(a + self.decay_bias[head]);
+        HeadToken { keep: (self.decay[head] * rate).exp(), beta: 1.0 / (1.0 + (-b).exp()) }
     }
 
     /// The query and the key that a value head reads, both of length one, and the query then as the

@@ -1,8 +1,8 @@
 //! A device has no kernels for recurrences yet: models that need them are refused when they are
 //! loaded to one.
 
-use super::args::{CONV, DELTA, NORM};
-use super::{DeltaRuleArgs, GatedNormArgs, Recurrence, ShortConvArgs};
+use super::args::{CONV, DELTA, NORM, SCAN};
+use super::{DeltaRuleArgs, GatedNormArgs, Recurrence, SelectiveScanArgs, ShortConvArgs};
 use crate::Result;
 use crate::gpu::View;
 use crate::operand::DeviceOps;
@@ -21,6 +21,10 @@ impl Recurrence for DeviceOps {
 
     fn delta_rule(&self, _: &DeltaRuleArgs<View>) -> Result<()> {
         no_kernel(DELTA)
+    }
+
+    fn selective_scan(&self, _: &SelectiveScanArgs<View>) -> Result<()> {
+        no_kernel(SCAN)
     }
 
     fn gated_norm(&self, _: &GatedNormArgs<View>) -> Result<()> {

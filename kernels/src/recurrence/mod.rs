@@ -8,12 +8,13 @@ mod cpu;
 mod device;
 #[cfg(test)]
 pub(crate) mod reference;
+mod scan;
 #[cfg(test)]
 mod tests;
 
 pub use args::{
-    ConvForm, DeltaRuleArgs, DeltaShape, GatedNormArgs, HeadMap, NO_STATE, ShortConvArgs,
-    StateMoves,
+    ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, HeadMap, NO_STATE, ScanShape,
+    SelectiveScanArgs, ShortConvArgs, StateMoves,
 };
 
 use crate::Result;
@@ -26,6 +27,8 @@ pub trait Recurrence: OpMemory {
     fn short_conv(&self, args: &ShortConvArgs<Self::View<'_>>) -> Result<()>;
 
     fn delta_rule(&self, args: &DeltaRuleArgs<Self::View<'_>>) -> Result<()>;
+
+    fn selective_scan(&self, args: &SelectiveScanArgs<Self::View<'_>>) -> Result<()>;
 
     fn gated_norm(&self, args: &GatedNormArgs<Self::View<'_>>) -> Result<()>;
 }

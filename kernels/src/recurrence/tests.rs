@@ -47,11 +47,16 @@ struct Conv {
     form: ConvForm,
     width: usize,
     taps: usize,
+    biased: bool,
 }
 
 impl Conv {
     fn weight(&self) -> Tensor {
         random(&[self.taps, self.width], 9)
+    }
+
+    fn bias(&self) -> Option<Tensor> {
+        self.biased.then(|| random(&[self.width], 4))
     }
 }
 
@@ -66,10 +71,12 @@ impl Op for Conv {
 
     fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
         let (weight, out) = (self.weight(), poisoned(&[x.dims()[0], self.width]));
+        let bias = self.bias();
         compute().short_conv(&ShortConvArgs {
             form: self.form,
             x: x.into(),
             weight: (&weight).into(),
+            bias: bias.as_ref().map(Into::into),
             width: self.width,
             states: states.into(),
             moves: Moves::of(step).views(),
@@ -80,7 +87,8 @@ impl Op for Conv {
 
     fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
         let mut out = vec![f32::NAN; x.len() / self.form.parts()];
-        reference::short_conv(self.form, x, &values(&self.weight()), self.width, state, &mut out);
+        let (weight, bias) = (values(&self.weight()), self.bias().map(|bias| values(&bias)));
+        reference::short_conv(self.form, x, &weight, bias.as_deref(), self.width, state, &mut out);
         out
     }
 }
@@ -140,6 +148,64 @@ impl Op for Delta {
     }
 }
 
+struct Scan(ScanShape);
+
+/// Some steps are below the least, and some above the largest.
+const STEP_LIMITS: [f32; 2] = [0.4, 1.1];
+
+impl Scan {
+    /// What a head forgets, the bias of its steps, and how much its own values count.
+    fn factors(&self) -> [Tensor; 3] {
+        let decay: Vec<f32> = (0..self.0.heads).map(|h| -0.05 - 0.1 * h as f32).collect();
+        let decay = Tensor::new(decay, &Device::Cpu).unwrap();
+        [decay, random(&[self.0.heads], 8), random(&[self.0.heads], 7)]
+    }
+
+    fn split(&self, x: &Tensor) -> [Tensor; 2] {
+        [(0, self.0.width()), (self.0.width(), self.0.heads)]
+            .map(|(first, len)| x.narrow(1, first, len).unwrap().contiguous().unwrap())
+    }
+}
+
+impl Op for Scan {
+    fn input(&self) -> usize {
+        self.0.width() + self.0.heads
+    }
+
+    fn state(&self) -> usize {
+        self.0.state_len()
+    }
+
+    fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
+        let ([xbc, steps], [decay, step_bias, skip]) = (self.split(x), self.factors());
+        let out = poisoned(&[x.dims()[0], self.0.heads * self.0.head_dim]);
+        compute().selective_scan(&SelectiveScanArgs {
+            shape: self.0,
+            xbc: (&xbc).into(),
+            steps: (&steps).into(),
+            decay: (&decay).into(),
+            step_bias: (&step_bias).into(),
+            skip: (&skip).into(),
+            step_limits: STEP_LIMITS,
+            states: states.into(),
+            moves: Moves::of(step).views(),
+            out: (&out).into(),
+        })?;
+        Ok(out)
+    }
+
+    fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
+        let rows = x.len() / self.input();
+        let x = Tensor::from_slice(x, (rows, self.input()), &Device::Cpu).unwrap();
+        let [xbc, steps] = self.split(&x).map(|part| values(&part));
+        let [decay, bias, skip] = self.factors().map(|part| values(&part));
+        let mut out = vec![f32::NAN; rows * self.0.heads * self.0.head_dim];
+        let inputs = [&xbc, &steps, &decay, &bias, &skip].map(|part| &part[..]);
+        reference::selective_scan(self.0, inputs, STEP_LIMITS, state, &mut out);
+        out
+    }
+}
+
 fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadMap) -> Delta {
     let [key_dim, value_dim] = dims;
     Delta(DeltaShape { key_heads, value_heads, key_dim, value_dim, head_map })
@@ -147,12 +213,15 @@ fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadM
 
 fn ops() -> Vec<Box<dyn Op>> {
     vec![
-        Box::new(Conv { form: ConvForm::Silu, width: 1, taps: 2 }),
-        Box::new(Conv { form: ConvForm::Silu, width: 300, taps: 4 }),
-        Box::new(Conv { form: ConvForm::Gated, width: 67, taps: 3 }),
+        Box::new(Conv { form: ConvForm::Silu, width: 1, taps: 2, biased: false }),
+        Box::new(Conv { form: ConvForm::Silu, width: 300, taps: 4, biased: true }),
+        Box::new(Conv { form: ConvForm::Gated, width: 67, taps: 3, biased: false }),
         Box::new(delta(1, 1, [4, 3], HeadMap::Grouped)),
         Box::new(delta(2, 4, [16, 40], HeadMap::Grouped)),
         Box::new(delta(2, 4, [16, 32], HeadMap::Tiled)),
+        Box::new(Scan(ScanShape { heads: 1, head_dim: 1, groups: 1, state_dim: 1 })),
+        Box::new(Scan(ScanShape { heads: 4, head_dim: 20, groups: 2, state_dim: 7 })),
+        Box::new(Scan(ScanShape { heads: 3, head_dim: 64, groups: 1, state_dim: 16 })),
     ]
 }
 
@@ -242,21 +311,26 @@ fn wrong_moves_and_shapes_are_refused() {
 
 #[test]
 fn a_gated_norm_equals_the_reference() {
-    for (n, width) in [(0, 16), (1, 1), (33, 40), (600, 128)] {
-        let [x, gate] = [1, 2].map(|seed| random(&[n, width], seed));
-        let (weight, out) = (random(&[width], 3), poisoned(&[n, width]));
-        compute()
-            .gated_norm(&GatedNormArgs {
+    for (n, width, groups) in [(0, 16, 1), (1, 1, 1), (33, 40, 4), (600, 128, 1), (7, 96, 2)] {
+        for order in [GateOrder::AfterNorm, GateOrder::BeforeNorm] {
+            let [x, gate] = [1, 2].map(|seed| random(&[n, width], seed));
+            let (weight, out) = (random(&[width], 3), poisoned(&[n, width]));
+            let args = GatedNormArgs {
+                order,
+                groups,
                 x: (&x).into(),
                 gate: (&gate).into(),
                 weight: (&weight).into(),
                 eps: 1e-6,
                 out: (&out).into(),
-            })
-            .unwrap();
-        let mut want = vec![f32::NAN; n * width];
-        let [x, gate, weight] = [&x, &gate, &weight].map(values);
-        reference::gated_norm(&x, &gate, &weight, 1e-6, &mut want);
-        assert_close(&values(&out), &want, 1e-5, &format!("{n}x{width}"));
+            };
+            compute().gated_norm(&args).unwrap();
+            let mut want = vec![f32::NAN; n * width];
+            let [x, gate, weight] = [&x, &gate, &weight].map(values);
+            reference::gated_norm(order, groups, [&x, &gate, &weight], 1e-6, &mut want);
+            assert_close(&values(&out), &want, 1e-5, &format!("{order:?} {n}x{width}"));
+            let uneven = GatedNormArgs { groups: width + 1, ..args };
+            assert!(compute().gated_norm(&uneven).is_err());
+        }
     }
 }

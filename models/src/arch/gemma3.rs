@@ -2,8 +2,7 @@
 //! after five with a sliding window and a RoPE base of their own. Kamath et al. 2025.
 
 use super::gemma2::{self, OPTIONS};
-use super::hf_rope::{self, Base};
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config, hf_rope};
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 
@@ -26,7 +25,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
         Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
     config.sliding =
         keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
-    Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..OPTIONS } })
+    Ok(ArchSpec { config, options: LayerOptions { qk_norm: QkNorms::EachHead, ..OPTIONS } })
 }
 
 /// The configs of the first releases leave out what these values say.
@@ -42,35 +41,16 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     for (key, value) in USUAL {
         keys.default(key, value);
     }
-    let [full, sliding] = ropes(keys)?;
+    let theta = keys.take("rope_theta")?.unwrap_or(THETA);
+    let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
+    let ropes = hf_rope::by_kind(keys, [theta, sliding_theta])?;
     let (mut config, options) = gemma2::hf_decoder(keys)?;
-    let (head_dim, max_positions) = (config.head_dim, config.max_positions);
-    let rope = |(parameters, theta)| {
-        hf_rope::rope(parameters, Base { theta, head_dim, part: 1.0, max_positions }, None)
-    };
-    (config.rope, config.max_positions) = rope(full)?;
-    let (sliding_rope, _) = rope(sliding)?;
+    let sliding_rope = hf_rope::apply_by_kind(ropes, &mut config)?;
     let window = keys.window(WINDOW)?;
     let (newer, older) =
         (keys.take("_sliding_window_pattern")?, keys.take("sliding_window_pattern")?);
     let pattern = newer.or(older).unwrap_or(PATTERN).max(1);
     let sliding = keys.sliding(&config, window, |layer| (layer + 1) % pattern != 0)?;
     config.sliding = sliding.map(|sliding| Sliding { rope: Some(sliding_rope), ..sliding });
-    Ok(ArchSpec { config, options: LayerOptions { qk_norm: true, ..options } })
-}
-
-/// The rotations of full and of sliding layers: their parameters, and the base to use if those give
-/// none.
-fn ropes(
-    keys: &mut hf_config::HfConfigKeys,
-) -> Result<[(Option<hf_config::HfConfigKeys>, f32); 2]> {
-    let full_theta = keys.take("rope_theta")?.unwrap_or(THETA);
-    let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
-    let older = keys.object("rope_scaling")?;
-    let Some(mut nested) = keys.object("rope_parameters")? else {
-        return Ok([(older, full_theta), (None, sliding_theta)]);
-    };
-    let (full, sliding) = (nested.object("full_attention")?, nested.object("sliding_attention")?);
-    nested.finish()?;
-    Ok([(older.or(full), full_theta), (sliding, sliding_theta)])
+    Ok(ArchSpec { config, options: LayerOptions { qk_norm: QkNorms::EachHead, ..options } })
 }

@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from GGUF metadata: `<architecture>.*` keys, each of which must be
 //! understood.
 
-use crate::config::{MixtureConfig, RopeConfig, RopeScaling, Yarn};
+use crate::config::{MixtureConfig, RopeConfig, RopeScaling, RouterScoring, SharedConfig, Yarn};
 use crate::decoder::LONG_FACTORS;
 use crate::loader::damaged;
 use crate::loader::gguf::{GgufFile, Value};
@@ -55,6 +55,10 @@ impl<'a> GgufConfigKeys<'a> {
 
     pub(super) fn float(&mut self, key: &str) -> Result<Option<f32>> {
         self.get(key, |v| v.as_f32().filter(|v| v.is_finite() && *v > 0.0))
+    }
+
+    pub(super) fn flag(&mut self, key: &str) -> Result<Option<bool>> {
+        self.get(key, Value::as_bool)
     }
 
     /// A truth for each layer.
@@ -164,10 +168,57 @@ impl<'a> GgufConfigKeys<'a> {
             experts: self.needed("expert_count")?,
             chosen: self.needed("expert_used_count")?,
             intermediate_size: width.unwrap_or(config.intermediate_size),
+            scoring: RouterScoring::Softmax,
             normalise: self.get("expert_weights_norm", Value::as_bool)?.unwrap_or(normalise),
-            shared: self.size("expert_shared_feed_forward_length")?,
+            scale: 1.0,
+            shared: self
+                .size("expert_shared_feed_forward_length")?
+                .map(|width| SharedConfig { width, gated: true }),
             layers: vec![true; config.layers],
         })
+    }
+
+    /// Reads the settings of experts that are routed by sigmoids, behind the first layers.
+    pub(super) fn sigmoid_mixture(&mut self, config: &ModelConfig) -> Result<MixtureConfig> {
+        const SIGMOID: usize = 2;
+        let function = self.needed("expert_gating_func")?;
+        if function != SIGMOID {
+            return Err(self.unsupported(&format!(
+                "experts are routed by the function {function} (expert_gating_func), where \
+                 {SIGMOID} is supported"
+            )));
+        }
+        let groups = self.size("expert_group_count")?.unwrap_or(1);
+        let kept = self.size("expert_group_used_count")?.unwrap_or(1);
+        let dense = self.count("leading_dense_block_count")?.unwrap_or(0);
+        let mixture = self.mixture(config, true)?;
+        let shared = self.count("expert_shared_count")?.filter(|count| *count > 0);
+        Ok(MixtureConfig {
+            scoring: RouterScoring::Sigmoid { groups, kept },
+            scale: self.float("expert_weights_scale")?.unwrap_or(1.0),
+            shared: shared.map(|count| SharedConfig {
+                width: count * mixture.intermediate_size,
+                gated: false,
+            }),
+            layers: (0..config.layers).map(|layer| layer >= dense).collect(),
+            ..mixture
+        })
+    }
+
+    /// Takes the layers that predict further tokens off the number of layers, and returns how many
+    /// they are.
+    pub(super) fn further_layers(&mut self, config: &mut ModelConfig) -> Result<usize> {
+        let further = self.count("nextn_predict_layers")?.unwrap_or(0);
+        if further >= config.layers {
+            return Err(self.bad("nextn_predict_layers leaves no layer"));
+        }
+        config.layers -= further;
+        Ok(further)
+    }
+
+    /// Whether the name of any tensor ends like this.
+    pub(super) fn has_tensor_ending(&self, end: &str) -> bool {
+        self.file.tensors.keys().any(|name| name.ends_with(end))
     }
 
     /// Which layers have a sliding window: the file lists them one by one, or all but every n-th
@@ -253,15 +304,12 @@ impl<'a> GgufConfigKeys<'a> {
         let prefix = format!("{}.", self.architecture);
         let ignored =
             |key: &str| key.strip_prefix(&prefix).is_some_and(|rest| IGNORED.contains(&rest));
-        let split =
-            self.file.metadata.get("split.count").and_then(Value::as_usize).filter(|n| *n > 1);
         let unknown = self
             .file
             .metadata
             .keys()
             .filter(|k| k.starts_with(&prefix) && !self.used.contains(*k) && !ignored(k));
-        let unknown: Vec<&str> =
-            unknown.map(String::as_str).chain(split.map(|_| "split.count")).collect();
+        let unknown: Vec<&str> = unknown.map(String::as_str).collect();
         if unknown.is_empty() {
             return Ok(());
         }

@@ -26,7 +26,7 @@ const MOE_NAMES: NameMap = NameMap {
 };
 
 /// The factors, 1 where a config has none.
-struct Multipliers {
+pub(super) struct Multipliers {
     embedding: f32,
     residual: f32,
     attention: f32,
@@ -35,7 +35,7 @@ struct Multipliers {
 }
 
 impl Multipliers {
-    fn apply(self, config: &mut ModelConfig) {
+    pub(super) fn apply(self, config: &mut ModelConfig) {
         config.embedding_scale = self.embedding / self.residual;
         config.rms_norm_eps /= self.residual * self.residual;
         config.attention_scale = self.attention;
@@ -45,28 +45,34 @@ impl Multipliers {
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = llama::from_gguf(keys)?;
+    gguf_multipliers(keys)?.apply(&mut config);
+    Ok(ArchSpec { config, options })
+}
+
+pub(super) fn gguf_multipliers(keys: &mut gguf_config::GgufConfigKeys) -> Result<Multipliers> {
     let mut factor = |key: &str| -> Result<f32> { Ok(keys.float(key)?.unwrap_or(1.0)) };
-    let multipliers = Multipliers {
+    Ok(Multipliers {
         embedding: factor("embedding_scale")?,
         residual: factor("residual_scale")?,
         attention: factor("attention.scale")?,
         logits: factor("logit_scale")?,
-    };
-    multipliers.apply(&mut config);
-    Ok(ArchSpec { config, options })
+    })
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = llama::from_hf(keys)?;
+    hf_multipliers(keys)?.apply(&mut config);
+    Ok(ArchSpec { config, options })
+}
+
+pub(super) fn hf_multipliers(keys: &mut hf_config::HfConfigKeys) -> Result<Multipliers> {
     let mut factor = |key: &str| -> Result<f32> { Ok(keys.take(key)?.unwrap_or(1.0)) };
-    let multipliers = Multipliers {
+    Ok(Multipliers {
         embedding: factor("embedding_multiplier")?,
         residual: factor("residual_multiplier")?,
         attention: factor("attention_multiplier")?,
         logits: factor("logits_scaling")?,
-    };
-    multipliers.apply(&mut config);
-    Ok(ArchSpec { config, options })
+    })
 }
 
 fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {

@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
-use crate::config::{MixtureConfig, Sliding};
+use crate::config::{MixtureConfig, RouterScoring, Sliding};
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -206,7 +206,7 @@ impl HfConfigKeys {
             return Ok((0..layers).map(by_default).collect());
         };
         let is_recurrent = |kind: &String| match kind.as_str() {
-            "full_attention" => Ok(false),
+            "full_attention" | "attention" => Ok(false),
             kind if kinds.contains(&kind) => Ok(true),
             other => Err(self.unsupported(&format!("the layer type {other:?} is not supported"))),
         };
@@ -215,12 +215,17 @@ impl HfConfigKeys {
 
     /// Reads the settings of experts of a width, in all layers.
     pub(super) fn mixture(&mut self, width: usize, layers: usize) -> Result<MixtureConfig> {
-        let (one, other) = (self.take("num_experts")?, self.take("num_local_experts")?);
+        let mut experts = None;
+        for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+            experts = experts.or(self.take(key)?);
+        }
         Ok(MixtureConfig {
-            experts: one.or(other).ok_or_else(|| self.bad("num_experts is missing"))?,
+            experts: experts.ok_or_else(|| self.bad("num_experts is missing"))?,
             chosen: self.required("num_experts_per_tok")?,
             intermediate_size: width,
+            scoring: RouterScoring::Softmax,
             normalise: true,
+            scale: 1.0,
             shared: None,
             layers: vec![true; layers],
         })

@@ -2,20 +2,20 @@
 //! `rope_scaling`) and the newer (`rope_parameters`).
 
 use super::hf_config::HfConfigKeys;
-use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Yarn};
+use crate::{ModelConfig, Result};
 
 const THETA: f32 = 10_000.0;
 
 /// The values used if the parameters give none, and the length that a scaling is relative to.
 #[derive(Clone, Copy)]
-pub(super) struct Base {
-    pub theta: f32,
-    pub head_dim: usize,
+struct Base {
+    theta: f32,
+    head_dim: usize,
     /// The part of each head that is rotated.
-    pub part: f32,
+    part: f32,
     /// `max_position_embeddings`.
-    pub max_positions: usize,
+    max_positions: usize,
 }
 
 /// Reads one rotation for all layers, of a part of each head, and how many positions it reaches.
@@ -32,9 +32,37 @@ pub(super) fn shared(
     rope(older.or(newer), base, original)
 }
 
+/// The rotations of full and of sliding layers: their parameters, and the base to use if those give
+/// none.
+pub(super) type RopesByKind = [(Option<HfConfigKeys>, f32); 2];
+
+/// Takes the parameters of both kinds of layers. In the older layout only full layers have some.
+pub(super) fn by_kind(keys: &mut HfConfigKeys, thetas: [f32; 2]) -> Result<RopesByKind> {
+    let older = keys.object("rope_scaling")?;
+    let (full, sliding) = match keys.object("rope_parameters")? {
+        None => (None, None),
+        Some(mut nested) => {
+            let kinds = (nested.object("full_attention")?, nested.object("sliding_attention")?);
+            nested.finish()?;
+            kinds
+        }
+    };
+    Ok([(older.or(full), thetas[0]), (sliding, thetas[1])])
+}
+
+/// Gives a config the rotation of its full layers, and returns that of its sliding ones.
+pub(super) fn apply_by_kind(ropes: RopesByKind, config: &mut ModelConfig) -> Result<RopeConfig> {
+    let (head_dim, max_positions) = (config.head_dim, config.max_positions);
+    let [full, sliding] = ropes.map(|(parameters, theta)| {
+        rope(parameters, Base { theta, head_dim, part: 1.0, max_positions }, None)
+    });
+    (config.rope, config.max_positions) = full?;
+    Ok(sliding?.0)
+}
+
 /// Reads a rotation from an object of parameters, if there is one. `original` overrides the
 /// training length that the object gives.
-pub(super) fn rope(
+fn rope(
     parameters: Option<HfConfigKeys>,
     base: Base,
     original: Option<usize>,

@@ -1,7 +1,7 @@
 //! LFM2: Llama's block, where most layers have a gated short convolution in place of attention.
 //! Liquid AI 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config};
 use crate::config::{Recurrent, RecurrentKind};
 use crate::loader::tensors::NameMap;
 use crate::{ModelConfig, Result};
@@ -11,7 +11,7 @@ pub(super) const LFM2: Architecture =
     Architecture { gguf: Some(("lfm2", from_gguf)), hf: ("lfm2", from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
-    qk_norm: true,
+    qk_norm: QkNorms::EachHead,
     names: NameMap {
         gguf: &[
             ("model.norm.weight", "token_embd_norm.weight"),

@@ -3,14 +3,17 @@
 mod gemma2;
 mod gemma3;
 mod gguf_config;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hf_config;
 mod hf_rope;
 mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen2_moe;
@@ -39,7 +42,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 17] = [
+pub static REGISTRY: [Architecture; 22] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -49,14 +52,19 @@ pub static REGISTRY: [Architecture; 17] = [
     qwen3::QWEN3,
     qwen3_moe::QWEN3_MOE,
     qwen3_5::QWEN3_5,
+    qwen3_5::QWEN3_5_MOE,
     lfm2::LFM2,
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,
     granite::GRANITE_MOE,
+    granite_hybrid::GRANITE_HYBRID,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
     gpt_oss::GPT_OSS,
+    glm4_moe::GLM4_MOE,
+    olmo2::OLMO2,
+    olmo2::OLMO3,
 ];
 
 /// A decoder's shape and how its layers are made, as read from an architecture's config.
@@ -70,6 +78,17 @@ pub struct ArchSpec {
 pub enum LayerKind {
     Llama,
     Gemma2,
+    Olmo2,
+}
+
+/// Norms on Q and K before they are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorms {
+    None,
+    /// Each head is normed, all with one weight.
+    EachHead,
+    /// All heads are normed as one vector.
+    AllHeads,
 }
 
 /// Loads the next layer of the loader's spec.
@@ -77,6 +96,7 @@ pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn 
     Some(match loader.spec.options.layer {
         LayerKind::Llama => Box::new(llama::LlamaLayer::load(loader)?),
         LayerKind::Gemma2 => Box::new(gemma2::Gemma2Layer::load(loader)?),
+        LayerKind::Olmo2 => Box::new(olmo2::Olmo2Layer::load(loader)?),
     })
 }
 
@@ -91,8 +111,7 @@ pub struct LayerOptions {
     /// Bias of the attention's output projection.
     pub output_bias: Presence,
     pub mlp_bias: Presence,
-    /// Norms on the heads of Q and K.
-    pub qk_norm: bool,
+    pub qk_norm: QkNorms,
     /// A gate on the results of attention, whose rows follow those of each head of Q.
     pub attention_gate: bool,
     /// A score for each head that takes part in the softmax of attention and has no value.
@@ -102,6 +121,8 @@ pub struct LayerOptions {
     /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
     /// experts that are not quantised are transposed.
     pub experts_in_turn: bool,
+    /// Layers behind the model's that predict further tokens, which are not used.
+    pub further_layers: usize,
     pub names: NameMap,
 }
 
@@ -115,11 +136,12 @@ impl LayerOptions {
             qkv_bias: Presence::Never,
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
-            qk_norm: false,
+            qk_norm: QkNorms::None,
             attention_gate: false,
             sinks: false,
             expert_bias: false,
             experts_in_turn: false,
+            further_layers: 0,
             names: NameMap::USUAL,
         }
     }

@@ -3,7 +3,7 @@
 
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen2, qwen3_moe};
 use crate::Result;
-use crate::config::MixtureConfig;
+use crate::config::{MixtureConfig, SharedConfig};
 use crate::loader::tensors::Presence;
 use cresset_kernels::activation::Activation;
 
@@ -13,7 +13,8 @@ pub(super) const QWEN2_MOE: Architecture =
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let mixture = keys.mixture(&config, false)?;
-    let shared = mixture.shared.or(Some(config.intermediate_size));
+    let shared =
+        mixture.shared.or(Some(SharedConfig { width: config.intermediate_size, gated: true }));
     config.mixture = Some(MixtureConfig { shared, ..mixture });
     let options = LayerOptions { qkv_bias: Presence::Optional, ..qwen2::OPTIONS };
     Ok(ArchSpec { config, options })
@@ -32,7 +33,12 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let windowed = keys.take("max_window_layers")?.unwrap_or(28);
     let has_window = |layer: usize| layer.is_multiple_of(2) && layer < windowed;
     config.sliding = keys.sliding(&config, window, has_window)?;
-    let shared = Some(keys.required("shared_expert_intermediate_size")?);
+    let shared = Some(shared_expert(keys)?);
     config.mixture = Some(MixtureConfig { shared, ..qwen3_moe::mixture(keys, &config)? });
     Ok(ArchSpec { config, options })
+}
+
+/// Reads the width of the expert that computes every token.
+pub(super) fn shared_expert(keys: &mut hf_config::HfConfigKeys) -> Result<SharedConfig> {
+    Ok(SharedConfig { width: keys.required("shared_expert_intermediate_size")?, gated: true })
 }

@@ -1,7 +1,7 @@
 //! Qwen 3: norms on the heads of Q and K, and a head size that does not follow from the hidden
 //! size. Yang et al. 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen2};
+use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config, qwen2};
 use crate::Result;
 use crate::loader::tensors::Presence;
 use cresset_kernels::activation::Activation;
@@ -11,7 +11,7 @@ pub(super) const QWEN3: Architecture =
     Architecture { gguf: Some(("qwen3", from_gguf)), hf: ("qwen3", from_hf) };
 
 pub(super) const OPTIONS: LayerOptions =
-    LayerOptions { qk_norm: true, ..LayerOptions::plain(RopeStyle::Neox) };
+    LayerOptions { qk_norm: QkNorms::EachHead, ..LayerOptions::plain(RopeStyle::Neox) };
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let (qkv_bias, output_bias) = (Presence::Optional, Presence::Optional);

@@ -1,8 +1,10 @@
 //! Qwen 3.5: Llama's block, where three of four layers have the gated delta rule in place of
-//! attention, and attention has a gate on its results. Qwen Team 2026.
+//! attention, and attention has a gate on its results. Larger ones have experts in every layer,
+//! with one that computes every token. Qwen Team 2026.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
-use crate::config::{Recurrent, RecurrentKind};
+use super::{ArchSpec, Architecture, LayerOptions, QkNorms};
+use super::{gguf_config, hf_config, qwen2_moe};
+use crate::config::{MixtureConfig, Recurrent, RecurrentKind};
 use crate::loader::tensors::NameMap;
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -14,8 +16,14 @@ use cresset_kernels::rope::RopeStyle;
 pub(super) const QWEN3_5: Architecture =
     Architecture { gguf: Some(("qwen35", from_gguf)), hf: ("qwen3_5_text", from_hf) };
 
+/// The same with experts.
+pub(super) const QWEN3_5_MOE: Architecture = Architecture {
+    gguf: Some(("qwen35moe", moe_from_gguf)),
+    hf: ("qwen3_5_moe_text", moe_from_hf),
+};
+
 const OPTIONS: LayerOptions = LayerOptions {
-    qk_norm: true,
+    qk_norm: QkNorms::EachHead,
     attention_gate: true,
     names: NameMap {
         gguf: &[
@@ -67,6 +75,12 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: OPTIONS })
 }
 
+fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let ArchSpec { mut config, options } = from_gguf(keys)?;
+    config.mixture = Some(keys.mixture(&config, true)?);
+    Ok(ArchSpec { config, options })
+}
+
 fn delta_shape(keys: &mut gguf_config::GgufConfigKeys) -> Result<DeltaShape> {
     let value_heads = keys.needed("ssm.time_step_rank")?;
     Ok(DeltaShape {
@@ -107,6 +121,16 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     config.recurrent = recurrent(shape, taps, layers);
     let names = NameMap { norms_less_one: true, ..OPTIONS.names };
     Ok(ArchSpec { config, options: LayerOptions { activation, names, ..OPTIONS } })
+}
+
+/// No layer has a dense MLP, whose width the config therefore lacks.
+fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let width: usize = keys.required("moe_intermediate_size")?;
+    keys.default("intermediate_size", width);
+    let ArchSpec { mut config, options } = from_hf(keys)?;
+    let shared = Some(qwen2_moe::shared_expert(keys)?);
+    config.mixture = Some(MixtureConfig { shared, ..keys.mixture(width, config.layers)? });
+    Ok(ArchSpec { config, options })
 }
 
 /// Reads what every decoder has. The rotation has sections for the axes of images, along which the

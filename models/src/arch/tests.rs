@@ -1,6 +1,7 @@
 //! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
+use crate::config::RouterScoring;
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -259,6 +260,85 @@ fn states_are_as_large_as_the_releases_ask() {
     assert_eq!((config.rope.rotary_dim, config.attention_layers()), (64, 8));
     // In 24 layers the last inputs of 8 192 channels, and 32 heads of 128 by 128.
     assert_eq!(config.state_bytes(), 24 * (3 * 8192 + 32 * 128 * 128) * 4);
+}
+
+/// A config of a Granite 4 with experts, whose keys are those of the release.
+fn granite_hybrid() -> Value {
+    json!({
+        "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false,
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_act": "silu",
+        "hidden_size": 1536, "init_method": "mup", "intermediate_size": 512,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"], "logits_scaling": 6,
+        "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64,
+        "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 48,
+        "mamba_proj_bias": false, "max_position_embeddings": 131_072,
+        "model_type": "granitemoehybrid", "normalization_function": "rmsnorm",
+        "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 4,
+        "num_key_value_heads": 4, "num_local_experts": 64, "output_router_logits": false,
+        "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10_000, "router_aux_loss_coef": 0.01,
+        "shared_intermediate_size": 1024, "tie_word_embeddings": true, "vocab_size": 100_352,
+    })
+}
+
+#[test]
+fn a_hybrid_of_scans_and_attention_is_read() {
+    let config = parse(&granite_hybrid()).unwrap();
+    assert_eq!((config.unrotated.len(), config.attention_layers()), (4, 1));
+    let mixture = config.mixture.clone().unwrap();
+    assert_eq!((mixture.experts, mixture.chosen, mixture.normalise), (64, 6, true));
+    assert_eq!(mixture.shared.map(|shared| (shared.width, shared.gated)), Some((1024, false)));
+    // Three layers of the last inputs of 3 328 channels, and 48 heads of 64 by 128.
+    assert_eq!(config.state_bytes(), 3 * (3 * 3328 + 48 * 64 * 128) * 4);
+    let refused = |key: &str, value: Value| {
+        let mut config = granite_hybrid();
+        config[key] = value;
+        parse(&config).expect_err(key).to_string()
+    };
+    assert!(refused("position_embedding_type", json!("alibi")).contains("alibi"));
+    assert!(refused("normalization_function", json!("layernorm")).contains("rmsnorm"));
+    assert!(refused("mamba_proj_bias", json!(true)).contains("mamba_proj_bias"));
+    assert!(refused("mamba_d_head", json!(32)).contains("mamba_expand"));
+    assert!(refused("mamba_n_groups", json!(5)).contains("recurrent"));
+    assert!(refused("time_step_limit", json!([2.0, 1.0])).contains("recurrent"));
+    let mut auto = granite_hybrid();
+    auto["mamba_d_head"] = json!("auto");
+    assert_eq!(parse(&auto).unwrap(), config);
+}
+
+/// The keys and numbers of a published config of GLM-4.5, with fewer layers.
+#[test]
+fn experts_routed_by_sigmoids_are_read() {
+    let release = json!({
+        "architectures": ["Glm4MoeForCausalLM"], "attention_bias": true, "attention_dropout": 0.0,
+        "eos_token_id": [151_329, 151_336, 151_338], "first_k_dense_replace": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+        "intermediate_size": 10_944, "max_position_embeddings": 131_072, "model_type": "glm4_moe",
+        "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+        "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 96,
+        "num_experts_per_tok": 8, "num_hidden_layers": 3, "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1, "pad_token_id": 151_329, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5, "rope_scaling": null, "rope_theta": 1_000_000,
+        "routed_scaling_factor": 1.0, "tie_word_embeddings": false, "topk_group": 1,
+        "torch_dtype": "bfloat16", "use_cache": true, "use_qk_norm": false,
+        "vocab_size": 151_552,
+    });
+    let config = parse(&release).unwrap();
+    assert_eq!((config.rope.rotary_dim, config.head_dim), (64, 128));
+    let mixture = config.mixture.unwrap();
+    assert_eq!(mixture.layers, [false, true, true]);
+    assert_eq!(mixture.scoring, RouterScoring::Sigmoid { groups: 1, kept: 1 });
+    for (key, value, part) in [
+        ("n_group", json!(5), "1 of 5 groups"),
+        ("topk_group", json!(2), "2 of 1 groups"),
+        ("n_group", json!(64), "8 of 128 experts in 1 of 64"),
+        ("routed_scaling_factor", json!(0.0), "factor"),
+    ] {
+        let mut config = release.clone();
+        config[key] = value;
+        let error = parse(&config).expect_err(key).to_string();
+        assert!(error.contains(part), "{error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Grouped-query self-attention with a fused QKV projection. Ainslie et al. 2023, "GQA".
 
 use crate::Result;
+use crate::arch::QkNorms;
 use crate::config::ModelConfig;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
@@ -8,6 +9,7 @@ use crate::planted::{OpFault, argument};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::GateArgs;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};
+use cresset_kernels::norm::NormColumnsArgs;
 use cresset_kernels::rope::{QkNorm, RopeArgs, RopeStyle, RopeTable};
 use std::sync::Arc;
 
@@ -15,8 +17,9 @@ pub struct SelfAttention<O: Ops> {
     qkv: O::Matrix,
     qkv_bias: Option<O::Buffer>,
     gate: Option<OutputGate<O>>,
-    /// Norms on the heads of Q and of K.
-    qk_norm: Option<[O::Buffer; 2]>,
+    /// Norms on Q and on K: of each head, or of all heads as one vector.
+    qk_norm: QkNorms,
+    norms: Option<[O::Buffer; 2]>,
     output: O::Matrix,
     output_bias: Option<O::Buffer>,
     rope: Arc<RopeBuffers<O>>,
@@ -59,14 +62,13 @@ impl<O: Ops> SelfAttention<O> {
             (t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], hidden), None)
         };
         let qkv_bias = t.bias_if(options.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
-        let mut norm = |part| {
-            if options.qk_norm {
-                t.norm(&name(part), config.head_dim).map(Some)
-            } else {
-                Some(None)
-            }
+        let lens = match options.qk_norm {
+            QkNorms::None => None,
+            QkNorms::EachHead => Some([config.head_dim; 2]),
+            QkNorms::AllHeads => Some([q, kv]),
         };
-        let (q_norm, k_norm) = (norm("q_norm.weight"), norm("k_norm.weight"));
+        let norms = lens
+            .map(|[q, k]| (t.norm(&name("q_norm.weight"), q), t.norm(&name("k_norm.weight"), k)));
         let output = t.matrix(&name("o_proj.weight"), config.hidden_size, q);
         let output_bias =
             t.bias_if(options.output_bias, &[(&name("o_proj.bias"), config.hidden_size)]);
@@ -75,7 +77,10 @@ impl<O: Ops> SelfAttention<O> {
         } else {
             None
         };
-        let norms = q_norm?.zip(k_norm?);
+        let norms = match norms {
+            Some((q, k)) => Some([q?, k?]),
+            None => None,
+        };
         let (qkv, qkv_bias, output, output_bias) = (qkv?, qkv_bias?, output?, output_bias?);
         let gate = match gate {
             Some(weight) => Some(OutputGate { weight, values: l.rows("attention gates", q)? }),
@@ -85,7 +90,8 @@ impl<O: Ops> SelfAttention<O> {
             qkv,
             qkv_bias,
             gate,
-            qk_norm: norms.map(<[_; 2]>::from),
+            qk_norm: options.qk_norm,
+            norms,
             output,
             output_bias,
             rope: l.rope()?,
@@ -97,7 +103,7 @@ impl<O: Ops> SelfAttention<O> {
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`, with K and V written into the cache.
+    /// `x.input()` → `x.sublayer_out()`, with K and V written into the cache.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         self.project(s, x)?;
         if s.ends_here(x) {
@@ -106,7 +112,7 @@ impl<O: Ops> SelfAttention<O> {
         self.attend(s, x)?;
         if let Some(OutputGate { weight, values }) = &self.gate {
             let gate = values.first(x.rows());
-            s.linear(weight, None, x.normed(), gate)?;
+            s.linear(weight, None, x.input(), gate)?;
             s.ops.gate(&GateArgs { x: self.attended.first(x.rows()), gate })?;
         }
         let attended = s.select_rows(x, &self.attended, &self.selected)?;
@@ -114,13 +120,19 @@ impl<O: Ops> SelfAttention<O> {
         s.linear(&self.output, bias, heads, x.sublayer_out())
     }
 
-    /// `x.normed()` → K and V in the cache, Q in `projected`.
+    /// `x.input()` → K and V in the cache, Q in `projected`.
     fn project<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
         let qkv = self.projected.first(x.rows());
-        s.linear(&self.qkv, self.qkv_bias.as_ref(), x.normed(), qkv)?;
+        s.linear(&self.qkv, self.qkv_bias.as_ref(), x.input(), qkv)?;
         let &ModelConfig { heads, kv_heads, head_dim, rms_norm_eps: eps, .. } = s.config;
         let cache = s.kv.of_layer(s.layer);
-        let norm = |[q, k]: &'a [O::Buffer; 2]| QkNorm { q: O::view(q), k: O::view(k), eps };
+        let mut norms = self.norms.as_ref().map(|norms| norms.each_ref().map(O::view));
+        if let Some(weights) = norms.take_if(|_| self.qk_norm == QkNorms::AllHeads) {
+            for (weight, first) in weights.into_iter().zip([0, heads * head_dim]) {
+                let stride = self.projected.width;
+                s.ops.norm_columns(&NormColumnsArgs { x: qkv, stride, first, weight, eps })?;
+            }
+        }
         Ok(s.ops.rope_kv_write(&RopeArgs {
             qkv,
             heads,
@@ -135,7 +147,7 @@ impl<O: Ops> SelfAttention<O> {
                 },
                 ..*table
             }),
-            qk_norm: self.qk_norm.as_ref().map(norm),
+            qk_norm: norms.map(|[q, k]| QkNorm { q, k, eps }),
             k_cache: cache.k,
             v_cache: cache.v,
             block_size: s.kv.block_size,

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use cresset_kernels::Ops;
 use cresset_kernels::recurrence::{
-    ConvForm, DeltaRuleArgs, DeltaShape, GatedNormArgs, HeadMap, ShortConvArgs,
+    ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, HeadMap, ShortConvArgs,
 };
 
 pub struct DeltaRule<O: Ops> {
@@ -81,15 +81,17 @@ impl<O: Ops> DeltaRule<O> {
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`, with the sequences' states in the cache.
+    /// `x.input()` → `x.sublayer_out()`, with the sequences' states in the cache.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         self.remember(s, x)?;
         if s.ends_here(x) {
             return Ok(());
         }
         let [gate, normed] = [&self.output_gates, &self.normed].map(|rows| rows.first(x.rows()));
-        s.linear(&self.output_gate, None, x.normed(), gate)?;
+        s.linear(&self.output_gate, None, x.input(), gate)?;
         s.ops.gated_norm(&GatedNormArgs {
+            order: GateOrder::AfterNorm,
+            groups: 1,
             x: self.read.first(x.rows()),
             gate,
             weight: O::view(&self.norm),
@@ -100,22 +102,23 @@ impl<O: Ops> DeltaRule<O> {
         s.linear(&self.output, None, normed.first(x.rows()), x.sublayer_out())
     }
 
-    /// `x.normed()` → the states in the cache, and what each token reads of its own in `read`.
+    /// `x.input()` → the states in the cache, and what each token reads of its own in `read`.
     fn remember<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
         let states = s.kv.states_of_layer(s.layer);
         let [projected, convolved, gates] =
             [&self.projected, &self.convolved, &self.gate_values].map(|rows| rows.first(x.rows()));
-        s.linear(&self.qkv, None, x.normed(), projected)?;
+        s.linear(&self.qkv, None, x.input(), projected)?;
         s.ops.short_conv(&ShortConvArgs {
             form: ConvForm::Silu,
             x: projected,
             weight: O::view(&self.taps),
+            bias: None,
             width: self.shape.width(),
             states: states.conv,
             moves: s.states(),
             out: convolved,
         })?;
-        s.linear(&self.gates, None, x.normed(), gates)?;
+        s.linear(&self.gates, None, x.input(), gates)?;
         Ok(s.ops.delta_rule(&DeltaRuleArgs {
             shape: self.shape,
             qkv: convolved,

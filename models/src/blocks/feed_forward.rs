@@ -22,7 +22,7 @@ impl<O: Ops> FeedForward<O> {
         }
     }
 
-    /// `x.normed()` → `x.sublayer_out()`.
+    /// `x.input()` → `x.sublayer_out()`.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         match self {
             Self::Dense(mlp) => mlp.forward(s, x),

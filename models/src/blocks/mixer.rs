@@ -2,6 +2,7 @@
 
 use super::attention::SelfAttention;
 use super::delta_rule::DeltaRule;
+use super::selective_scan::SelectiveScan;
 use super::short_conv::ShortConv;
 use crate::Result;
 use crate::config::RecurrentKind;
@@ -12,6 +13,7 @@ pub enum TokenMixer<O: Ops> {
     Attention(Box<SelfAttention<O>>),
     ShortConv(Box<ShortConv<O>>),
     DeltaRule(Box<DeltaRule<O>>),
+    SelectiveScan(Box<SelectiveScan<O>>),
 }
 
 impl<O: Ops> TokenMixer<O> {
@@ -25,15 +27,19 @@ impl<O: Ops> TokenMixer<O> {
             Some(RecurrentKind::DeltaRule { shape, taps }) => {
                 Self::DeltaRule(Box::new(DeltaRule::load(l, prefix, shape, taps)?))
             }
+            Some(RecurrentKind::SelectiveScan(config)) => {
+                Self::SelectiveScan(Box::new(SelectiveScan::load(l, prefix, config)?))
+            }
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`, with what later tokens need in the cache.
+    /// `x.input()` → `x.sublayer_out()`, with what later tokens need in the cache.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         match self {
             Self::Attention(attention) => attention.forward(s, x),
             Self::ShortConv(conv) => conv.forward(s, x),
             Self::DeltaRule(rule) => rule.forward(s, x),
+            Self::SelectiveScan(scan) => scan.forward(s, x),
         }
     }
 }

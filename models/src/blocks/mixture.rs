@@ -2,14 +2,16 @@
 //! "Switch Transformers"; the shared expert is that of Dai et al. 2024, "DeepSeekMoE".
 
 use super::mlp::{Mlp, MlpNames};
-use crate::config::MixtureConfig;
+use crate::config::{MixtureConfig, RouterScoring, SharedConfig};
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Presence;
 use crate::planted::{OpFault, argument, in_f32};
 use crate::{Error, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::{Activation, GatedArgs};
-use cresset_kernels::experts::{CombineArgs, ExpertLinearArgs, RouteArgs, Routes, SharedExpert};
+use cresset_kernels::experts::{
+    CombineArgs, ExpertLinearArgs, RouteArgs, RouteScoring, Routes, SharedExpert,
+};
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::operand::Operand;
 
@@ -23,9 +25,9 @@ pub struct Mixture<O: Ops> {
     biases: Option<Biases<O>>,
     shared: Option<Shared<O>>,
     activation: Activation,
-    experts: usize,
-    chosen: usize,
-    normalise: bool,
+    config: MixtureConfig,
+    /// `[experts]` f32: biases by which experts are chosen, beside their sigmoids.
+    choice_bias: Option<O::Buffer>,
     /// `[tokens, experts]` f32: the router's results.
     scores: Activations<O>,
     /// `[tokens, chosen]` f32
@@ -50,12 +52,16 @@ struct Biases<O: Ops> {
 /// An expert that computes every token, and how much its result counts.
 struct Shared<O: Ops> {
     mlp: Mlp<O>,
-    /// `[1, hidden]`
-    gate: O::Matrix,
+    gate: Option<SharedGate<O>>,
     /// `[tokens, hidden]`
     result: Activations<O>,
+}
+
+struct SharedGate<O: Ops> {
+    /// `[1, hidden]`
+    weight: O::Matrix,
     /// `[tokens]` f32
-    gates: Activations<O>,
+    values: Activations<O>,
 }
 
 const SHARED: MlpNames = MlpNames {
@@ -64,10 +70,13 @@ const SHARED: MlpNames = MlpNames {
     activated: "shared expert activated",
 };
 
+/// The name of the biases of a router that weighs by sigmoids.
+const CHOICE_BIAS: &str = "mlp.gate.e_score_correction_bias";
+
 impl<O: Ops> Mixture<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, config: &MixtureConfig, prefix: &str) -> Option<Self> {
-        let &MixtureConfig { experts, chosen, intermediate_size: inner, normalise, .. } = config;
+        let &MixtureConfig { experts, chosen, intermediate_size: inner, .. } = config;
         let hidden = l.spec.config.hidden_size;
         let router = l.tensors.matrix(&format!("{prefix}mlp.gate.weight"), experts, hidden);
         let gate_up = gate_up(l, prefix, [experts, inner, hidden]);
@@ -77,12 +86,18 @@ impl<O: Ops> Mixture<O> {
         } else {
             Some(None)
         };
+        let choice_bias = match config.scoring {
+            RouterScoring::Softmax => Some(None),
+            RouterScoring::Sigmoid { .. } => {
+                l.tensors.vector(&format!("{prefix}{CHOICE_BIAS}"), experts, |bias| bias).map(Some)
+            }
+        };
         let shared = match config.shared {
-            Some(width) => Shared::load(l, prefix, width).map(Some),
+            Some(shared) => Shared::load(l, prefix, shared).map(Some),
             None => Some(None),
         };
         let (router, gate_up, down) = (router?, gate_up?, down?);
-        let (biases, shared) = (biases?, shared?);
+        let (biases, choice_bias, shared) = (biases?, choice_bias?, shared?);
         l.quantised |= O::is_quantised(&gate_up) || O::is_quantised(&down);
         let plan = Routes::<O::View<'_>>::plan_len(1, experts, chosen);
         Some(Self {
@@ -92,9 +107,8 @@ impl<O: Ops> Mixture<O> {
             biases,
             shared,
             activation: l.spec.options.activation,
-            experts,
-            chosen,
-            normalise,
+            config: config.clone(),
+            choice_bias,
             scores: l.rows_of(Kind::F32, "router scores", experts)?,
             weights: l.rows_of(Kind::F32, "expert weights", chosen)?,
             plan: l.rows_of(Kind::U32, "expert plan", plan)?,
@@ -104,7 +118,7 @@ impl<O: Ops> Mixture<O> {
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`.
+    /// `x.input()` → `x.sublayer_out()`.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         let rows = x.rows();
         if rows == 0 {
@@ -115,10 +129,10 @@ impl<O: Ops> Mixture<O> {
         let [gate_up, activated, results] =
             [&self.projected, &self.activated, &self.results].map(|buffer| buffer.first(rows));
         let (w, bias) = (O::matrix(&self.gate_up), self.bias(|biases| &biases.gate_up));
-        let args = ExpertLinearArgs { x: x.normed(), w, bias, routes, out: gate_up };
+        let args = ExpertLinearArgs { x: x.input(), w, bias, routes, out: gate_up };
         s.ops.expert_linear(&args)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
-        let width = self.activated.width / self.chosen;
+        let width = self.activated.width / self.config.chosen;
         s.ops.gated(&GatedArgs { activation, gate_up, width, out: activated })?;
         let (w, bias) = (O::matrix(&self.down), self.bias(|biases| &biases.down));
         let args = ExpertLinearArgs { x: activated, w, bias, routes, out: results };
@@ -135,18 +149,25 @@ impl<O: Ops> Mixture<O> {
         self.biases.as_ref().map(|biases| O::view(of(biases)))
     }
 
-    /// Chooses the experts of each row of `x.normed()`.
+    /// Chooses the experts of each row of `x.input()`.
     fn route<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<Routes<O::View<'a>>> {
-        let &Self { experts, chosen, normalise, .. } = self;
+        let &MixtureConfig { experts, chosen, normalise, scale, scoring, .. } = &self.config;
         let rows = x.rows();
         let len = Routes::<O::View<'_>>::plan_len(rows, experts, chosen);
         let plan = self.plan.first(rows).slice(0..len);
         let routes = Routes { experts, chosen, weights: self.weights.first(rows), plan };
         let scores = self.scores.first(rows);
+        let scoring = match (scoring, &self.choice_bias) {
+            (RouterScoring::Sigmoid { groups, kept }, Some(bias)) => {
+                RouteScoring::Sigmoid { bias: O::view(bias), groups, kept }
+            }
+            _ => RouteScoring::Softmax,
+        };
         in_f32(|| {
             let bias = self.biases.as_ref().map(|biases| &biases.router);
-            s.linear(&self.router, bias, x.normed(), scores)?;
-            s.ops.route(&RouteArgs { scores, normalise, routes }).map_err(Error::from)
+            s.linear(&self.router, bias, x.input(), scores)?;
+            let args = RouteArgs { scores, scoring, normalise, scale, routes };
+            s.ops.route(&args).map_err(Error::from)
         })?;
         Ok(routes)
     }
@@ -174,14 +195,18 @@ impl<O: Ops> Biases<O> {
 }
 
 impl<O: Ops> Shared<O> {
-    fn load(l: &mut LayerLoader<O>, prefix: &str, width: usize) -> Option<Self> {
+    fn load(l: &mut LayerLoader<O>, prefix: &str, config: SharedConfig) -> Option<Self> {
         let hidden = l.spec.config.hidden_size;
-        let mlp = Mlp::load_as(l, prefix, &SHARED, width);
-        let gate = l.tensors.matrix(&format!("{prefix}mlp.shared_expert_gate.weight"), 1, hidden);
-        let (mlp, gate) = (mlp?, gate?);
-        let result = l.rows("shared expert result", hidden)?;
-        let gates = l.rows_of(Kind::F32, "shared expert gates", 1)?;
-        Some(Self { mlp, gate, result, gates })
+        let mlp = Mlp::load_as(l, prefix, &SHARED, config.width);
+        let gate = if config.gated {
+            let name = format!("{prefix}mlp.shared_expert_gate.weight");
+            let weight = l.tensors.matrix(&name, 1, hidden);
+            let values = l.rows_of(Kind::F32, "shared expert gates", 1);
+            Some(SharedGate { weight: weight?, values: values? })
+        } else {
+            None
+        };
+        Some(Self { mlp: mlp?, gate, result: l.rows("shared expert result", hidden)? })
     }
 
     fn forward<'a>(
@@ -189,9 +214,16 @@ impl<O: Ops> Shared<O> {
         s: &LayerStep<'a, O>,
         x: &Stream<'a, O>,
     ) -> Result<SharedExpert<O::View<'a>>> {
-        let [result, gate] = [&self.result, &self.gates].map(|buffer| buffer.first(x.rows()));
+        let result = self.result.first(x.rows());
         self.mlp.compute(s, x, result)?;
-        in_f32(|| s.linear(&self.gate, None, x.normed(), gate))?;
+        let gate = match &self.gate {
+            Some(SharedGate { weight, values }) => {
+                let gate = values.first(x.rows());
+                in_f32(|| s.linear(weight, None, x.input(), gate))?;
+                Some(gate)
+            }
+            None => None,
+        };
         Ok(SharedExpert { x: result, gate })
     }
 }

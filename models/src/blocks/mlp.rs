@@ -70,13 +70,13 @@ impl<O: Ops> Mlp<O> {
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`.
+    /// `x.input()` → `x.sublayer_out()`.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         let out = x.sublayer_out();
         self.compute(s, x, out)
     }
 
-    /// `x.normed()` → `result`.
+    /// `x.input()` → `result`.
     pub fn compute<'a>(
         &'a self,
         s: &LayerStep<'a, O>,
@@ -84,7 +84,7 @@ impl<O: Ops> Mlp<O> {
         result: O::View<'a>,
     ) -> Result<()> {
         let gate_up = self.projected.first(x.rows());
-        s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.normed(), gate_up)?;
+        s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.input(), gate_up)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width;
         let out = self.activated.first(x.rows());

@@ -6,4 +6,5 @@ pub mod feed_forward;
 pub mod mixer;
 pub mod mixture;
 pub mod mlp;
+pub mod selective_scan;
 pub mod short_conv;

@@ -39,14 +39,15 @@ impl<O: Ops> ShortConv<O> {
         })
     }
 
-    /// `x.normed()` → `x.sublayer_out()`, with the sequences' states in the cache.
+    /// `x.input()` → `x.sublayer_out()`, with the sequences' states in the cache.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         let projected = self.projected.first(x.rows());
-        s.linear(&self.input, None, x.normed(), projected)?;
+        s.linear(&self.input, None, x.input(), projected)?;
         s.ops.short_conv(&ShortConvArgs {
             form: ConvForm::Gated,
             x: projected,
             weight: O::view(&self.taps),
+            bias: None,
             width: self.convolved.width,
             states: s.kv.states_of_layer(s.layer).conv,
             moves: s.states(),

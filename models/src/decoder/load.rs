@@ -153,21 +153,14 @@ impl<O: Ops> Decoder<O> {
         options: DecoderOptions,
     ) -> Option<Self> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
-        let lacking = [
-            (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
-            (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
-        ];
-        if let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) {
-            t.refuse(&format!(
-                "it has {what}, which have no kernels for a device yet: run it on the CPU \
-                 (engine.device = \"cpu\")"
-            ));
+        if is_refused::<O>(&spec, t) {
             return None;
         }
         // Older checkpoints store values that are computed here, and tied ones may store the
         // embedding twice.
         t.ignore("rotary_emb.inv_freq");
         t.ignore_towers();
+        (layers..layers + spec.options.further_layers).for_each(|layer| t.ignore_layer(layer));
         if tied_embeddings {
             t.ignore("lm_head.weight");
         }
@@ -216,6 +209,20 @@ impl<O: Ops> Decoder<O> {
             ops,
         })
     }
+}
+
+/// Refuses a model that these ops cannot compute.
+fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
+    let lacking = [
+        (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
+        (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
+    ];
+    let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };
+    t.refuse(&format!(
+        "it has {what}, which have no kernels for a device yet: run it on the CPU \
+         (engine.device = \"cpu\")"
+    ));
+    true
 }
 
 /// Takes the divisors of rotary frequencies, if the file has some among its tensors.

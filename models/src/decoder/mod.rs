@@ -22,8 +22,8 @@ use cresset_kernels::linear::Mode;
 /// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
 pub trait Layer<O: Ops>: Send {
     /// Adds the layer's share to the residual stream. When the layer begins, the result of the
-    /// previous layer's last sub-layer is still to be added; when it ends, so is this layer's own
-    /// last result: [`LayerStep::add_norm`] adds and norms in one op.
+    /// previous layer's last sub-layer may still have to be added; when it ends, so may this
+    /// layer's own last result: [`LayerStep::add_norm`] adds and norms in one op.
     fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
 }
 
@@ -65,6 +65,7 @@ impl<O: Ops> Decoder<O> {
             rows: batch.tokens,
             residual: &self.residual,
             normed: &self.normed,
+            input: &self.residual,
             sublayer_out: &self.sublayer_out,
             pending: false,
         };
@@ -85,7 +86,7 @@ impl<O: Ops> Decoder<O> {
         last.add_norm(&self.norm, &mut x)?;
         in_f32(|| {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
-            last.linear(head, None, x.normed(), logits)?;
+            last.linear(head, None, x.input(), logits)?;
             let cap = self.config.logits_softcap;
             cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
         })

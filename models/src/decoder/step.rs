@@ -5,7 +5,7 @@ use crate::{KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::{DeviceTokens, SelectRowsArgs};
 use cresset_kernels::linear::{LinearArgs, Mode};
-use cresset_kernels::norm::NormArgs;
+use cresset_kernels::norm::{AddNormedArgs, NormArgs};
 use cresset_kernels::operand::{IndicesOf, Operand};
 use cresset_kernels::recurrence::StateMoves;
 use std::sync::Arc;
@@ -60,6 +60,8 @@ pub struct Stream<'a, O: Ops> {
     pub(super) rows: usize,
     pub(super) residual: &'a Activations<O>,
     pub(super) normed: &'a Activations<O>,
+    /// What the next sub-layer reads: one of the two.
+    pub(super) input: &'a Activations<O>,
     pub(super) sublayer_out: &'a Activations<O>,
     /// Whether `sublayer_out` still has to be added to the residual stream.
     pub(super) pending: bool,
@@ -77,9 +79,10 @@ impl<'a, O: Ops> Stream<'a, O> {
         self.residual.first(self.rows)
     }
 
-    /// `[rows, hidden]`: the normed residual stream, which a sub-layer reads.
-    pub fn normed(&self) -> O::View<'a> {
-        self.normed.first(self.rows)
+    /// `[rows, hidden]`: what a sub-layer reads. It is the normed residual stream, or the stream
+    /// itself in layers that norm only the results of their sub-layers.
+    pub fn input(&self) -> O::View<'a> {
+        self.input.first(self.rows)
     }
 
     /// `[rows, hidden]`: where a sub-layer writes what [`LayerStep::add_norm`] adds to the residual
@@ -111,19 +114,35 @@ impl<'a, O: Ops> LayerStep<'a, O> {
     }
 
     /// Adds the sub-layer's result to the residual stream, if there is one, and norms the stream
-    /// into `x.normed()`.
+    /// into `x.input()`.
     pub fn add_norm(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
         let delta = x.pending.then(|| x.sublayer_out.first(x.rows));
         x.pending = false;
-        self.norm(x.residual(), delta, weight, x.normed())
+        x.input = x.normed;
+        self.norm(x.residual(), delta, weight, x.input())
     }
 
     /// Norms the sub-layer's result before it is added to the residual stream. Overwrites
-    /// `x.normed()`.
+    /// `x.input()`.
     pub fn norm_sublayer_out(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
-        self.norm(x.sublayer_out.first(x.rows), None, weight, x.normed())?;
+        self.norm(x.sublayer_out.first(x.rows), None, weight, x.normed.first(x.rows))?;
         std::mem::swap(&mut x.sublayer_out, &mut x.normed);
         Ok(())
+    }
+
+    /// Norms the sub-layer's result and adds it to the residual stream, which the next sub-layer
+    /// reads as it is.
+    pub fn add_normed(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
+        x.pending = false;
+        x.input = x.residual;
+        let (delta, weight) = (x.sublayer_out.first(x.rows), O::view(weight));
+        let args = AddNormedArgs { x: x.residual(), delta, weight, eps: self.epsilon() };
+        Ok(self.ops.add_normed(&args)?)
+    }
+
+    /// The epsilon of the model's norms.
+    pub fn epsilon(&self) -> f32 {
+        argument(OpFault::Epsilon, self.config.rms_norm_eps, |eps| eps * 1e3)
     }
 
     fn norm(
@@ -133,8 +152,7 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         weight: &'a O::Buffer,
         out: O::View<'a>,
     ) -> Result<()> {
-        let eps = argument(OpFault::Epsilon, self.config.rms_norm_eps, |eps| eps * 1e3);
-        let weight = O::view(weight);
+        let (eps, weight) = (self.epsilon(), O::view(weight));
         Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out })?)
     }
 

@@ -1,10 +1,15 @@
 //! GGUF container (format document: ggml docs/gguf.md, versions 2 and 3), every bound checked.
 
 mod cursor;
+mod shards;
 #[cfg(test)]
 mod tests;
 
-use super::file::{FileReader, TensorReader};
+pub use shards::ShardName;
+pub(super) use shards::ShardReaders;
+
+use super::file::FileReader;
+use super::file_name;
 use crate::{Error, Result};
 use cresset_kernels::linear::WeightType;
 use cursor::{Cursor, Parse};
@@ -73,11 +78,13 @@ pub struct TensorInfo {
     /// Row-major shape, outermost first (GGUF stores it reversed).
     pub shape: Vec<usize>,
     pub dtype: WeightType,
+    /// The index of its file, among those that a model is split into.
+    pub shard: usize,
     /// Byte range in the file.
     pub range: Range<usize>,
 }
 
-/// The header of a GGUF file.
+/// The header of a GGUF file, with the tensors of all files that the model is split into.
 pub struct GgufFile {
     pub metadata: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorInfo>,
@@ -87,9 +94,11 @@ pub struct GgufFile {
 }
 
 impl GgufFile {
-    /// Reads the file's header and checks it whole; tensor data is not read.
+    /// Reads the file's header and checks it whole; tensor data is not read. The other shards of a
+    /// model are found beside the first.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::read(&mut FileReader::open(path, None)?)
+        let open = |name: &str| FileReader::open(&path.with_file_name(name), None);
+        Ok(Self::read_all(path, &open)?.0)
     }
 
     /// The header of a file of which nothing was taken yet. Nothing is taken.
@@ -103,12 +112,6 @@ impl GgufFile {
         })?;
         let header_blake3 = blake3::hash(file.peek(header.bytes)?).to_hex().to_string();
         Ok(Self { metadata: header.metadata, tensors: header.tensors, header_blake3, path })
-    }
-
-    /// A reader of the tensors in the rest of the file.
-    pub(super) fn tensors_in(&self, file: FileReader) -> TensorReader {
-        let tensors = self.tensors.iter().map(|(name, info)| (name.clone(), info.range.clone()));
-        TensorReader::new(file, tensors)
     }
 
     pub fn path(&self) -> &Path {
@@ -261,7 +264,7 @@ impl GgufEntry {
         let range = start.and_then(|start| Some(start..start.checked_add(bytes)?));
         match range {
             Some(range) if range.end <= file_len => {
-                Ok(TensorInfo { shape: self.shape.clone(), dtype: self.dtype, range })
+                Ok(TensorInfo { shape: self.shape.clone(), dtype: self.dtype, shard: 0, range })
             }
             _ => Err(format!(
                 "tensor {name:?} ({bytes} bytes at offset {}) ends beyond the file's {file_len} bytes",

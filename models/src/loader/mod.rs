@@ -53,11 +53,10 @@ pub(crate) fn read<M: OpMemory, T>(
     };
     match source.layout() {
         FileLayout::Gguf(path) => {
-            let mut file = source.open(&file_name(path))?;
-            let header = GgufFile::read(&mut file)?;
+            let (header, files) = GgufFile::read_all(path, &|name| source.open(name))?;
             let (spec, blake3) = (arch::from_gguf(&header)?, header.header_blake3.clone());
-            let built =
-                fill(spec, Container::Gguf(Box::new(header.tensors_in(file)), header), path)?;
+            let tensors = header.tensors_in(files);
+            let built = fill(spec, Container::Gguf(Box::new(tensors), header), path)?;
             source.check_header(path, &blake3)?;
             Ok(built)
         }

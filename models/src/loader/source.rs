@@ -2,6 +2,7 @@
 
 use super::damaged;
 use super::file::{FileReader, changed};
+use super::gguf::ShardName;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +24,8 @@ pub struct ModelSource {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileLayout {
-    /// One GGUF file: weights, config, tokenizer and template inside.
+    /// One GGUF file: weights, config, tokenizer and template inside. Of a model that is split it
+    /// is the first shard; the others are in its folder.
     Gguf(PathBuf),
     /// A folder in Hugging Face layout: config.json, *.safetensors (sharded or not),
     /// tokenizer.json.
@@ -98,9 +100,11 @@ impl ModelSource {
         self.digests.as_ref().is_none_or(|digests| digests.contains_key(name))
     }
 
-    /// The path of the file of this name. A GGUF release has one file, whatever its name.
+    /// The path of the file of this name. A GGUF release has one file, whatever its name, or
+    /// shards.
     fn path(&self, name: &str) -> PathBuf {
         match &self.layout {
+            FileLayout::Gguf(path) if ShardName::parse(name).is_some() => path.with_file_name(name),
             FileLayout::Gguf(path) => path.clone(),
             FileLayout::HfFolder(folder) => folder.join(name),
         }

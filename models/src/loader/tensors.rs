@@ -1,8 +1,8 @@
 //! The tensors of a release, taken out by name as an architecture asks for them. Every tensor that
 //! is missing, has another shape or is left over is collected, and all are reported at the end.
 
-use super::file::{Bytes, TensorReader};
-use super::gguf::GgufFile;
+use super::file::Bytes;
+use super::gguf::{GgufFile, ShardReaders};
 use super::names;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub(super) enum Container {
-    Gguf(Box<TensorReader>, GgufFile),
+    Gguf(Box<ShardReaders>, GgufFile),
     Checkpoint(Checkpoint),
 }
 
@@ -88,10 +88,15 @@ pub enum Reading {
 }
 
 /// Whether a stored tensor that holds several matrices, one below the other, has the shape of their
-/// stack.
+/// stack, or one that holds several vectors, one behind the other, that of the whole.
 fn is_stack(found: &[usize], shape: &[usize]) -> bool {
-    let (Some((width, heights)), &[rows, cols]) = (found.split_last(), shape) else { return false };
-    heights.len() > 1 && *width == cols && heights.iter().product::<usize>() == rows
+    match (found, shape) {
+        (&[ref heights @ .., width], &[rows, cols]) => {
+            heights.len() > 1 && width == cols && heights.iter().product::<usize>() == rows
+        }
+        (&[count, width], &[len]) => count * width == len,
+        _ => false,
+    }
 }
 
 impl<M: OpMemory> Tensors<'_, M> {
@@ -105,6 +110,28 @@ impl<M: OpMemory> Tensors<'_, M> {
         let found = self.raws(parts, cols)?;
         let stacked = self.store.matrix(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
         self.keep(parts[0].0, stacked)
+    }
+
+    /// Takes a tensor that holds matrices of one width, one below the other, apart.
+    pub fn split<const N: usize>(
+        &mut self,
+        name: &str,
+        parts: [usize; N],
+        cols: usize,
+    ) -> Option<[M::Matrix; N]> {
+        let found = self.raw(name, &[parts.iter().sum(), cols])?;
+        let (raw, mut first) = (found.raw(), 0);
+        let mut matrices = Vec::with_capacity(N);
+        for rows in parts {
+            let part = match self.reading {
+                Reading::Whole => raw.slice(first, rows),
+                Reading::Headers => Raw { rows, ..raw },
+            };
+            first += rows;
+            let matrix = self.store.matrix(&[part]);
+            matrices.push(self.keep(name, matrix)?);
+        }
+        matrices.try_into().ok()
     }
 
     pub(super) fn raws(
@@ -225,6 +252,16 @@ impl<M: OpMemory> Tensors<'_, M> {
     /// Leaves every stored tensor whose name ends in `suffix` unused, on purpose.
     pub fn ignore(&mut self, suffix: &str) {
         let ignored = self.stored_names().filter(|n| n.ends_with(suffix));
+        self.leave_out(ignored.map(str::to_owned).collect());
+    }
+
+    /// Leaves all tensors of a layer unused, on purpose.
+    pub fn ignore_layer(&mut self, layer: usize) {
+        let prefix = match &self.container {
+            Container::Gguf(..) => format!("blk.{layer}."),
+            Container::Checkpoint(files) => files.stored(&format!("model.layers.{layer}.")),
+        };
+        let ignored = self.stored_names().filter(|name| name.starts_with(&prefix));
         self.leave_out(ignored.map(str::to_owned).collect());
     }
 

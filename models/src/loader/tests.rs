@@ -335,7 +335,7 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error() {
     TinyLlama::default().write_gguf(&path).unwrap();
     let mut reader = file::FileReader::open(&path, None).unwrap();
     let header = gguf::GgufFile::read(&mut reader).unwrap();
-    let mut tensors = header.tensors_in(reader);
+    let mut tensors = header.tensors_in(vec![reader]);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     let error = header.tensors.keys().find_map(|name| tensors.take(name).err()).unwrap();
     assert!(error.to_string().contains("cut short while it was read"), "{error}");

@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
 /// The families whose rows of Q and K the converter permutes.
-const PERMUTED: [&str; 5] = ["granite", "llama", "mistral", "mixtral", "smollm3"];
+const PERMUTED: [&str; 6] =
+    ["granite", "granitemoehybrid", "llama", "mistral", "mixtral", "smollm3"];
 
 impl Case {
     fn head_dim(&self) -> usize {
@@ -62,10 +63,16 @@ impl Case {
             // The usual name of a tensor, and of which expert it is.
             let usual =
                 names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
-            if let Some((module, expert)) = usual.split_once(".experts.") {
-                let (expert, part) = expert.split_once('.').unwrap();
+            if let Some((module, expert)) = usual.split_once(".experts.")
+                && let (expert, part) = expert.split_once('.').unwrap()
+                && let Ok(expert) = expert.parse()
+            {
                 let whole = format!("{module}.experts.{part}");
-                stacks.entry(whole).or_default().push((expert.parse().unwrap(), name));
+                stacks.entry(whole).or_default().push((expert, name));
+                continue;
+            }
+            if self.kind() == "granitemoehybrid" && usual.contains("gate_up_proj") {
+                self.put_halves(name, shape, &usual, &mut writer);
                 continue;
             }
             if name.ends_with("A_log") {
@@ -73,11 +80,7 @@ impl Case {
                 continue;
             }
             let mut data = self.tiled(name, shape, self.weights(name, shape));
-            // A convolution's taps lose the axis of its one input.
-            let shape: Vec<usize> = match shape[..] {
-                [channels, 1, taps] => vec![channels, taps],
-                _ => shape.clone(),
-            };
+            let shape = self.converted_shape(name, shape);
             let plain = name.ends_with("linear_attn.norm.weight");
             if names.norms_less_one && name.ends_with("norm.weight") && !plain {
                 data = data.into_iter().map(|x| x + 1.0).collect();
@@ -105,6 +108,35 @@ impl Case {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
         file
+    }
+
+    /// The shape that the converter gives a tensor.
+    fn converted_shape(&self, name: &str, shape: &[usize]) -> Vec<usize> {
+        match *shape {
+            // A convolution's taps lose the axis of its one input.
+            [channels, 1, taps] => vec![channels, taps],
+            [heads] if name.ends_with("mamba.D") => vec![heads, 1],
+            [inner] if name.ends_with("mamba.norm.weight") => {
+                let groups = self.config["mamba_n_groups"].as_u64().unwrap() as usize;
+                vec![groups, inner / groups]
+            }
+            _ => shape.to_vec(),
+        }
+    }
+
+    /// Writes the two halves of each matrix of a tensor, gate and up, as tensors of their own.
+    fn put_halves(&self, name: &str, shape: &[usize], usual: &str, writer: &mut GgufWriter) {
+        let [experts @ .., rows, cols] = shape else { panic!("{name} of {shape:?}") };
+        let values = self.weights(name, shape);
+        for (half, part) in ["gate_proj", "up_proj"].into_iter().enumerate() {
+            let matrices = values.chunks(rows * cols);
+            let data: Vec<f32> = matrices
+                .flat_map(|matrix| matrix.chunks(rows / 2 * cols).nth(half).unwrap())
+                .copied()
+                .collect();
+            let name = names::gguf(&usual.replace("gate_up_proj", part), &[]).unwrap();
+            writer.f32(&name, &[experts, &[rows / 2, *cols]].concat(), &data);
+        }
     }
 
     /// Writes a tensor of GPT-OSS's experts: gate and up, whose rows take turns, in tensors of
@@ -244,9 +276,11 @@ fn case_of(name: &str) -> Case {
 /// have the same bits.
 #[test]
 fn rows_do_not_depend_on_the_batch() {
-    let recurrent = ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd"];
-    let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4"];
-    for name in experts.into_iter().chain(recurrent) {
+    let recurrent =
+        ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd", "qwen3.5-moe", "granite-hybrid"];
+    let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4", "glm4-moe"];
+    let others = ["olmo2", "olmo3", "glm4-moe-groups"];
+    for name in experts.into_iter().chain(recurrent).chain(others) {
         let case = case_of(name);
         let mut model = case.in_folder(&case.config, |source| case.load_as(source, false));
         let whole = alone(&mut model, &case.tokens, 40);
@@ -304,7 +338,7 @@ fn codes_and_scales_count_as_the_values_they_stand_for() {
 /// A state from which one sequence went on is as it was: another goes on from it too.
 #[test]
 fn a_state_goes_on_as_often_as_it_is_read() {
-    for name in ["lfm2", "qwen3.5"] {
+    for name in ["lfm2", "qwen3.5", "granite-hybrid-dense"] {
         let case = case_of(name);
         let mut model = case.folder(&case.config);
         let whole = alone(&mut model, &case.tokens, 40);
@@ -375,6 +409,36 @@ fn experts_may_be_stacked_in_one_tensor() {
     assert_eq!(count(&source), parameters);
     let file = case.gguf_file(case.gguf.as_ref().unwrap());
     assert_eq!(count(&ModelSource::gguf(file.path().to_owned())), parameters);
+}
+
+/// The layers behind a model's own, which its files have beside it, change nothing.
+#[test]
+fn layers_that_predict_further_tokens_are_left_out() {
+    let case = case_of("glm4-moe");
+    assert_eq!(case.config["num_nextn_predict_layers"], 1);
+    let folder = tempfile::tempdir().unwrap();
+    case.write(folder.path(), &case.config).unwrap();
+    let source = ModelSource::hf_folder(folder.path().to_owned());
+    let without = alone(&mut case.load(&source), &case.tokens, 40);
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+    let further = Tensor::zeros(64, DType::F32, &Device::Cpu).unwrap();
+    tensors.insert("model.layers.3.enorm.weight".to_owned(), further.clone());
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    assert_eq!(alone(&mut case.load(&source), &case.tokens, 40), without);
+    tensors.insert("model.layers.4.enorm.weight".to_owned(), further);
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let error = load(&source, &options()).err().unwrap().to_string();
+    assert!(error.contains("model.layers.4.enorm.weight is left over"), "{error}");
+
+    let file = case.gguf_file(case.gguf.as_ref().unwrap());
+    let mut writer = GgufWriter::read(file.path()).unwrap();
+    writer.set("glm4moe.block_count", Value::U32(4));
+    writer.set("glm4moe.nextn_predict_layers", Value::U32(1));
+    writer.f32("blk.3.nextn.enorm.weight", &[64], &[0.0; 64]);
+    std::fs::write(file.path(), writer.to_bytes()).unwrap();
+    let source = ModelSource::gguf(file.path().to_owned());
+    assert_eq!(alone(&mut case.load(&source), &case.tokens, 40), without);
 }
 
 /// GGUF files may list the sliding layers instead of relying on the family's pattern.

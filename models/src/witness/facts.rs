@@ -58,6 +58,13 @@ pub(super) fn read(source: &ModelSource) -> WitnessResult<Facts> {
     match source.layout() {
         FileLayout::Gguf(path) => {
             let (content, _) = open(path)?;
+            if content
+                .metadata
+                .get("split.count")
+                .is_some_and(|count| count.to_u16().unwrap_or(2) > 1)
+            {
+                return unknown("candle reads one GGUF file, and this model is split into several");
+            }
             GgufFacts(&content).read()
         }
         FileLayout::HfFolder(folder) => {

@@ -3,6 +3,7 @@
 use crate::catalogue::fetch::{FetchPhase, FetchProgress};
 use crate::catalogue::folder::{ReleaseFolder, is_gguf, sha256};
 use crate::catalogue::{Error, ReleaseFile, Result};
+use cresset_models::loader::gguf::ShardName;
 use std::fs::{self, File};
 use std::path::Path;
 
@@ -32,7 +33,8 @@ pub(super) enum Preferred {
     Safetensors,
 }
 
-/// Chooses the files that make a model: one GGUF file, or Hugging Face layout with safetensors.
+/// Chooses the files that make a model: one GGUF file or its shards, or Hugging Face layout with
+/// safetensors.
 /// Errors say what is wrong with the place; if it has several GGUF files, `name_one` says how to
 /// ask for one.
 pub(super) fn choose(
@@ -43,7 +45,7 @@ pub(super) fn choose(
     let in_layout = |name: &&String| {
         HF_FILES.contains(&name.as_str()) || (is_safetensors(name) && !name.contains('/'))
     };
-    let ggufs: Vec<String> = names.iter().filter(|name| is_gguf(name)).cloned().collect();
+    let ggufs: Vec<&String> = names.iter().filter(|name| is_first(name)).collect();
     let layout: Vec<String> = names.iter().filter(in_layout).cloned().collect();
     if names.iter().any(|name| name == ADAPTER) && !names.iter().any(|name| name == NEEDED[0]) {
         return Err(format!(
@@ -54,28 +56,51 @@ pub(super) fn choose(
     if has_weights && (ggufs.is_empty() || preferred == Preferred::Safetensors) {
         return complete(layout);
     }
-    match ggufs.len() {
-        0 => Err("it holds neither a .gguf file nor config.json with *.safetensors".into()),
-        1 => Ok(ggufs),
-        _ => Err(format!("it holds several .gguf files; {name_one}: {}", ggufs.join(", "))),
+    match ggufs[..] {
+        [] => Err("it holds neither a .gguf file nor config.json with *.safetensors".into()),
+        [one] => with_shards(one, names),
+        _ => Err(format!("it holds several .gguf files; {name_one}: {}", listed(&ggufs))),
     }
 }
 
-/// Chooses the one GGUF file whose name ends with a quantisation, such as `Q4_K_M`.
+/// Whether a name is that of a GGUF file, and of no shard but the first.
+fn is_first(name: &str) -> bool {
+    is_gguf(name) && ShardName::parse(name).is_none_or(|shard| shard.number == 1)
+}
+
+fn listed(names: &[&String]) -> String {
+    names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// The names of all shards of the model to which a file belongs, or its own. All are among `names`.
+pub(super) fn with_shards(name: &str, names: &[String]) -> Result<Vec<String>, String> {
+    let Some(shard) = ShardName::parse(name) else { return Ok(vec![name.to_owned()]) };
+    let all: Vec<String> = shard.all().collect();
+    match all.iter().find(|name| !names.contains(name)) {
+        None => Ok(all),
+        Some(missing) => {
+            let count = shard.count;
+            Err(format!("its model is split into {count} files, of which {missing} is missing"))
+        }
+    }
+}
+
+/// Chooses the one GGUF file whose name ends with a quantisation, such as `Q4_K_M`, or its shards.
 pub(super) fn choose_quantised(names: &[String], tag: &str) -> Result<Vec<String>, String> {
-    let ggufs: Vec<&String> = names.iter().filter(|name| is_gguf(name)).collect();
+    let ggufs: Vec<&String> = names.iter().filter(|name| is_first(name)).collect();
     let ends_with_tag = |name: &&&String| {
         let name = name.to_ascii_lowercase();
-        let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+        let whole = name.strip_suffix(".gguf").unwrap_or(&name);
+        let stem = ShardName::parse(&name).map_or(whole, |shard| shard.stem);
         let before = stem.strip_suffix(&tag.to_ascii_lowercase());
         before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_', '/']))
     };
     let found: Vec<_> = ggufs.iter().filter(ends_with_tag).collect();
     if let [one] = found[..] {
-        return Ok(vec![(*one).clone()]);
+        return with_shards(one, names);
     }
     let count = if found.is_empty() { "no" } else { "more than one" };
-    let all = ggufs.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    let all = listed(&ggufs);
     Err(format!("it has {count} .gguf file that ends with {tag}; it has these: {all}"))
 }
 

@@ -111,7 +111,9 @@ fn hub_draft(
 /// needs.
 pub(super) fn repository_files(listing: &Listing, target: &HubTarget) -> Result<Vec<String>> {
     let chosen = match &target.file {
-        Some(wanted) if listing.files.contains(wanted) => Ok(vec![wanted.clone()]),
+        Some(wanted) if listing.files.contains(wanted) => {
+            files::with_shards(wanted, &listing.files)
+        }
         Some(wanted) => Err(format!("it has no file {wanted}")),
         None if target.quantisation.is_some() => {
             let tag = target.quantisation.as_deref().unwrap_or_default();

@@ -6,13 +6,14 @@ use super::{Draft, NO_LICENSE, slug, stem};
 use crate::catalogue::fetch::FetchProgress;
 use crate::catalogue::folder::source_of;
 use crate::catalogue::{Catalogue, Error, Inspect, Manifest, Result, Source, Upstream};
+use cresset_models::loader::gguf::ShardName;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Catalogue {
-    /// Adds a GGUF file, or a folder with one or in Hugging Face layout, if `inspect` finds nothing
-    /// against it. The files are copied. Files that are exactly a built-in release become that
-    /// release.
+    /// Adds a GGUF file with its other shards, if it has some, or a folder with one or in Hugging
+    /// Face layout, if `inspect` finds nothing against it. The files are copied. Files that are
+    /// exactly a built-in release become that release.
     pub fn add(
         &self,
         path: &Path,
@@ -57,22 +58,31 @@ fn draft_of(path: &Path, files: &[PathBuf], name: Option<&str>) -> Result<Draft>
     })
 }
 
-/// Returns the files of a model at a path: a GGUF file alone, or the parts of a Hugging Face
-/// folder.
+/// Returns the files of a model at a path: a GGUF file with its other shards, or the parts of a
+/// Hugging Face folder.
 fn model_files(path: &Path) -> Result<Vec<PathBuf>> {
     let refuse = |why: String| Error::NotAModel { path: path.to_owned(), why };
-    if path.is_file() {
-        return if is_gguf_path(path) {
-            Ok(vec![path.to_owned()])
-        } else {
-            Err(refuse("a model file must be a .gguf".into()))
-        };
-    }
-    let entries = fs::read_dir(path).map_err(Error::io("list", path))?;
+    let (folder, chosen) = if path.is_file() {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !is_gguf_path(path) {
+            return Err(refuse("a model file must be a .gguf".into()));
+        }
+        let folder = path.parent().unwrap_or(path);
+        let names = if ShardName::parse(name).is_some() { names_in(folder)? } else { vec![] };
+        (folder, files::with_shards(name, &names))
+    } else {
+        let names = names_in(path)?;
+        (path, files::choose(&names, Preferred::Gguf, "give the path of one"))
+    };
+    Ok(chosen.map_err(refuse)?.iter().map(|name| folder.join(name)).collect())
+}
+
+/// The names of a folder's files, sorted.
+fn names_in(folder: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(folder).map_err(Error::io("list", folder))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file());
     let mut names: Vec<String> =
         paths.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect();
     names.sort();
-    let chosen = files::choose(&names, Preferred::Gguf, "give the path of one").map_err(refuse)?;
-    Ok(chosen.iter().map(|name| path.join(name)).collect())
+    Ok(names)
 }

@@ -14,6 +14,7 @@ use super::manifest::check_name;
 use super::{Catalogue, Error, Manifest, ManifestLimits, ReleaseFile, Result, Source, Upstream};
 use crate::ids::ModelId;
 use crate::ledger::Prices;
+use cresset_models::loader::gguf::ShardName;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -107,6 +108,11 @@ fn slug(text: &str) -> String {
     words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-")
 }
 
+/// The name of a GGUF file without its ending, and of a shard without its number.
 fn stem(name: &str) -> Option<&str> {
-    if is_gguf(name) { Path::new(name).file_stem()?.to_str() } else { None }
+    match ShardName::parse(name) {
+        Some(shard) => Some(shard.stem),
+        None if is_gguf(name) => Path::new(name).file_stem()?.to_str(),
+        None => None,
+    }
 }

@@ -3,7 +3,9 @@
 use super::hub::repository_files;
 use super::*;
 use crate::catalogue::fetch::{HubTarget, Listing};
-use cresset_models::ModelSource;
+use cresset_models::loader::gguf::Value;
+use cresset_models::testing::{GgufWriter, TinyLlama};
+use cresset_models::{ModelOptions, ModelSource};
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -125,6 +127,11 @@ fn a_repository_with_several_ggufs_asks_for_one() {
     let quantised = ["w-Q4_K_M.gguf", "w-Q4_K_S.gguf", "x.IQ4_K_M.gguf"];
     check(&quantised, "hf.co/o/r:q4_k_m", Ok(&["w-Q4_K_M.gguf"]));
     check(&quantised, "o/r:Q8_0", Err("no .gguf file that ends with Q8_0; it has these: w-Q4_K_M"));
+    let [first, second] = ["q/w-Q8_0-00001-of-00002.gguf", "q/w-Q8_0-00002-of-00002.gguf"];
+    check(&[second, first], "o/r", Ok(&[first, second]));
+    check(&[first, second, "w-Q4_K_M.gguf"], "o/r:q8_0", Ok(&[first, second]));
+    check(&[first, second], &format!("o/r/{second}"), Ok(&[first, second]));
+    check(&[first], "o/r", Err("split into 2 files, of which q/w-Q8_0-00002-of-00002.gguf"));
     check(&["adapter_config.json", "adapter_model.safetensors"], "o/r", Err("LoRA adapter"));
     check(&["README.md"], "o/r", Err("neither"));
     check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
@@ -150,6 +157,47 @@ fn the_release_shares_no_file_with_the_original() {
     assert_eq!(fs::read_to_string(&own).unwrap(), "weights");
     assert_eq!(std::os::unix::fs::MetadataExt::nlink(&fs::metadata(own).unwrap()), 1);
     catalogue.folder(&manifest.name).verify(&manifest).unwrap();
+}
+
+/// All shards of a model are copied and digested, whichever of them was named.
+#[test]
+fn the_shards_of_a_model_are_added_together() {
+    let data = tempfile::tempdir().unwrap();
+    let catalogue = Catalogue::new(data.path());
+    let folder = data.path().join("split");
+    fs::create_dir(&folder).unwrap();
+    let names = ["Tiny-00001-of-00002.gguf", "Tiny-00002-of-00002.gguf"];
+    let whole = TinyLlama { seed: 3, ..TinyLlama::default() }.gguf();
+    for (shard, name) in names.into_iter().enumerate() {
+        let mut part = GgufWriter::default();
+        if shard == 0 {
+            part.metadata.clone_from(&whole.metadata);
+        }
+        part.set("split.no", Value::U16(shard as u16));
+        part.set("split.count", Value::U16(2));
+        part.tensors = whole.tensors.iter().skip(shard).step_by(2).cloned().collect();
+        fs::write(folder.join(name), part.to_bytes()).unwrap();
+    }
+    let inspect = |source: &ModelSource| {
+        let card = cresset_models::inspect(source).map_err(|error| error.to_string())?;
+        assert_eq!(card.architecture, "llama");
+        Ok(())
+    };
+    let manifest = catalogue.add(&folder.join(names[1]), None, &inspect, &mut |_| {}).unwrap();
+    assert_eq!(manifest.name, "tiny");
+    let added: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+    assert_eq!(added, names);
+    assert_eq!(catalogue.add(&folder, None, &inspect, &mut |_| {}).unwrap().files, manifest.files);
+    let release = catalogue.folder(&manifest.name);
+    let digests = release.verify(&manifest).unwrap();
+    let source = release.source(&manifest).with_digests(digests.blake3);
+    source.check(u64::MAX).unwrap();
+    let options = ModelOptions { threads: 1, kv_bytes: 1 << 20, ..ModelOptions::default() };
+    cresset_models::load(&source, &options).unwrap();
+    fs::remove_file(folder.join(names[0])).unwrap();
+    let error = catalogue.add(&folder.join(names[1]), Some("x"), &inspect, &mut |_| {});
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("Tiny-00001-of-00002.gguf is missing"), "{error}");
 }
 
 #[test]

@@ -100,9 +100,9 @@ impl Assembly {
     ) -> Result<Record, NodeError> {
         let catalogue = self.catalogue();
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
-        let FileLayout::Gguf(file) = source.layout().clone() else {
+        let (FileLayout::Gguf(file), [_]) = (source.layout().clone(), &manifest.files[..]) else {
             return Err(NodeError::new(
-                "the self-test changes a GGUF file, and this release is a folder",
+                "the self-test changes a GGUF file, and this release is a folder or is split",
             )
             .remedy("name a release that is one GGUF file"));
         };

@@ -1,8 +1,8 @@
 //! The kernels against the reference, and bit by bit against themselves in other batches.
 
 use super::super::reference::{self, Choices};
-use super::super::tests::{SIZES, scores};
-use super::super::{CombineArgs, ExpertLinearArgs, RouteArgs, SharedExpert};
+use super::super::tests::{GROUPED, SIZES, scores};
+use super::super::{CombineArgs, ExpertLinearArgs, RouteArgs, RouteScoring, SharedExpert};
 use super::*;
 use crate::gpu::{Buffer, Gpu};
 use crate::operand::MatrixView;
@@ -20,14 +20,32 @@ struct Routed {
 }
 
 impl Routed {
-    fn new(scores: &[f32], [n, experts, chosen]: [usize; 3], normalise: bool) -> Self {
+    fn new(scores: &[f32], size: [usize; 3], normalise: bool) -> Self {
+        Self::by(scores, size, normalise, None)
+    }
+
+    /// `sigmoid`: biases on the host, and how many groups there are and are kept.
+    fn by(
+        scores: &[f32],
+        [n, experts, chosen]: [usize; 3],
+        normalise: bool,
+        sigmoid: Option<(&[f32], [usize; 2])>,
+    ) -> Self {
         let gpu = gpu();
         let len = Routes::<View>::plan_len(n, experts, chosen);
         let weights = poisoned_buffer(&gpu, Kind::F32, n * chosen);
         let plan = poisoned_buffer(&gpu, Kind::U32, len);
         let routed = Self { gpu, weights, plan, experts, chosen };
         let scores = upload(&routed.gpu, Kind::F32, scores);
-        let args = RouteArgs { scores: scores.view(), normalise, routes: routed.routes() };
+        let bias = sigmoid.map(|(bias, _)| upload(&routed.gpu, Kind::F32, bias));
+        let scoring = match (&bias, sigmoid) {
+            (Some(bias), Some((_, [groups, kept]))) => {
+                RouteScoring::Sigmoid { bias: bias.view(), groups, kept }
+            }
+            _ => RouteScoring::Softmax,
+        };
+        let (scale, routes) = (if bias.is_some() { 2.5 } else { 1.0 }, routed.routes());
+        let args = RouteArgs { scores: scores.view(), scoring, normalise, scale, routes };
         routed.gpu.route(&args).unwrap();
         routed
     }
@@ -68,6 +86,17 @@ fn routes_equal_the_reference() {
     let weights = downloaded(&Routed::new(&bad, [2, 8, 2], true).weights);
     assert!(weights[..2].iter().all(|weight| weight.is_nan()));
     assert!(weights[2..].iter().all(|weight| weight.is_finite()));
+}
+
+#[test]
+fn sigmoids_with_biases_equal_the_reference() {
+    for (size @ [n, experts, chosen], groups) in GROUPED {
+        let (scores, bias) = (scores(n, experts), values(&random(&[experts], 77)));
+        let (ids, weights) = reference::route_by_sigmoid(&scores, &bias, chosen, groups, 2.5);
+        let got = Routed::by(&scores, size, true, Some((&bias, groups)));
+        assert_eq!(got.plan.to_vec::<u32>().unwrap()[..n * chosen], ids, "{size:?}");
+        assert_close(&downloaded(&got.weights), &weights, 1e-6, &format!("{size:?}"));
+    }
 }
 
 #[test]
@@ -113,14 +142,14 @@ fn sums_equal_the_reference() {
             let gates = values(&random(&[n], 5));
             let [on_device, shared] = [&x, &also].map(|values| upload(&routed.gpu, kind, values));
             let gate = upload(&routed.gpu, Kind::F32, &gates);
-            for with_shared in [false, true] {
+            for (with_shared, gated) in [(false, false), (true, true), (true, false)] {
                 let out = poisoned_buffer(&routed.gpu, kind, n * width);
-                let views = SharedExpert { x: shared.view(), gate: gate.view() };
+                let views = SharedExpert { x: shared.view(), gate: gated.then(|| gate.view()) };
                 let (x_view, shared) = (on_device.view(), with_shared.then_some(views));
                 let args =
                     CombineArgs { x: x_view, routes: routed.routes(), shared, out: out.view() };
                 routed.gpu.combine(&args).unwrap();
-                let also = with_shared.then_some((&also[..], &gates[..]));
+                let also = with_shared.then_some((&also[..], gated.then_some(&gates[..])));
                 let weights = downloaded(&routed.weights);
                 let want = reference::combine(&x, &weights, routed.chosen, width, also);
                 assert_close(&downloaded(&out), &want, tolerance, &format!("{size:?} of {width}"));

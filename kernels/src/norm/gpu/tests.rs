@@ -1,4 +1,4 @@
-//! The kernel against the reference.
+//! The kernels against the reference.
 
 use super::super::reference;
 use super::*;
@@ -35,6 +35,43 @@ fn the_kernel_equals_the_reference() {
                 assert_close(&downloaded(&out), &want, tolerance, &format!("{kind:?} {n}x{d}"));
                 assert_eq!(&downloaded(&x), want_x);
             }
+        }
+    }
+}
+
+#[test]
+fn adding_what_is_normed_equals_the_reference() {
+    let gpu = gpu();
+    for (n, d) in [(0, 64), (1, 1), (19, 64), (3, 4099), (2, 4096)] {
+        for (kind, tolerance) in KINDS {
+            let [x, delta] = [1, 2].map(|seed| rounded(kind, &values(&random(&[n, d], seed))));
+            let weight = values(&random(&[d], 3));
+            let mut want = x.clone();
+            reference::add_normed(&mut want, &delta, &weight, EPS);
+            let [x, delta] = [&x, &delta].map(|values| upload(&gpu, kind, values));
+            let weight = upload(&gpu, Kind::F32, &weight);
+            let (delta, weight) = (delta.view(), weight.view());
+            let args = AddNormedArgs { x: x.view(), delta, weight, eps: EPS };
+            gpu.add_normed(&args).unwrap();
+            assert_close(&downloaded(&x), &want, tolerance, &format!("{kind:?} {n}x{d}"));
+        }
+    }
+}
+
+#[test]
+fn only_the_columns_named_are_normed() {
+    let gpu = gpu();
+    for (n, stride, first, width) in [(0, 8, 0, 8), (1, 9, 2, 5), (5, 576, 64, 512), (3, 6, 5, 1)] {
+        for (kind, tolerance) in KINDS {
+            let x = rounded(kind, &values(&random(&[n, stride], 1)));
+            let weight = values(&random(&[width], 3));
+            let mut want = x.clone();
+            reference::norm_columns(&mut want, stride, first, &weight, EPS);
+            let (on_device, weight) = (upload(&gpu, kind, &x), upload(&gpu, Kind::F32, &weight));
+            let (x, weight) = (on_device.view(), weight.view());
+            gpu.norm_columns(&NormColumnsArgs { x, stride, first, weight, eps: EPS }).unwrap();
+            let what = format!("{kind:?} {n}x{stride} from {first}");
+            assert_close(&downloaded(&on_device), &want, tolerance, &what);
         }
     }
 }

@@ -39,7 +39,7 @@ fn contents(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
     std::fs::write(file.path(), bytes).unwrap();
     let mut reader = FileReader::open(file.path(), None).unwrap();
     let header = GgufFile::read(&mut reader).unwrap();
-    let mut tensors = header.tensors_in(reader);
+    let mut tensors = header.tensors_in(vec![reader]);
     let read = |name: &String| (name.clone(), tensors.take(name).unwrap().to_vec());
     let all = header.tensors.keys().rev().map(read).collect();
     tensors.finish().unwrap();
