@@ -125,7 +125,7 @@ impl<'a> GgufConfigKeys<'a> {
         let config = ModelConfig {
             vocab_size: self.vocabulary()?,
             hidden_size,
-            intermediate_size: self.needed("feed_forward_length")?,
+            intermediate_size: self.mlp_width()?,
             layers: self.needed("block_count")?,
             heads,
             kv_heads: kv_heads.unwrap_or(heads),
@@ -149,6 +149,13 @@ impl<'a> GgufConfigKeys<'a> {
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// Files whose layers all have experts may state the width of those alone.
+    fn mlp_width(&mut self) -> Result<usize> {
+        let all = "feed_forward_length";
+        let of_experts = "expert_feed_forward_length";
+        self.needed(if !self.has(all) && self.has(of_experts) { of_experts } else { all })
     }
 
     /// Whether the file has a key.
