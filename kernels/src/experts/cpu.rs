@@ -150,7 +150,9 @@ fn route_row(scores: &[f32], rule: &RouteRule, ids: &mut [u32], weights: &mut [f
     };
     let eps = if rule.sigmoid.is_some() { SIGMOID_EPS } else { 0.0 };
     let sum = if rule.normalise { weights.iter().sum::<f32>() + eps } else { all };
-    weights.iter_mut().for_each(|weight| *weight = *weight / sum * rule.scale);
+    for weight in weights.iter_mut() {
+        *weight = *weight / sum * rule.scale;
+    }
 }
 
 fn take(ids: &[u32], weights: &mut [f32], of: impl Fn(usize) -> f32) {
