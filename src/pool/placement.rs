@@ -2,7 +2,7 @@
 //!
 //! The requests of a session go to one device as long as nothing waits there, because its cache
 //! holds how they begin. Otherwise the device takes them on which the fewest wait. A model is
-//! loaded on a further device once requests wait on each that has it.
+//! loaded on a further device once requests wait on each that has it, one device at a time.
 
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,8 +12,9 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PossiblePlace {
     pub device: usize,
-    /// The model takes requests there, or is being loaded.
+    /// The model takes requests there.
     pub has_model: bool,
+    pub is_loading: bool,
     /// Requests for the model that wait there.
     pub waiting: usize,
     pub running: usize,
@@ -34,15 +35,17 @@ pub(super) fn choose(candidates: &[PossiblePlace], session: Uuid) -> Option<Plac
     let having = || candidates.iter().filter(|one| one.has_model);
     let on = |one: &PossiblePlace| Placement { device: one.device, also_load: None };
     let Some(own) = having().max_by_key(|one| weight(one)) else {
-        return candidates.iter().max_by_key(|one| (one.has_room, weight(one))).map(on);
+        let best = |one: &&PossiblePlace| (one.is_loading, one.has_room, weight(one));
+        return candidates.iter().max_by_key(best).map(on);
     };
     if own.waiting == 0 {
         return Some(on(own));
     }
     let least = having().min_by_key(|one| (one.waiting, one.running, Reverse(weight(one))))?;
-    let further = candidates.iter().filter(|one| !one.has_model && one.has_room);
-    let further = further.max_by_key(|one| weight(one)).map(|one| one.device);
-    Some(Placement { also_load: further.filter(|_| least.waiting > 0), ..on(least) })
+    let is_crowded = least.waiting > 0 && !candidates.iter().any(|one| one.is_loading);
+    let further = candidates.iter().filter(|one| is_crowded && !one.has_model && one.has_room);
+    let also_load = further.max_by_key(|one| weight(one)).map(|one| one.device);
+    Some(Placement { also_load, ..on(least) })
 }
 
 /// Of the devices that have a model, a session's own is that with the largest weight, so a further
@@ -62,7 +65,7 @@ mod tests {
         let mut device = 0..;
         each.map(|(has_model, waiting, running, has_room)| {
             let device = device.next().unwrap();
-            PossiblePlace { device, has_model, waiting, running, has_room }
+            PossiblePlace { device, has_model, is_loading: false, waiting, running, has_room }
         })
     }
 
@@ -108,5 +111,10 @@ mod tests {
         check(&devices([crowded, (false, 0, 0, false)]), 0, None);
         check(&devices([(false, 0, 0, false), (false, 0, 0, true)]), 1, None);
         assert_eq!(choose(&[], Uuid::nil()), None);
+        // What is being loaded takes requests only where nothing else does, and is enough.
+        let mut loading = devices([crowded, (false, 0, 0, true), (false, 0, 0, true)]);
+        loading[1].is_loading = true;
+        check(&loading, 0, None);
+        check(&loading[1..], 1, None);
     }
 }

@@ -170,7 +170,8 @@ impl PoolState {
         let eviction = &self.devices[place.device].eviction;
         PossiblePlace {
             device: place.device,
-            has_model: usage.phase == LoadPhase::Loading || eviction.accepts_requests(place.model),
+            has_model: eviction.accepts_requests(place.model),
+            is_loading: usage.phase == LoadPhase::Loading,
             waiting: usage.waiting + stats.waiting,
             running: stats.running,
             has_room: self.has_room(place),
