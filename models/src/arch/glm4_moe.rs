@@ -35,7 +35,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let qk_norm = keys.has_tensor_ending(".attn_q_norm.weight");
     let qk_norm = if qk_norm { QkNorms::EachHead } else { QkNorms::None };
     let qkv_bias = Presence::Optional;
-    Ok(ArchSpec { config, options: LayerOptions { qk_norm, qkv_bias, further_layers, ..OPTIONS } })
+    Ok(ArchSpec { config, options: LayerOptions { qkv_bias, qk_norm, further_layers, ..OPTIONS } })
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {

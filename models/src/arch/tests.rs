@@ -266,7 +266,7 @@ fn states_are_as_large_as_the_releases_ask() {
 fn granite_hybrid() -> Value {
     json!({
         "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": false,
-        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_act": "silu",
+        "attention_multiplier": 0.007_812_5, "embedding_multiplier": 12, "hidden_act": "silu",
         "hidden_size": 1536, "init_method": "mup", "intermediate_size": 512,
         "layer_types": ["mamba", "mamba", "attention", "mamba"], "logits_scaling": 6,
         "mamba_chunk_size": 256, "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64,

@@ -77,7 +77,7 @@ impl GgufFile {
         }
         for name in whole.shard_names(&name, count)?.into_iter().skip(1) {
             let mut file = open(&name).map_err(|error| missing(error, count))?;
-            whole.join(Self::read(&mut file)?, files.len(), count)?;
+            whole.join(&Self::read(&mut file)?, files.len(), count)?;
             files.push(file);
         }
         match whole.split("tensors.count") {
@@ -130,7 +130,7 @@ impl GgufFile {
     }
 
     /// Adds the tensors of the shard with this index.
-    fn join(&mut self, shard: Self, index: usize, count: usize) -> Result<()> {
+    fn join(&mut self, shard: &Self, index: usize, count: usize) -> Result<()> {
         if (shard.split("no"), shard.split("count")) != (Some(index), Some(count)) {
             let number = index + 1;
             return Err(shard.refused(&format!(
@@ -178,7 +178,9 @@ mod tests {
                 writer.set("general.architecture", Value::String("llama".into()));
             }
             let own: &[&str] = [&["a"][..], &["d", "b"], &["c"]][shard];
-            own.iter().for_each(|name| writer.f32(name, &[2], &[shard as f32, name.len() as f32]));
+            for name in own {
+                writer.f32(name, &[2], &[shard as f32, name.len() as f32]);
+            }
             let path = folder.join(name);
             std::fs::write(&path, writer.to_bytes()).unwrap();
             path
