@@ -48,8 +48,7 @@ DEVICE void norm_row(T* x, const T* delta, const float* weight, T* out, uint32_t
 // The same for delta, whose normed row is added to x. A value is rounded before it is added, as the
 // reference rounds it.
 template <class T, uint32_t N>
-DEVICE void add_normed_row(
-    T* x, const T* delta, const float* weight, uint32_t width, float eps) {
+DEVICE void add_normed_row(T* x, const T* delta, const float* weight, uint32_t width, float eps) {
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x * N; i < width; i += THREADS * N) {
         Vec<T, N> values = load<T, N>(delta + i);
