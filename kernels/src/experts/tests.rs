@@ -118,7 +118,7 @@ fn sigmoids_with_biases_equal_the_reference() {
 /// Sigmoids that are all zero have weights of zero and not NaN.
 #[test]
 fn sigmoids_may_all_vanish() {
-    let (scores, bias) = (vec![-200.0; 4], poisoned(&[4]).zeros_like().unwrap());
+    let (scores, bias) = (vec![-200.0_f32; 4], poisoned(&[4]).zeros_like().unwrap());
     let scores = Tensor::from_vec(scores, (1, 4), &Device::Cpu).unwrap();
     let got = Buffers::new(1, 4, 2);
     let (scores, routes) = ((&scores).into(), got.routes(4, 2));

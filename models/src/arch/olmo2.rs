@@ -41,7 +41,8 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     if let Some(window) = keys.size("attention.sliding_window")? {
         let layers = keys.sliding_layers(config.layers, PATTERN)?;
-        let rope = Some(RopeConfig { scaling: RopeScaling::None, ..config.rope.clone() });
+        let theta = keys.float("rope.freq_base_swa")?.unwrap_or(config.rope.theta);
+        let rope = Some(RopeConfig { theta, scaling: RopeScaling::None, ..config.rope.clone() });
         config.sliding = Some(Sliding { window, layers, rope });
     }
     Ok(ArchSpec { config, options: OPTIONS })
