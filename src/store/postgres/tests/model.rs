@@ -125,6 +125,7 @@ impl Pair {
             return;
         }
         self.node.reconnect();
+        self.node.wait_for_others();
         let mut possible = [done, self.memory.clone()];
         if let Command::Admit(admit) = &command {
             let cause = ReleaseCause::TurnedAway(FailureCode::ControlPlaneUnavailable);

@@ -1,6 +1,7 @@
 //! The writer without its thread, over a database: the test takes every step.
 
 use super::super::audit_source::AuditReading;
+use super::super::session::DatabaseSession;
 use super::super::{PostgresBackend, PostgresConfig};
 use crate::clock::{Clock, UnixMillis};
 use crate::ledger::audit::{self, AuditSource};
@@ -101,6 +102,15 @@ impl Node {
             std::thread::sleep(Duration::from_millis(2));
             self.writer.reconnect();
         }
+    }
+
+    /// Waits until no transaction changes an account: the server may still commit what it was sent
+    /// over a connection that was cut.
+    pub fn wait_for_others(&self) {
+        let lock = async |session: &DatabaseSession| {
+            session.script("select 1 from accounts for update").await
+        };
+        self.backend.with_writer(lock).unwrap();
     }
 
     pub fn place(&self) -> &PostgresConfig {
