@@ -49,7 +49,7 @@ impl<V: Operand> Routes<V> {
 /// Most groups that experts may be in: a device has a lane of a warp for each.
 pub const MAX_GROUPS: usize = 32;
 
-/// What a router's scores become, and which experts are chosen by them.
+/// How the scores of a router become weights, and how experts are chosen by them.
 #[derive(Clone, Copy, Debug)]
 pub enum RouteScoring<V> {
     /// Weights are the softmax of all scores. The experts with the largest are chosen.

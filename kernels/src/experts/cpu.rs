@@ -112,7 +112,7 @@ fn check_plan<'a>(
     Ok((begins, order))
 }
 
-/// How the experts of a row are chosen and weighed.
+/// The rule by which a row's experts are chosen and get their weights.
 struct RouteRule<'a> {
     /// The biases of sigmoids, and how many groups there are and are kept; `None` is a softmax.
     sigmoid: Option<(&'a [f32], [usize; 2])>,

@@ -13,7 +13,7 @@ use crate::simd::{Isa, Lanes, vectorised};
 use crate::storage::{Parts, read, write};
 use crate::{Compute, Result};
 
-/// What the tasks of a scan share. Each has a head of a sequence.
+/// The arguments that all tasks of a scan share. A task computes one head of one sequence.
 struct ScanTask<'a> {
     shape: ScanShape,
     xbc: &'a [f32],
@@ -85,7 +85,7 @@ impl ScanTask<'_> {
     }
 }
 
-/// What the values of a head have in common at one token.
+/// The factors of one head at one token, which are the same for all of its values.
 struct ScanToken {
     /// The factor of the state.
     keep: f32,

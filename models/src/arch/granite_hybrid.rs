@@ -137,7 +137,7 @@ fn is_rotated(keys: &mut hf_config::HfConfigKeys) -> Result<bool> {
 }
 
 fn hf_scan(keys: &mut hf_config::HfConfigKeys, config: &ModelConfig) -> Result<ScanConfig> {
-    // How a reference cuts a prompt does not change its results.
+    // The size of the chunks in which the reference computes a prompt does not change its results.
     keys.take::<usize>("mamba_chunk_size")?;
     if keys.flag("mamba_proj_bias")? {
         return Err(keys.unsupported("`mamba_proj_bias` is on, which is not supported"));

@@ -13,7 +13,7 @@ const DIGITS: usize = 5;
 /// The name of a shard, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardName<'a> {
-    /// What the names of all shards begin with.
+    /// The part before the numbers, which the names of all shards have in common.
     pub stem: &'a str,
     /// Its number, from 1 to `count`.
     pub number: usize,
