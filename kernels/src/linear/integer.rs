@@ -98,14 +98,25 @@ unsafe fn dispatch<L: IntegerLanes, Q: Quant>(o: &QuantisedOperands, rows: usize
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
-            (1, 1) => L::multiply::<Q, 1, 1>(o),
-            (1, 2) => L::multiply::<Q, 1, 2>(o),
-            (2, 1) => L::multiply::<Q, 2, 1>(o),
-            (2, 2) => L::multiply::<Q, 2, 2>(o),
-            (4, 1) => L::multiply::<Q, 4, 1>(o),
-            (4, 2) => L::multiply::<Q, 4, 2>(o),
+            (1, 1) => tile::<L, Q, 1, 1>(o),
+            (1, 2) => tile::<L, Q, 1, 2>(o),
+            (2, 1) => tile::<L, Q, 2, 1>(o),
+            (2, 2) => tile::<L, Q, 2, 2>(o),
+            (4, 1) => tile::<L, Q, 4, 1>(o),
+            (4, 2) => tile::<L, Q, 4, 2>(o),
             _ => unreachable!("no register tile of {rows} rows and {panels} panels"),
         }
+    }
+}
+
+/// [`multiply`] for a tile that the instruction set uses. The others are left out here, because
+/// they would be most of what the compiler has to write.
+unsafe fn tile<L: IntegerLanes, Q: Quant, const R: usize, const P: usize>(o: &QuantisedOperands) {
+    if const { R <= L::TILE.0 && P <= L::TILE.1 } {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { L::multiply::<Q, R, P>(o) }
+    } else {
+        unreachable!("a register tile of {R} rows and {P} panels is too large")
     }
 }
 

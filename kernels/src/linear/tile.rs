@@ -158,18 +158,30 @@ unsafe fn dispatch<L: DenseLanes, E: DenseElement>(
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
-            (1, 1) => L::multiply::<E, 1, 1>(o),
-            (1, 2) => L::multiply::<E, 1, 2>(o),
-            (2, 1) => L::multiply::<E, 2, 1>(o),
-            (2, 2) => L::multiply::<E, 2, 2>(o),
-            (4, 1) => L::multiply::<E, 4, 1>(o),
-            (4, 2) => L::multiply::<E, 4, 2>(o),
-            (8, 1) => L::multiply::<E, 8, 1>(o),
-            (8, 2) => L::multiply::<E, 8, 2>(o),
-            (12, 1) => L::multiply::<E, 12, 1>(o),
-            (12, 2) => L::multiply::<E, 12, 2>(o),
+            (1, 1) => tile::<L, E, 1, 1>(o),
+            (1, 2) => tile::<L, E, 1, 2>(o),
+            (2, 1) => tile::<L, E, 2, 1>(o),
+            (2, 2) => tile::<L, E, 2, 2>(o),
+            (4, 1) => tile::<L, E, 4, 1>(o),
+            (4, 2) => tile::<L, E, 4, 2>(o),
+            (8, 1) => tile::<L, E, 8, 1>(o),
+            (8, 2) => tile::<L, E, 8, 2>(o),
+            (12, 1) => tile::<L, E, 12, 1>(o),
+            (12, 2) => tile::<L, E, 12, 2>(o),
             _ => unreachable!("no register tile of {rows} rows and {panels} panels"),
         }
+    }
+}
+
+/// [`multiply`] for a tile that the instruction set uses; the others are left out.
+unsafe fn tile<L: DenseLanes, E: DenseElement, const R: usize, const P: usize>(
+    o: &PanelOperands<f32>,
+) {
+    if const { R <= L::ROWS && R * P <= L::ACCUMULATORS } {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { L::multiply::<E, R, P>(o) }
+    } else {
+        unreachable!("a register tile of {R} rows and {P} panels is too large")
     }
 }
 
