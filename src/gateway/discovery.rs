@@ -27,6 +27,7 @@ impl Gateway {
             "/" if reads => plain("Ollama is running"),
             "/api/version" if reads => known(&json!({ "version": model_lists::OLLAMA_VERSION })),
             "/api/tags" if reads => known(&model_lists::ollama_tags(&self.named(head).await?)),
+            "/api/ps" if reads => known(&model_lists::ollama_running(&self.named(head).await?)),
             "/api/show" if head.method == Method::POST => self.show_ollama(head, body).await?,
             MODELS if reads && head.headers.contains_key(&ANTHROPIC) => {
                 known(&model_lists::anthropic(&self.named(head).await?))

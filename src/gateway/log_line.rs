@@ -12,7 +12,7 @@ use hyper::{Method, Response};
 use std::time::Instant;
 
 /// Paths of other services that are logged as they are.
-const ROUTES: [&str; 9] = [
+const ROUTES: [&str; 10] = [
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
@@ -20,6 +20,7 @@ const ROUTES: [&str; 9] = [
     "/api/chat",
     "/api/generate",
     "/api/tags",
+    "/api/ps",
     "/api/show",
     "/api/version",
 ];

@@ -24,14 +24,27 @@ pub(crate) fn anthropic(models: &[Value]) -> Value {
 
 /// Ollama's `GET /api/tags`.
 pub(crate) fn ollama_tags(models: &[Value]) -> Value {
-    let tags = models.iter().map(|model| {
-        json!({
-            "name": model["id"], "model": model["id"], "modified_at": time(model),
-            // Clients are not told the size of a release.
-            "size": 0, "digest": release_digest(model), "details": details(),
-        })
+    json!({ "models": models.iter().map(ollama_tag).collect::<Vec<_>>() })
+}
+
+/// Ollama's `GET /api/ps`: every model that a node lists answers at any time, and for good.
+pub(crate) fn ollama_running(models: &[Value]) -> Value {
+    let running = models.iter().map(|model| {
+        let mut tag = ollama_tag(model);
+        tag["context_length"] = model["limits"]["context_tokens"].clone();
+        tag["expires_at"] = "9999-12-31T23:59:59Z".into();
+        tag["size_vram"] = 0.into();
+        tag
     });
-    json!({ "models": tags.collect::<Vec<_>>() })
+    json!({ "models": running.collect::<Vec<_>>() })
+}
+
+fn ollama_tag(model: &Value) -> Value {
+    json!({
+        "name": model["id"], "model": model["id"], "modified_at": time(model),
+        // Clients are not told the size of a release.
+        "size": 0, "digest": release_digest(model), "details": details(),
+    })
 }
 
 /// Ollama's `POST /api/show`.
@@ -44,8 +57,17 @@ pub(crate) fn ollama_show(model: &Value) -> Value {
             "general.basename": model["release_label"],
             "model.context_length": model["limits"]["context_tokens"],
         },
-        "capabilities": ["completion"],
+        "capabilities": ollama_capabilities(model),
     })
+}
+
+/// What clients look at before they offer tools or ask for thoughts.
+fn ollama_capabilities(model: &Value) -> Vec<&'static str> {
+    let can = |what: &str| {
+        model["capabilities"].as_array().is_some_and(|all| all.iter().any(|one| one == what))
+    };
+    let named = [(true, "completion"), (can("tools"), "tools"), (can("reasoning"), "thinking")];
+    named.into_iter().filter_map(|(can, name)| can.then_some(name)).collect()
 }
 
 /// What the node does not tell of a model stays empty.
@@ -65,4 +87,29 @@ fn time(model: &Value) -> String {
     let created = model["created"].as_i64().unwrap_or_default();
     let time = DateTime::<Utc>::from_timestamp(created, 0).unwrap_or_default();
     time.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ollamas_lists_tell_what_a_model_can_do() {
+        let mut model = json!({
+            "id": "acme/small", "created": 1_700_000_000, "release_label": "Small",
+            "release_id": "r", "limits": { "context_tokens": 4096 },
+            "capabilities": ["json_schema"],
+        });
+        assert_eq!(ollama_show(&model)["capabilities"], json!(["completion"]));
+        model["capabilities"] = json!(["tools", "reasoning"]);
+        assert_eq!(ollama_show(&model)["capabilities"], json!(["completion", "tools", "thinking"]));
+        let tags = ollama_tags(std::slice::from_ref(&model));
+        let mut running = ollama_running(&[model]);
+        assert_eq!(running["models"][0]["context_length"], 4096);
+        let only_of_running = ["context_length", "expires_at", "size_vram"];
+        let entry = running["models"][0].as_object_mut().unwrap();
+        entry.retain(|name, _| !only_of_running.contains(&name.as_str()));
+        assert_eq!(running, tags);
+        assert_eq!(tags["models"][0]["modified_at"], "2023-11-14T22:13:20Z");
+    }
 }
