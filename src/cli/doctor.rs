@@ -6,7 +6,7 @@ use super::support::text;
 use crate::catalogue::QualifiedModel;
 use crate::clock::{UnixMillis, shown_now};
 use crate::config::{Config, memory_bytes};
-use crate::node::{self, ComputeDevice, NodeError, instruction_set, private_files};
+use crate::node::{self, ComputeDevice, NodeError, cluster, instruction_set, private_files};
 use crate::server::operator::AdminCommand;
 use crate::store::Store;
 use crate::tls::{TlsListeners, ends_soon};
@@ -194,30 +194,47 @@ fn collector(config: &Config) -> Option<Finding> {
 /// The certificate, the ledger, the node and its models, or the ports that a node would take.
 async fn folder(context: &Context) -> Vec<Finding> {
     let status = context.ask_node(&AdminCommand::Status).await.ok().flatten();
-    let certificate = certificate(&context.config, status.as_ref());
-    certificate.into_iter().chain(data_folder(context, status).await).collect()
+    let certificates = certificates(&context.config, status.as_ref());
+    certificates.into_iter().chain(data_folder(context, status).await).collect()
 }
 
-/// The certificate that listeners show. A running node shows the one that it read last.
-fn certificate(config: &Config, status: Option<&Value>) -> Option<Finding> {
-    const CHECK: &str = "certificate";
-    let listeners = match TlsListeners::read(&config.tls) {
-        Ok(listeners) => listeners,
-        Err(why) => return Some(Finding::wrong(CHECK, why, "check tls.certificate and tls.key")),
+/// The certificates that the listeners of clients and operators, and that of other nodes show.
+fn certificates(config: &Config, status: Option<&Value>) -> Vec<Finding> {
+    const OWN: &str = "certificate";
+    const PEERS: &str = "certificate for other nodes";
+    let shown = |whose: &dyn Fn(&str) -> bool| {
+        let mut all = status?["certificates"].as_array()?.iter();
+        all.find(|shown| shown["listener"].as_str().is_some_and(whose))?["ends_at"].as_u64()
     };
-    let ends = config.tls.listeners.iter().find_map(|name| listeners.not_after(*name))?;
-    let shown = status.and_then(|status| status["certificates"][0]["ends_at"].as_u64());
+    let own = TlsListeners::read(&config.tls).map(|tls| {
+        let ends = config.tls.listeners.iter().find_map(|name| tls.not_after(*name))?;
+        Some(certificate(OWN, ends, shown(&|name| name != "cluster")))
+    });
+    let peers = cluster::read(TlsListeners::default(), &config.cluster).map(|tls| {
+        let ends = tls.peers()?.not_after()?;
+        Some(certificate(PEERS, ends, shown(&|name| name == "cluster")))
+    });
+    let wrong =
+        |check, remedy: &'static str| move |why: String| Some(Finding::wrong(check, why, remedy));
+    let own = own.unwrap_or_else(wrong(OWN, "check tls.certificate and tls.key"));
+    let peers = peers.unwrap_or_else(wrong(PEERS, cluster::REMEDY));
+    own.into_iter().chain(peers).collect()
+}
+
+/// A certificate whose file ends at a Unix time, seconds. A running node shows the one that it read
+/// last.
+fn certificate(check: &'static str, ends: u64, shown: Option<u64>) -> Finding {
     if let Some(shown) = shown.filter(|shown| *shown != ends) {
         let [shown, ends] = [shown, ends].map(text::utc);
         let detail = format!("the node shows one that ends at {shown}, the file's ends at {ends}");
-        return Some(Finding::warning(CHECK, detail, "cresset reload"));
+        return Finding::warning(check, detail, "cresset reload");
     }
     let now = shown_now().seconds();
-    Some(match ends_soon(ends, now) {
-        None => Finding::good(CHECK, format!("ends at {}", text::utc(ends))),
-        Some(soon) if ends < now => Finding::wrong(CHECK, soon, "renew it, then cresset reload"),
-        Some(soon) => Finding::warning(CHECK, soon, "renew it, then cresset reload"),
-    })
+    match ends_soon(ends, now) {
+        None => Finding::good(check, format!("ends at {}", text::utc(ends))),
+        Some(soon) if ends < now => Finding::wrong(check, soon, "renew it, then cresset reload"),
+        Some(soon) => Finding::warning(check, soon, "renew it, then cresset reload"),
+    }
 }
 
 async fn data_folder(context: &Context, status: Option<Value>) -> Vec<Finding> {

@@ -5,8 +5,8 @@ use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
 use crate::catalogue::{Catalogue, NodePublicKey};
 use crate::clock::shown_now;
-use crate::server::operator::{AdminCommand, status};
-use crate::tls::ends_soon;
+use crate::server::operator::AdminCommand;
+use crate::server::operator::status::{self, certificate_to_renew};
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
@@ -98,11 +98,9 @@ fn screen(document: &Value) -> String {
     if let Some(gateway) = document["gateway"].as_str() {
         let _ = writeln!(out, "gateway   {gateway}");
     }
-    // All listeners show one certificate.
-    let ends = document["certificates"][0]["ends_at"].as_u64();
-    if let Some(ends) = ends.and_then(|at| ends_soon(at, shown_now().seconds())) {
+    if let Some(ends) = certificate_to_renew(document, shown_now().seconds()) {
         let ends = style(Style::Warning, &ends);
-        let _ = writeln!(out, "tls       the certificate {ends}: renew it, then `cresset reload`");
+        let _ = writeln!(out, "tls       the {ends}: renew it, then `cresset reload`");
     }
     if document["ledger_healthy"].is_null() {
         return out;

@@ -17,20 +17,17 @@ pub(super) async fn bind(config: &Config) -> Result<Option<TcpListener>, NodeErr
     })
 }
 
-/// Adds what the node shows to others. Fails where they would refuse it.
-pub(super) fn read(
-    tls: TlsListeners,
-    settings: &ClusterSettings,
-) -> Result<TlsListeners, NodeError> {
-    let tls = tls.with_peers(settings);
-    let checked = tls.and_then(|tls| match (tls.peers(), settings.listen) {
-        (Some(peers), Some(at)) => peers.check_own(&told(settings, at)).map(|()| tls),
-        _ => Ok(tls),
-    });
-    checked.map_err(|why| {
-        NodeError::new(why)
-            .remedy("check cluster.certificate, cluster.key, cluster.authority and cluster.address")
-    })
+/// What mends a certificate that other nodes would refuse.
+pub const REMEDY: &str =
+    "check cluster.certificate, cluster.key, cluster.authority and cluster.address";
+
+/// Adds what the node shows to others. The error is a sentence; one is that they would refuse it.
+pub fn read(tls: TlsListeners, settings: &ClusterSettings) -> Result<TlsListeners, String> {
+    let tls = tls.with_peers(settings)?;
+    if let (Some(peers), Some(at)) = (tls.peers(), settings.listen) {
+        peers.check_own(&told(settings, at))?;
+    }
+    Ok(tls)
 }
 
 /// The address that other nodes are told, for a listener at `bound`.

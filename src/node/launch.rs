@@ -388,7 +388,8 @@ impl StartingNode {
         let addresses = [public, operator.local_addr().map_err(NodeError::new)?];
         let tls = TlsListeners::read(&config.tls)
             .map_err(|why| NodeError::new(why).remedy("check tls.certificate and tls.key"))?;
-        let tls = cluster::read(tls, &config.cluster)?;
+        let tls = cluster::read(tls, &config.cluster)
+            .map_err(|why| NodeError::new(why).remedy(cluster::REMEDY))?;
         let secured = tls.acceptor(ListenerName::Operator);
         let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
         let start = StartState::new(addresses, tls, StartPhase::Models);

@@ -1,7 +1,7 @@
 //! Assembles a node: configuration, device, ledger, qualified models, pool, listeners, in this
 //! order. Each part is decided once and handed down.
 
-mod cluster;
+pub mod cluster;
 mod device;
 mod endpoint;
 pub mod files;

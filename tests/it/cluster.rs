@@ -3,11 +3,16 @@
 
 use super::database::{place, question, same_ledger, shared, without_ledger};
 use super::process::{Customer, Folder, MODEL, Reply, Served, eventually, get, request};
+use super::support::{CHAT, chat_headers, http2};
+use bytes::Bytes;
 use cresset::config::ClusterSettings;
 use cresset::tls::{NodeAddress, Socket, TlsListeners};
+use futures_util::future::join_all;
+use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
@@ -136,6 +141,46 @@ fn a_repeat_at_another_node_gets_the_same_bytes_as_it_runs() {
     // The same id with another input is judged where it arrives.
     let reused = other.chat(&key, &ids[0], &question(owner, true, 301)).finish();
     assert_eq!(reused.status, 422, "{}", reused.body);
+    assert_charged_once(&folders[0], &account, &ids);
+}
+
+/// Sends a chat completion over HTTP/2 and returns the text of the answer.
+async fn chat_over_http2(node: &Served, key: &str, id: &str, body: &Value) -> Vec<u8> {
+    let address = node.listen.strip_prefix("http://").unwrap().parse().unwrap();
+    let mut request = hyper::Request::post(format!("{}{CHAT}", node.listen));
+    for (name, value) in chat_headers(key, id) {
+        request = request.header(name, value);
+    }
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
+    let answer = http2(address).await.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 200, "{}", node.log());
+    answer.into_body().collect().await.unwrap().to_bytes().to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_of_three_nodes_pass_on_what_arrives_over_http2() {
+    let Some(([first, second], Customer { account, key, .. })) = two_folders() else { return };
+    let folders = [same_ledger(&first), first, second];
+    let nodes = folders.each_ref().map(|folder| folder.serve_failing("engine::step=sleep(5)"));
+    known(&folders[0], 3);
+    let ids: Vec<String> = (0..3).map(|_| Uuid::new_v4().to_string()).collect();
+    for (id, owner) in ids.iter().zip(&nodes) {
+        let question = question(owner, true, 300);
+        let others = nodes.iter().filter(|node| node.listen != owner.listen);
+        let asked = async |node: &Served| chat_over_http2(node, &key, id, &question).await;
+        let repeats = async {
+            while folders[0].run(&["requests", "show", id, "--json"]).code != Some(0) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            join_all(others.map(asked)).await
+        };
+        let (whole, repeats) = tokio::join!(asked(owner), repeats);
+        assert!(whole.ends_with(b"data: [DONE]\n\n") && repeats.len() == 2);
+        assert!(repeats.iter().all(|repeat| *repeat == whole), "{}", owner.log());
+    }
+    for node in &nodes {
+        assert!(metric(node, &forwarded("answered", 2)) && metric(node, &forwarded("received", 2)));
+    }
     assert_charged_once(&folders[0], &account, &ids);
 }
 
@@ -411,6 +456,13 @@ fn a_model_that_only_another_node_serves_answers_and_is_charged_once() {
     assert_eq!(refused.status, 404, "{}", refused.body);
 }
 
+/// What `cresset doctor` finds of the certificate that other nodes are shown.
+fn examined(folder: &Folder) -> Value {
+    let report = folder.run(&["doctor", "--json"]).document();
+    let mut checks = report["checks"].as_array().unwrap().iter();
+    checks.find(|check| check["check"] == "certificate for other nodes").unwrap().clone()
+}
+
 #[test]
 fn a_certificate_that_others_would_refuse_is_named_at_the_start() {
     let Some((folders, _)) = two_folders() else { return };
@@ -426,6 +478,9 @@ fn a_certificate_that_others_would_refuse_is_named_at_the_start() {
         std::fs::write(&path, format!("{ledger}{}", cluster(identity, more))).unwrap();
         let said = folders[0].fails(&serve, 1);
         assert!(said.contains(part) && said.contains("cluster.certificate"), "{said}");
+        let found = examined(&folders[0]);
+        assert!(found["detail"].as_str().unwrap().contains(part), "{found}");
+        assert_eq!(found["verdict"], "wrong");
     }
 }
 
@@ -455,7 +510,9 @@ async fn a_renewed_certificate_is_shown_to_other_nodes() {
             .to_owned()
     };
     let before = ends();
+    assert_eq!(examined(&folders[0])["verdict"], "good");
     show("renewed");
+    assert_eq!(examined(&folders[0])["remedy"], "cresset reload");
     assert_eq!(folders[0].json(&["reload"])["certificate"], true);
     assert_ne!(ends(), before);
     let me = passed_on(&key, "GET /v1/me", MARK, "");

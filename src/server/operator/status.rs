@@ -8,6 +8,7 @@ use crate::engine::EngineStats;
 use crate::pool::{DeviceView, ModelView};
 use crate::request::Services;
 use crate::request::recent_errors::RecentError;
+use crate::tls::ends_soon;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
@@ -96,6 +97,16 @@ fn of_process(start: &StartState, not_ready_because: Option<&str>) -> Value {
     })
 }
 
+/// The certificate of a status document that ends first, if it is to be renewed, as the words of a
+/// sentence. All listeners of clients and operators show one; `now` is in Unix seconds.
+pub fn certificate_to_renew(status: &Value, now: u64) -> Option<String> {
+    let all = status["certificates"].as_array()?.iter();
+    let first = all.min_by_key(|certificate| certificate["ends_at"].as_u64())?;
+    let ends = ends_soon(first["ends_at"].as_u64()?, now)?;
+    let whose = if first["listener"] == "cluster" { " for other nodes" } else { "" };
+    Some(format!("certificate{whose} {ends}"))
+}
+
 /// The same document for a node that does not run.
 pub fn stopped() -> Value {
     json!({
@@ -144,4 +155,24 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "requests_held": view.usage.waiting,
     });
     view::merged(state, json!(stats))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_certificate_that_ends_first_is_named_when_it_is_to_be_renewed() {
+        let named =
+            |certificates: Value| certificate_to_renew(&json!({ "certificates": certificates }), 0);
+        let [soon, late] = [86_400, 1_300_000];
+        let of = |listener: &str, ends_at: u64| json!({ "listener": listener, "ends_at": ends_at });
+        let ends = "ends at 1970-01-02 00:00:00Z";
+        let own = named(json!([of("public", soon), of("cluster", late)]));
+        assert_eq!(own.unwrap(), format!("certificate {ends}"));
+        let peers = named(json!([of("public", late), of("cluster", soon)]));
+        assert_eq!(peers.unwrap(), format!("certificate for other nodes {ends}"));
+        assert_eq!(named(json!([of("public", late)])), None);
+        assert_eq!(named(json!([])), None);
+    }
 }

@@ -1,12 +1,12 @@
 //! What the node does now, and the last ten minutes of it.
 
+use super::super::status::certificate_to_renew;
 use super::super::{AdminCommand, Live};
 use super::chart::{self, Line};
 use super::history::{EVERY, NodeSample, quantile};
 use super::layout::{self, mebibytes, rows, text, time};
 use super::{HtmlPage, Visitor, parts};
 use crate::clock::UnixMillis;
-use crate::tls::ends_soon;
 use axum::extract::State;
 use axum::response::Response;
 use maud::{Markup, html};
@@ -65,14 +65,12 @@ fn state(status: &Value) -> Markup {
     }
 }
 
-/// The end of the certificate that all listeners show, once it is to be renewed.
+/// The end of a certificate, once it is to be renewed.
 fn certificate(status: &Value, now: UnixMillis) -> Markup {
-    let ends = status["certificates"][0]["ends_at"].as_u64();
-    let ends = ends.and_then(|at| ends_soon(at, now.seconds()));
     html! {
-        @if let Some(ends) = ends {
+        @if let Some(ends) = certificate_to_renew(status, now.seconds()) {
             p.state.bad role="alert" {
-                "The certificate " (ends) ": renew its files, then " code { "cresset reload" } "."
+                "The " (ends) ": renew its files, then " code { "cresset reload" } "."
             }
         }
     }
@@ -212,21 +210,4 @@ fn errors(status: &Value) -> Markup {
     };
     let all: Vec<_> = rows(status, "last_errors").map(row).collect();
     layout::table("Latest failures", &["Time", "Model", "What happened"], &all)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn the_certificate_is_named_when_it_is_to_be_renewed() {
-        let shown = |certificates: Value| {
-            certificate(&json!({ "certificates": certificates }), UnixMillis(0)).into_string()
-        };
-        let soon = shown(json!([{ "listener": "public", "ends_at": 86_400 }]));
-        assert!(soon.contains("The certificate ends at 1970-01-02 00:00:00Z"), "{soon}");
-        assert_eq!(shown(json!([{ "listener": "public", "ends_at": 1_300_000 }])), "");
-        assert_eq!(shown(json!([])), "");
-    }
 }
