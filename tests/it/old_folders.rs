@@ -2,6 +2,7 @@
 //! audited, answers from what it stored, and goes on. Each lies as `goldens/folders/NAME.tar.gz`
 //! with `NAME.json` beside it, which says what was done to it.
 
+use crate::database::{place, shared};
 use crate::process::{Folder, MODEL, Reply, Served};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
@@ -140,8 +141,9 @@ fn charged(exchange: &Value) -> u64 {
     rest.split('"').next().unwrap().parse().unwrap()
 }
 
-/// True when the ledger had to be brought up to a newer schema.
-fn opens_and_serves(archive: &Path, facts: &Value) -> bool {
+/// True when the ledger had to be brought up to a newer schema. It is moved into a `database`
+/// before it serves, where there is one.
+fn opens_and_serves(archive: &Path, facts: &Value, database: Option<&str>) -> bool {
     let text = |name: &str| facts[name].as_str().unwrap();
     let folder = unpacked(archive);
     let age = seconds_now().saturating_sub(facts["made_at"].as_u64().unwrap());
@@ -159,6 +161,10 @@ fn opens_and_serves(archive: &Path, facts: &Value) -> bool {
     let credits = folder.json(&["credits", "show", "--account", text("account")]);
     assert_eq!((&credits["trialUnits"], &credits["reservedUnits"]), (&json!(left), &json!("0")));
 
+    if let Some(url) = database {
+        let moved = folder.json(&["ledger", "move", "--standbys", "0", "--to", url]);
+        assert!(moved["files"].to_string().contains("journal-"), "closed parts, too: {moved}");
+    }
     folder.qualify(MODEL);
     let node = folder.serve();
     assert_eq!(node.get(text("revoked_key"), "/v1/me").status, 401);
@@ -231,20 +237,32 @@ fn upgrades_through_kills(archive: &Path, facts: &Value) {
     assert_eq!(credits["reservedUnits"], "0");
 }
 
+/// The kept folders, and what was done to each.
+fn kept() -> impl Iterator<Item = (PathBuf, Value)> {
+    let files = std::fs::read_dir(goldens()).unwrap().map(|entry| entry.unwrap().path());
+    let facts = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    facts.map(|path| {
+        let facts = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        (path.with_extension("tar.gz"), facts)
+    })
+}
+
 #[test]
 fn folders_of_every_format_open_and_serve() {
     let mut upgraded = 0;
-    for entry in std::fs::read_dir(goldens()).unwrap().map(Result::unwrap) {
-        let path = entry.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
-            let facts = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-            let archive = path.with_extension("tar.gz");
-            restores(&archive, &facts);
-            if opens_and_serves(&archive, &facts) {
-                upgrades_through_kills(&archive, &facts);
-                upgraded += 1;
-            }
+    for (archive, facts) in kept() {
+        restores(&archive, &facts);
+        if opens_and_serves(&archive, &facts, None) {
+            upgrades_through_kills(&archive, &facts);
+            upgraded += 1;
         }
     }
     assert!(upgraded > 0, "a folder of an older format is kept");
+}
+
+#[test]
+fn a_journal_with_closed_parts_moves_into_a_database() {
+    let Some(server) = shared() else { return };
+    let (archive, facts) = kept().find(|(_, facts)| facts["receipts"] == true).unwrap();
+    opens_and_serves(&archive, &facts, Some(&place(server)));
 }
