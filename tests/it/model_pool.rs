@@ -1,6 +1,6 @@
 //! The model pool: models are loaded when a request names them, within a budget of memory.
 
-use super::process::{Folder, Served, get};
+use super::process::{Folder, MODEL, Served, get};
 use super::support::{World, next_piece, qualified, read};
 use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset::engine::{EngineError, EngineHandle, EngineOptions};
@@ -282,11 +282,35 @@ async fn a_model_whose_requests_all_fail_is_withdrawn_until_a_canary_passes() {
 /// which, and the ledger is exact.
 #[test]
 fn two_devices_give_the_answers_of_one() {
+    compare_devices(&Folder::ready(), "cpu");
+}
+
+/// The same with the device path of every layer above the driver.
+#[test]
+#[ignore = "minutes: the model qualifies over the emulator"]
+fn two_emulated_gpus_give_the_answers_of_one() {
     let folder = Folder::ready();
+    for command in [&["qualify", MODEL][..], &["models", "accept", MODEL, "--reason", "a test's"]] {
+        let mut command = folder.command(command);
+        let finished = command.envs(on_gpus(r#"["cuda:0"]"#)).output().unwrap();
+        assert!(finished.status.success(), "{finished:?}");
+    }
+    compare_devices(&folder, "cuda");
+}
+
+fn on_gpus(devices: &str) -> [(&'static str, &str); 2] {
+    [("EMULATED_GPUS", "2"), ("CRESSET_ENGINE__DEVICES", devices)]
+}
+
+/// Compares the answers of two devices of one kind with those of one.
+fn compare_devices(folder: &Folder, kind: &str) {
     let customer = folder.customer(100_000_000);
-    let answers = |devices: &str| {
+    let name = |number: usize| format!("{kind}:{number}");
+    let named = |number| if kind == "cpu" { kind.to_owned() } else { name(number) };
+    let answers = |devices: &[String]| {
+        let devices = json!(devices).to_string();
         let mut command = folder.serve_command(&[]);
-        command.env("CRESSET_ENGINE__DEVICES", devices);
+        command.envs(on_gpus(&devices));
         let node = Served::start(command);
         let answers: Vec<String> = (0..12)
             .map(|seed| {
@@ -305,15 +329,17 @@ fn two_devices_give_the_answers_of_one() {
         assert!(node.terminate().success());
         (answers, status, metrics)
     };
-    let (expected, _, _) = answers("[]");
-    let (found, status, metrics) = answers(r#"["cpu", "cpu"]"#);
+    let (expected, _, _) = answers(&[named(0)]);
+    let (found, status, metrics) = answers(&[named(0), named(1)]);
     assert_eq!(found, expected);
-    for (number, device) in status["devices"].as_array().unwrap().iter().enumerate() {
-        assert_eq!(device["name"], format!("cpu:{number}"));
+    let devices = status["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    for (number, device) in devices.iter().enumerate() {
+        assert_eq!(device["name"], name(number));
         for figure in ["model_memory_bytes", "generated_tokens"] {
             assert!(device[figure].as_u64().unwrap() > 0, "{status}");
         }
-        assert!(metrics.contains(&format!("cresset_device_lost{{device=\"cpu:{number}\"}} 0")));
+        assert!(metrics.contains(&format!("cresset_device_lost{{device=\"{}\"}} 0", name(number))));
     }
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }

@@ -1,4 +1,5 @@
-//! Replaces the CUDA device in builds without the feature `cuda`: there is no device.
+//! Replaces the CUDA device in builds without the feature `cuda`: there is no device, unless tests
+//! have the process emulate some.
 
 use super::{DeviceOptions, Gpu, Properties};
 use crate::{Error, Result};
@@ -9,29 +10,45 @@ use std::sync::Arc;
 /// Whether this build has support for CUDA devices.
 pub const BUILT: bool = false;
 
-const WHY: &str = "this build has no support for GPUs: build with `--features cuda`";
-
-/// Fails, as there is no device.
-pub fn probe(_: usize) -> Result<Properties> {
-    Err(Error::NoDevice(WHY.into()))
+/// The limits of the device with this number.
+///
+/// # Errors
+/// When there is no such device.
+pub fn probe(number: usize) -> Result<Properties> {
+    open(number).map(|device| device.properties().clone())
 }
 
-/// Fails, as there is no device.
-pub fn free_memory(_: usize) -> Result<usize> {
-    Err(Error::NoDevice(WHY.into()))
+/// Bytes of the device's memory that are free.
+///
+/// # Errors
+/// When there is no such device.
+pub fn free_memory(number: usize) -> Result<usize> {
+    open(number)?.memory().map(|(free, _)| free)
 }
 
-/// None, as there is no device.
+/// None, as products are not measured here.
 pub fn chosen_products(_: &Path, _: &Properties) -> BTreeSet<String> {
     BTreeSet::new()
 }
 
-/// Fails, as there is no device.
-pub fn open(_: usize) -> Result<Arc<dyn Gpu>> {
-    Err(Error::NoDevice(WHY.into()))
+/// The device with this number.
+///
+/// # Errors
+/// When there is no such device.
+#[cfg_attr(not(feature = "emulator"), expect(unused_variables, reason = "there is none"))]
+pub fn open(number: usize) -> Result<Arc<dyn Gpu>> {
+    #[cfg(feature = "emulator")]
+    if let Some(found) = super::emulator::numbered(number) {
+        return Ok(found);
+    }
+    let why = "this build has no support for GPUs: build with `--features cuda`";
+    Err(Error::NoDevice(why.into()))
 }
 
-/// Fails, as there is no device.
-pub fn open_with(_: usize, _: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
-    Err(Error::NoDevice(WHY.into()))
+/// The device with this number, whatever the options.
+///
+/// # Errors
+/// When there is no such device.
+pub fn open_with(number: usize, _: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
+    open(number)
 }

@@ -43,3 +43,17 @@ pub(in crate::gpu) fn shared_by_the_process(memory_bytes: usize) -> Option<Arc<d
     };
     SHARED.get_or_init(make).clone()
 }
+
+/// The environment variable with the number of GPUs that a process emulates for a whole node.
+const GPUS: &str = "EMULATED_GPUS";
+
+/// The emulated GPU with this number, if the environment asks for so many. It is made once.
+#[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
+pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {
+    static ALL: OnceLock<Vec<Arc<dyn Gpu>>> = OnceLock::new();
+    let make = || {
+        let count = std::env::var(GPUS).ok().and_then(|count| count.parse().ok()).unwrap_or(0);
+        (0..count).map(|_| Emulator::new()).collect()
+    };
+    ALL.get_or_init(make).get(number).cloned()
+}

@@ -6,7 +6,7 @@ mod cards;
 #[cfg(test)]
 mod tests;
 
-pub(super) use cards::shared_by_the_process;
+pub(super) use cards::{numbered, shared_by_the_process};
 
 use super::{
     Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Staging, StreamEvent, View,
