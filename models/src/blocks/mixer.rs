@@ -1,8 +1,7 @@
 //! The part of a layer that mixes tokens: attention, or a recurrence.
 
 use super::attention::SelfAttention;
-use super::delta_rule::DeltaRule;
-use super::selective_scan::SelectiveScan;
+use super::recurrence::RecurrentMixer;
 use super::short_conv::ShortConv;
 use crate::Result;
 use crate::config::RecurrentKind;
@@ -12,8 +11,7 @@ use cresset_kernels::Ops;
 pub enum TokenMixer<O: Ops> {
     Attention(Box<SelfAttention<O>>),
     ShortConv(Box<ShortConv<O>>),
-    DeltaRule(Box<DeltaRule<O>>),
-    SelectiveScan(Box<SelectiveScan<O>>),
+    Recurrence(Box<RecurrentMixer<O>>),
 }
 
 impl<O: Ops> TokenMixer<O> {
@@ -25,10 +23,10 @@ impl<O: Ops> TokenMixer<O> {
                 Self::ShortConv(Box::new(ShortConv::load(l, prefix, taps)?))
             }
             Some(RecurrentKind::DeltaRule { shape, taps }) => {
-                Self::DeltaRule(Box::new(DeltaRule::load(l, prefix, shape, taps)?))
+                Self::Recurrence(Box::new(RecurrentMixer::delta_rule(l, prefix, shape, taps)?))
             }
             Some(RecurrentKind::SelectiveScan(config)) => {
-                Self::SelectiveScan(Box::new(SelectiveScan::load(l, prefix, config)?))
+                Self::Recurrence(Box::new(RecurrentMixer::selective_scan(l, prefix, config)?))
             }
         })
     }
@@ -38,8 +36,7 @@ impl<O: Ops> TokenMixer<O> {
         match self {
             Self::Attention(attention) => attention.forward(s, x),
             Self::ShortConv(conv) => conv.forward(s, x),
-            Self::DeltaRule(rule) => rule.forward(s, x),
-            Self::SelectiveScan(scan) => scan.forward(s, x),
+            Self::Recurrence(recurrence) => recurrence.forward(s, x),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Blocks that architectures are composed of.
 
 pub mod attention;
-pub mod delta_rule;
 pub mod feed_forward;
 pub mod mixer;
 pub mod mixture;
 pub mod mlp;
-pub mod selective_scan;
+pub mod recurrence;
 pub mod short_conv;
