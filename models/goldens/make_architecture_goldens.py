@@ -523,6 +523,100 @@ CASES = [
     ),
 ]
 
+# Heads of K with a window and without one differ in number and in size.
+GEMMA4 = (
+    layer_types(*["sliding_attention"] * 3, "full_attention")
+    | dict(
+        num_hidden_layers=4,
+        head_dim=16,
+        num_key_value_heads=4,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=8,
+        final_logit_softcapping=8.0,
+    )
+    | NO_IDS
+)
+# The last layers have no K and V of their own, and an MLP of twice the width.
+GEMMA4_INPUTS = (
+    layer_types(*(["sliding_attention"] * 3 + ["full_attention"]) * 2)
+    | dict(
+        num_hidden_layers=8,
+        head_dim=16,
+        num_key_value_heads=2,
+        global_head_dim=32,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        sliding_window=8,
+    )
+    | NO_IDS
+)
+GEMMA4_EXPERTS = dict(
+    enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=32
+)
+# One layer of each kind shares the K and V of the only other; the rotation turns a third.
+GEMMA4_ODD = (
+    layer_types("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+    | dict(
+        num_hidden_layers=4,
+        head_dim=8,
+        num_key_value_heads=2,
+        global_head_dim=24,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=VOCABULARY + 3,
+        sliding_window=5,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 50_000.0,
+                "partial_rotary_factor": 0.34,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        **GEMMA4_EXPERTS,
+    )
+    | NO_IDS
+)
+GEMMA4_TOWERS = dict(
+    vision_config=dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        position_embedding_size=8,
+    ),
+    audio_config=None,
+)
+CASES += [
+    ("gemma4", "gemma4_text", "BF16", True, GEMMA4),
+    ("gemma4-inputs", "gemma4_text", "F32", True, GEMMA4_INPUTS),
+    ("gemma4-experts", "gemma4_text", "F32", True, GEMMA4 | GEMMA4_EXPERTS),
+    ("gemma4-odd", "gemma4_text", "F32", False, GEMMA4_ODD),
+    (
+        "gemma4-unified",
+        "gemma4_unified_text",
+        "F32",
+        False,
+        {key: value for key, value in GEMMA4.items() if "per_layer" not in key},
+    ),
+    (
+        "gemma4-tower",
+        "gemma4",
+        "F32",
+        False,
+        dict(text_config=SHAPE | GEMMA4 | dict(pad_token_id=0), **GEMMA4_TOWERS),
+    ),
+]
+
 
 def random(name, count):
     """Uniform in [-1, 1): SplitMix64 (Steele, Lea, Flood 2014) seeded by the FNV-1a hash of the name, 24 bits of each."""
@@ -547,6 +641,10 @@ def weights(name, shape, dtype, family):
         return torch.from_numpy(values.reshape(shape))
     if name.endswith("_proj.weight"):
         scale, shift = numpy.float32(2.5) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
+    elif family.startswith("gemma4") and name.endswith(
+        ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale")
+    ):
+        scale, shift = numpy.float32(0.2), numpy.float32(1)
     elif name.endswith("norm.weight"):
         less_one = family.startswith("gemma") or (
             family.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
@@ -592,6 +690,14 @@ def older_lfm2(config):
     )
 
 
+def older_gemma4(config):
+    full = list(config.pop("per_layer_config").values())[0]
+    return config | dict(
+        global_head_dim=full["head_dim"],
+        num_global_key_value_heads=full.get("num_key_value_heads"),
+    )
+
+
 # The words that versions before 5 had for the types of layers.
 OLDER_TYPES = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -612,6 +718,8 @@ def older(config):
         config = older_lfm2(config)
     if config["model_type"] == "granitemoehybrid":
         config = older_hybrid(config)
+    if config["model_type"].startswith("gemma4"):
+        return older_gemma4(config)  # its rotations have one layout
     parameters = config.pop("rope_parameters")
     nested = "full_attention" in parameters
     if nested:

@@ -18,6 +18,9 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
+    /// So many of the last layers have no K and V of their own: each reads those of the last other
+    /// layer that sees as many tokens as it does.
+    pub shared_kv_layers: usize,
     /// The layers without keys and values, in models that have some.
     pub recurrent: Option<Recurrent>,
     /// The experts, in models that have some.
@@ -118,6 +121,22 @@ pub struct Sliding {
     pub layers: Vec<bool>,
     /// Their rotation, if it differs from the model's.
     pub rope: Option<RopeConfig>,
+    /// Their heads, if they differ from the model's.
+    pub heads: Option<KvHeads>,
+}
+
+/// The heads of a layer's K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    pub count: usize,
+    /// The values of each, and of each head of Q.
+    pub dim: usize,
+}
+
+impl KvHeads {
+    pub(crate) fn width(self) -> usize {
+        self.count * self.dim
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -180,7 +199,29 @@ impl ModelConfig {
 
     /// Bytes of the K and V of one layer for so many tokens.
     pub(crate) fn kv_layer_bytes(&self, tokens: usize) -> usize {
-        2 * self.kv_heads * self.head_dim * tokens * self.kv_kind.bytes()
+        2 * self.kv_width() * tokens * self.kv_kind.bytes()
+    }
+
+    /// The values that K has of one token, in the layers where it has most.
+    pub(crate) fn kv_width(&self) -> usize {
+        let sliding = self.sliding.as_ref().and_then(|sliding| sliding.heads);
+        let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
+        model.width().max(sliding.map_or(0, KvHeads::width))
+    }
+
+    /// The heads of a layer's K and V, also where it reads another's.
+    pub(crate) fn kv_heads_of(&self, layer: usize) -> KvHeads {
+        let sliding = self.sliding.as_ref().filter(|sliding| sliding.layers[layer]);
+        let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
+        sliding.and_then(|sliding| sliding.heads).unwrap_or(model)
+    }
+
+    /// The layer whose K and V a layer reads, if it has none of its own.
+    pub(crate) fn donor(&self, layer: usize) -> Option<usize> {
+        let first = self.layers - self.shared_kv_layers;
+        let slides = |layer: usize| self.sliding.as_ref().is_some_and(|s| s.layers[layer]);
+        let own = (0..first).rev().find(|own| slides(*own) == slides(layer));
+        own.filter(|_| layer >= first)
     }
 
     /// The number of layers with keys and values.
@@ -219,7 +260,7 @@ impl RecurrentKind {
 impl Sliding {
     /// A window in each of `layers` layers.
     pub(crate) fn everywhere(window: usize, layers: usize) -> Self {
-        Self { window, layers: vec![true; layers], rope: None }
+        Self { window, layers: vec![true; layers], rope: None, heads: None }
     }
 }
 
@@ -267,11 +308,42 @@ impl ModelConfig {
                     self.layers
                 ));
             }
-            sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
+            let dim = sliding.heads.map_or(self.head_dim, |heads| heads.dim);
+            sliding.rope.iter().try_for_each(|rope| rope.check(dim))?;
+            self.check_sliding_heads(sliding.heads)?;
         }
+        self.check_shared_kv()?;
         self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.check(self))?;
         self.rope.check(self.head_dim)
+    }
+}
+
+impl ModelConfig {
+    /// Blocks of the cache are as large as K and V of the wider layers, and others share them.
+    fn check_sliding_heads(&self, heads: Option<KvHeads>) -> Result<(), String> {
+        let Some(heads) = heads else { return Ok(()) };
+        let sizes = [heads.count, heads.dim];
+        let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
+            && self.heads.is_multiple_of(heads.count);
+        if !sound {
+            return Err(format!("{} heads cannot share {heads:?} of a window", self.heads));
+        }
+        let (own, other) = (heads.width(), self.kv_heads * self.head_dim);
+        if own.max(other).is_multiple_of(own.min(other)) {
+            return Ok(());
+        }
+        Err(format!("K of {own} values with a window and of {other} without one share no blocks"))
+    }
+
+    /// Each of the last layers must have one to read from.
+    fn check_shared_kv(&self) -> Result<(), String> {
+        let shared = self.shared_kv_layers;
+        let first = self.layers.saturating_sub(shared);
+        if shared <= self.layers && (first..self.layers).all(|layer| self.donor(layer).is_some()) {
+            return Ok(());
+        }
+        Err(format!("the last {shared} of {} layers find no K and V to read", self.layers))
     }
 }
 

@@ -25,6 +25,10 @@ const BLOCKS: &[u8] = include_bytes!("../goldens/blocks.safetensors");
 /// Alternatives that are compared at each position.
 const TOP: u8 = 20;
 
+/// The ends of the names of Gemma 4's norms and factors.
+const AROUND_ONE: [&str; 5] =
+    ["norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale"];
+
 #[derive(Deserialize)]
 pub struct GoldenModels {
     pub cases: Vec<GoldenModel>,
@@ -101,6 +105,7 @@ impl GoldenModel {
     pub fn weights(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let (scale, shift) = match shape {
             [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
+            _ if self.is_gemma4() && AROUND_ONE.iter().any(|end| name.ends_with(end)) => (0.2, 1.0),
             _ if name.ends_with("norm.weight") => {
                 (0.2, if self.less_one(name) { 0.0 } else { 1.0 })
             }
@@ -112,6 +117,10 @@ impl GoldenModel {
         random(name, shape.iter().product())
             .map(|x| self.dtype.rounded(x * scale + shift))
             .collect()
+    }
+
+    fn is_gemma4(&self) -> bool {
+        self.kind().starts_with("gemma4")
     }
 
     /// Whether the matrices of experts are in MXFP4.

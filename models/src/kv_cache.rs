@@ -11,7 +11,8 @@ pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
     pub(crate) layout: CacheLayout,
-    /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values.
+    /// For each place of a block: `num_blocks * block_size` times the values that K has of a token
+    /// in the layers where it has most.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
     /// For each recurrent layer.
@@ -26,7 +27,7 @@ struct StateBuffers<M: OpMemory> {
 
 /// The place of one layer's K and V in the cache.
 pub struct LayerCache<'a, M: OpMemory> {
-    /// The number of the layer's group.
+    /// The number of the layer's group among those of the step.
     pub group: usize,
     pub k: M::View<'a>,
     pub v: M::View<'a>,
@@ -49,9 +50,9 @@ impl<M: OpMemory> KvCache<M> {
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
-        let len = num_blocks * block_size * config.kv_heads * config.head_dim;
+        let len = num_blocks * block_size * config.kv_width();
         let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
-        let layers = || (0..layout.layers_per_block).map(layer).collect::<Result<_>>();
+        let layers = || (0..layout.places_per_block).map(layer).collect::<Result<_>>();
         let state = |layer| {
             let lens = config.recurrence(layer)?.state_lens(config.hidden_size);
             let [conv, memory] = lens.map(|len| ops.allocate(Kind::F32, layout.kinds.states * len));

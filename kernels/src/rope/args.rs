@@ -13,6 +13,7 @@ pub struct RopeArgs<V: Operand> {
     /// `[n, (heads + 2 * kv_heads) * head_dim]` activations (f32 or, on a device, bf16).
     pub qkv: V,
     pub heads: usize,
+    /// 0 in layers that read what an earlier one wrote: then the caches stay as they are.
     pub kv_heads: usize,
     pub head_dim: usize,
     /// `[n]`: each is below the number of positions in `table`.
@@ -77,8 +78,8 @@ impl<V: Operand> RopeArgs<V> {
         let block = block_size * kv_heads * head_dim;
         let fits = k_cache.kind() == v_cache.kind()
             && k_cache.len() == v_cache.len()
-            && block > 0
-            && k_cache.len().is_multiple_of(block);
+            && block_size * head_dim > 0
+            && (kv_heads == 0 || k_cache.len().is_multiple_of(block));
         ensure(OP, fits, || {
             format!("{k_cache:?} and {v_cache:?} for {kv_heads} heads of {head_dim}")
         })

@@ -68,6 +68,9 @@ fn check_indices(args: &RopeArgs<TensorView>) -> Result<()> {
     ensure(OP, beyond.is_none(), || {
         format!("position {beyond:?} is beyond the table's {positions}")
     })?;
+    if args.kv_heads == 0 {
+        return Ok(());
+    }
     let mut slots = args.slots.to_vec();
     slots.sort_unstable();
     if let Some(slot) = slots.windows(2).find_map(|w| (w[0] == w[1]).then_some(w[0])) {

@@ -14,7 +14,9 @@ impl Rope for DeviceOps {
         let n = args.check()?;
         let &RopeArgs { qkv, heads, kv_heads, head_dim, positions, slots, .. } = args;
         let &RopeArgs { table, qk_norm: norm, k_cache, v_cache, .. } = args;
-        ensure(OP, k_cache.kind() == qkv.kind(), || format!("{k_cache:?} for {qkv:?}"))?;
+        // Models with queries alone are refused on a device, as they need other ops that it lacks.
+        let fits = kv_heads > 0 && k_cache.kind() == qkv.kind();
+        ensure(OP, fits, || format!("{k_cache:?} for {qkv:?} of {kv_heads} KV heads"))?;
         let items = n * (heads + 2 * kv_heads);
         if items == 0 {
             return Ok(());

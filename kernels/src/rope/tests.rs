@@ -55,12 +55,16 @@ impl Case {
     }
 
     fn run(&self, positions: &[u32], slots: &[u32]) -> Result<()> {
+        self.run_with(KV_HEADS, positions, slots)
+    }
+
+    fn run_with(&self, kv_heads: usize, positions: &[u32], slots: &[u32]) -> Result<()> {
         let (cos, sin) = ((&self.cos).into(), (&self.sin).into());
         let rotary_dim = 2 * self.cos.dims()[1];
         compute().rope_kv_write(&RopeArgs {
             qkv: (&self.qkv).into(),
             heads: HEADS,
-            kv_heads: KV_HEADS,
+            kv_heads,
             head_dim: self.dim,
             positions,
             slots,
@@ -131,6 +135,19 @@ fn equals_the_reference() {
             }
         }
     }
+}
+
+/// A layer that reads what an earlier one wrote has queries alone.
+#[test]
+fn queries_alone_leave_the_caches_as_they_are() {
+    let whole = Case::new(2, 64, 32, RopeStyle::Neox, true);
+    let want = [whole.want(0, 3)[0].clone(), whole.want(1, 4)[0].clone()].concat();
+    let q = whole.qkv.narrow(1, 0, HEADS * 64).unwrap().contiguous().unwrap();
+    let alone = Case { qkv: q, ..whole };
+    alone.run_with(0, &[3, 4], &[5, 5]).unwrap();
+    assert_close(&values(&alone.qkv), &want, 1e-5, "queries");
+    assert!([&alone.k, &alone.v].iter().all(|cache| values(cache).iter().all(|x| x.is_nan())));
+    assert!(alone.run_with(0, &[3, 50], &[0, 1]).is_err());
 }
 
 #[test]

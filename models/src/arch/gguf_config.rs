@@ -69,6 +69,32 @@ impl<'a> GgufConfigKeys<'a> {
         })
     }
 
+    /// A number for each layer, or one for all.
+    pub(super) fn counts(&mut self, key: &str) -> Result<Option<Vec<usize>>> {
+        self.get(key, |value| match value {
+            Value::Array(counts) => counts.iter().map(Value::as_usize).collect(),
+            one => one.as_usize().map(|count| vec![count]),
+        })
+    }
+
+    /// Refuses numbers of layers, if there is one for each, of which not all that `concerns` holds
+    /// for are `expected`.
+    pub(super) fn check_alike(
+        &self,
+        key: &str,
+        counts: &[usize],
+        expected: usize,
+        concerns: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let mut own = (0..).zip(counts).filter(|(layer, _)| concerns(*layer));
+        match own.find(|(_, count)| counts.len() > 1 && **count != expected) {
+            None => Ok(()),
+            Some((layer, count)) => Err(self.unsupported(&format!(
+                "{key} is {count} in layer {layer}, where layers alike have {expected}"
+            ))),
+        }
+    }
+
     /// How many pairs of each head are rotated by each axis of a position.
     pub(super) fn sections(&mut self, key: &str) -> Result<Option<Vec<usize>>> {
         self.get(key, |value| match value {
@@ -88,22 +114,20 @@ impl<'a> GgufConfigKeys<'a> {
     /// Reads what every decoder has. The heads of K and of V must have one size.
     pub(super) fn decoder(&mut self) -> Result<ModelConfig> {
         let kv_heads = self.size("attention.head_count_kv")?;
-        self.decoder_with(kv_heads)
+        let width = self.mlp_width()?;
+        self.decoder_with(kv_heads, width)
     }
 
     /// Reads the same of a decoder whose layers have KV heads, equally many, or none. Says of each
     /// layer whether it has none.
     pub(super) fn decoder_with_gaps(&mut self) -> Result<(ModelConfig, Vec<bool>)> {
-        let counts = |value: &Value| match value {
-            Value::Array(counts) => counts.iter().map(Value::as_usize).collect(),
-            one => one.as_usize().map(|count| vec![count]),
-        };
-        let counts: Vec<usize> = self.get("attention.head_count_kv", counts)?.unwrap_or_default();
+        let counts = self.counts("attention.head_count_kv")?.unwrap_or_default();
         let most = counts.iter().copied().max().filter(|most| *most > 0);
         if counts.iter().any(|count| *count > 0 && Some(*count) != most) {
             return Err(self.unsupported("layers have different numbers of KV heads"));
         }
-        let config = self.decoder_with(most)?;
+        let width = self.mlp_width()?;
+        let config = self.decoder_with(most, width)?;
         let layers = config.layers;
         let gap = |layer: usize| counts.get(layer).is_some_and(|count| *count == 0);
         if counts.len() > 1 && counts.len() != layers {
@@ -112,7 +136,12 @@ impl<'a> GgufConfigKeys<'a> {
         Ok((config, (0..layers).map(gap).collect()))
     }
 
-    fn decoder_with(&mut self, kv_heads: Option<usize>) -> Result<ModelConfig> {
+    /// The same with numbers that may differ from layer to layer.
+    pub(super) fn decoder_with(
+        &mut self,
+        kv_heads: Option<usize>,
+        mlp_width: usize,
+    ) -> Result<ModelConfig> {
         let (hidden_size, heads) =
             (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
@@ -125,7 +154,7 @@ impl<'a> GgufConfigKeys<'a> {
         let config = ModelConfig {
             vocab_size: self.vocabulary()?,
             hidden_size,
-            intermediate_size: self.mlp_width()?,
+            intermediate_size: mlp_width,
             layers: self.needed("block_count")?,
             heads,
             kv_heads: kv_heads.unwrap_or(heads),
@@ -137,6 +166,7 @@ impl<'a> GgufConfigKeys<'a> {
             sliding: None,
             recurrent: None,
             mixture: None,
+            shared_kv_layers: 0,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -221,6 +251,10 @@ impl<'a> GgufConfigKeys<'a> {
         }
         config.layers -= further;
         Ok(further)
+    }
+
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.file.tensors.contains_key(name)
     }
 
     /// Whether the name of any tensor ends like this.

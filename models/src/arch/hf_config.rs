@@ -26,11 +26,13 @@ const OFF: [&str; 7] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 18] = [
+const TOWERS: [&str; 20] = [
     "audio_config",
     "audio_token_id",
+    "boa_token_id",
     "boi_token_id",
     "boi_token_index",
+    "eoa_token_index",
     "eoi_token_id",
     "eoi_token_index",
     "image_token_id",
@@ -150,6 +152,7 @@ impl HfConfigKeys {
             sliding: None,
             recurrent: None,
             mixture: None,
+            shared_kv_layers: 0,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -273,7 +276,7 @@ impl HfConfigKeys {
         let window = window.ok_or_else(|| {
             self.bad("`layer_types` asks for a `sliding_window`, which is missing")
         })?;
-        Ok(Some(Sliding { window, layers, rope: None }))
+        Ok(Some(Sliding { window, layers, rope: None, heads: None }))
     }
 
     fn is_sliding(&self, kind: &str) -> Result<bool> {

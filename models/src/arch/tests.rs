@@ -1,7 +1,7 @@
 //! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
-use crate::config::RouterScoring;
+use crate::config::{KvHeads, RouterScoring};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -208,6 +208,61 @@ fn the_first_gemma_3_leaves_usual_values_out() {
 }
 
 /// The config of the 1.2B release, with the values that it repeats in further keys.
+/// The smallest published Gemma 4, in the layout of its first releases.
+fn gemma4() -> Value {
+    let sliding = ["sliding_attention"; 4];
+    let types: Vec<_> =
+        (0..35).map(|at| sliding.get(at % 5).unwrap_or(&"full_attention")).collect();
+    json!({
+        "model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 1536,
+        "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+        "max_position_embeddings": 131_072, "sliding_window": 512, "layer_types": types,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+        "num_kv_shared_layers": 20, "use_double_wide_mlp": true, "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision",
+    })
+}
+
+#[test]
+fn gemma_4_is_read_in_both_layouts() {
+    let older = gemma4();
+    let config = parse(&older).unwrap();
+    let heads = [0, 4, 34].map(|layer| config.kv_heads_of(layer));
+    let [window, full] = [256, 512].map(|dim| KvHeads { count: 1, dim });
+    assert_eq!(heads, [window, full, full]);
+    assert_eq!(
+        [14, 15, 19, 33, 34].map(|layer| config.donor(layer)),
+        [None, Some(13), Some(14), Some(13), Some(14)]
+    );
+    assert_eq!((config.attention_scale, config.kv_width()), (1.0, 512));
+    let mut newer = older.clone();
+    newer["global_head_dim"] = Value::Null;
+    let full: Vec<usize> = (4..35).step_by(5).collect();
+    let own: Value = full.iter().map(|at| (at.to_string(), json!({ "head_dim": 512 }))).collect();
+    newer["per_layer_config"] = own.clone();
+    assert_eq!(parse(&newer).unwrap(), config);
+    let mut wrong = newer.clone();
+    wrong["per_layer_config"]["3"] = json!({ "head_dim": 512 });
+    let mut mixed = newer.clone();
+    mixed["per_layer_config"]["9"] = json!({ "head_dim": 256 });
+    for (key, value, part) in [
+        ("per_layer_config", wrong["per_layer_config"].clone(), "without a window"),
+        ("per_layer_config", mixed["per_layer_config"].clone(), "different heads"),
+        ("use_bidirectional_attention", "all".into(), "use_bidirectional_attention"),
+        ("num_kv_shared_layers", 31.into(), "find no K and V"),
+        ("num_kv_shared_layers", 99.into(), "find no K and V"),
+        ("vocab_size_per_layer_input", 7.into(), "vocab_size_per_layer_input"),
+        ("head_dim", 384.into(), "share no blocks"),
+        ("enable_moe_block", true.into(), "num_experts"),
+    ] {
+        let mut config = newer.clone();
+        config[key] = value;
+        let error = parse(&config).unwrap_err().to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
 fn lfm2() -> Value {
     json!({
         "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048,

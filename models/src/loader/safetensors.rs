@@ -23,8 +23,14 @@ const TEXT_PARTS: [[&str; 2]; 3] = [
     ["language_model.model.", "language_model.lm_head."],
 ];
 /// The names of the other parts of such a model contain one of these.
-const TOWERS: [&str; 5] =
-    ["vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision.", "visual."];
+const TOWERS: [&str; 6] = [
+    "vision_tower.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "embed_audio.",
+    "visual.",
+];
 /// The names of the heads that predict further tokens, which are not used, begin with this.
 const FURTHER_TOKENS: &str = "mtp.";
 /// Bytes before the header, which hold its length.

@@ -107,8 +107,20 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Takes matrices of the same width, one below the other; a tensor may hold several of them.
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
+        self.stack_of(parts, cols, parts.len())
+    }
+
+    /// The same with so many matrices: the last one stands for those of which there is no tensor.
+    pub fn stack_of(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        matrices: usize,
+    ) -> Option<M::Matrix> {
         let found = self.raws(parts, cols)?;
-        let stacked = self.store.matrix(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
+        let copies = found.last().into_iter().cycle();
+        let raws = found.iter().chain(copies).take(matrices).map(TensorBytes::raw);
+        let stacked = self.store.matrix(&raws.collect::<Vec<_>>());
         self.keep(parts[0].0, stacked)
     }
 
@@ -172,6 +184,12 @@ impl<M: OpMemory> Tensors<'_, M> {
         }
         let norm = self.store.norm(weights);
         self.keep(name, norm)
+    }
+
+    /// The weights of a norm that has none in its file.
+    pub fn ones(&mut self, len: usize) -> Option<M::Buffer> {
+        let norm = self.store.norm(vec![1.0; len]);
+        self.keep("the weights of a norm", norm)
     }
 
     /// Takes a vector whose values are changed by `map`, in f32.
@@ -253,6 +271,14 @@ impl<M: OpMemory> Tensors<'_, M> {
     pub fn ignore(&mut self, suffix: &str) {
         let ignored = self.stored_names().filter(|n| n.ends_with(suffix));
         self.leave_out(ignored.map(str::to_owned).collect());
+    }
+
+    /// Leaves a tensor unused, on purpose, if the file has it.
+    pub fn ignore_one(&mut self, name: &str) {
+        let stored = self.stored_name(name);
+        if self.shape(&stored).is_some() {
+            self.leave_out(vec![stored]);
+        }
     }
 
     /// Leaves all tensors of a layer unused, on purpose.

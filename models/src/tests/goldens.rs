@@ -64,7 +64,7 @@ impl Case {
             let usual =
                 names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
             if let Some((module, expert)) = usual.split_once(".experts.")
-                && let (expert, part) = expert.split_once('.').unwrap()
+                && let Some((expert, part)) = expert.split_once('.')
                 && let Ok(expert) = expert.parse()
             {
                 let whole = format!("{module}.experts.{part}");
@@ -279,7 +279,8 @@ fn rows_do_not_depend_on_the_batch() {
     let recurrent =
         ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd", "qwen3.5-moe", "granite-hybrid"];
     let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4", "glm4-moe"];
-    let others = ["olmo2", "olmo3", "glm4-moe-groups"];
+    let gemma4 = ["gemma4", "gemma4-inputs", "gemma4-experts", "gemma4-odd"];
+    let others = ["olmo2", "olmo3", "glm4-moe-groups"].into_iter().chain(gemma4);
     for name in experts.into_iter().chain(recurrent).chain(others) {
         let case = case_of(name);
         let mut model = case.in_folder(&case.config, |source| case.load_as(source, false));
