@@ -10,7 +10,7 @@ use crate::blocks::mixture::Mixture;
 use crate::blocks::mlp::{self, Mlp};
 use crate::config::{KvHeads, MixtureConfig, RopeConfig, RopeScaling, RouterScoring, Sliding};
 use crate::decoder::{Activations, Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::NameMap;
+use crate::loader::tensors::{NameMap, Optional};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
@@ -246,7 +246,9 @@ fn sliding_in_hf(
     let found = keys.sliding(config, window, |layer| (layer + 1) % PATTERN != 0)?;
     Ok(found.map(|mut sliding| {
         // The reference gives the last layer no window, whatever the config says.
-        sliding.layers.iter_mut().rev().take(1).for_each(|last| *last = false);
+        if let Some(last) = sliding.layers.last_mut() {
+            *last = false;
+        }
         Sliding { rope: Some(rope), heads: Some(heads), ..sliding }
     }))
 }
@@ -369,7 +371,7 @@ impl<O: Ops> Gemma4Layer<O> {
 }
 
 /// A part that a layer may not have; the outer `None` is one that could not be loaded.
-fn present<T>(part: Option<Option<T>>) -> Option<Option<T>> {
+fn present<T>(part: Option<Optional<T>>) -> Option<Optional<T>> {
     match part {
         Some(found) => found.map(Some),
         None => Some(None),

@@ -327,7 +327,7 @@ fn check(mixes: u32) {
 
 fn check_mixes(
     mut subject: Subject,
-    mixes: std::ops::Range<u32>,
+    mixes: impl Iterator<Item = u32>,
     expect: &ProbeOutput,
 ) -> Vec<Seen> {
     let mut all = Vec::new();
@@ -368,7 +368,8 @@ const FAMILIES: [(&str, bool); 8] = [
     ("lfm2", true),
 ];
 
-/// What happened to each family's probe.
+/// What happened to each family's probe. Scenes with many rows take most of the time and are left
+/// to the tiny model.
 fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
     let family = |(name, has_states): (&str, bool)| {
         let expect = alone(Subject::family(name, 1));
@@ -377,7 +378,7 @@ fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
             let subject = Subject::family(name, depth);
             assert_eq!(subject.cache.states > 0, has_states, "{name}");
             let numbers = (depth as u32 - 1) * mixes..depth as u32 * mixes;
-            check_mixes(subject, numbers, &expect)
+            check_mixes(subject, numbers.filter(|number| number % 3 != 1), &expect)
         };
         [1, 2].into_iter().flat_map(at_depth).collect()
     };
@@ -387,7 +388,7 @@ fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
 /// So few mixes see everything in one family or another.
 #[test]
 fn neighbours_change_no_bit_of_any_family() {
-    let all = check_families(6).concat();
+    let all = check_families(9).concat();
     assert_happened("families", &all, &[&COMMON[..], &[DRAFTED]].concat());
 }
 
