@@ -385,15 +385,15 @@ fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
     FAMILIES.into_iter().map(family).collect()
 }
 
-/// So few mixes see everything in one family or another.
+/// So few mixes see what is frequent.
 #[test]
 fn neighbours_change_no_bit_of_any_family() {
-    let all = check_families(9).concat();
-    assert_happened("families", &all, &[&COMMON[..], &[DRAFTED]].concat());
+    let [_, _, frequent @ ..] = COMMON;
+    assert_happened("families", &check_families(3).concat(), &frequent);
 }
 
 #[test]
-#[ignore = "the same a hundred times longer"]
+#[ignore = "the same two hundred times longer"]
 fn thousands_of_mixes_change_no_bit_of_any_family() {
     for (all, (name, has_states)) in check_families(600).into_iter().zip(FAMILIES) {
         let drafted = if has_states { &[][..] } else { &[DRAFTED] };
