@@ -22,6 +22,9 @@ pub struct ModelConfig {
     pub recurrent: Option<Recurrent>,
     /// The experts, in models that have some.
     pub mixture: Option<MixtureConfig>,
+    /// The sizes of latent attention, in models that have it. Then there is one KV head: the vector
+    /// of a token, with the one key that is rotated behind it.
+    pub latent: Option<LatentConfig>,
     /// The layers whose queries and keys are not rotated.
     pub unrotated: Vec<usize>,
     /// The products of Q and K are multiplied by this.
@@ -58,11 +61,37 @@ pub struct MixtureConfig {
     pub layers: Vec<bool>,
 }
 
+/// Attention whose keys and values are computed from one short vector a token. DeepSeek-AI 2024,
+/// "DeepSeek-V2".
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// The length of the vector from which queries are computed; `None`: from the layer's input.
+    pub query_rank: Option<usize>,
+    /// The length of the vector from which keys and values are computed.
+    pub rank: usize,
+    /// The values of a head's query that are not rotated, and those that are.
+    pub plain: usize,
+    pub rotated: usize,
+    /// The values that a head results in.
+    pub value: usize,
+    /// If set, queries grow with their positions.
+    pub growth: Option<QueryGrowth>,
+}
+
+/// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    pub beta: f32,
+    pub length: usize,
+}
+
 /// The weights of experts, by which they are chosen too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScoring {
     /// The softmax of the router's scores.
     Softmax,
+    /// The same. Experts are chosen in the best `kept` of `groups` groups.
+    GroupedSoftmax { groups: usize, kept: usize },
     /// Their sigmoids. Experts are chosen by the sums of these and of biases, in the best `kept` of
     /// `groups` groups.
     Sigmoid { groups: usize, kept: usize },
@@ -170,6 +199,16 @@ pub struct Yarn {
     pub original_max_positions: usize,
     /// Whether the range between the two is widened to whole dimensions.
     pub truncate: bool,
+    /// How much latent attention is sharpened: see [`Yarn::sharpening`].
+    pub mscale_all_dim: f32,
+}
+
+impl Yarn {
+    /// The factor of the scores of latent attention.
+    pub(crate) fn sharpening(&self) -> f32 {
+        let longer = 0.1 * self.mscale_all_dim * self.factor.max(1.0).ln() + 1.0;
+        longer * longer
+    }
 }
 
 impl ModelConfig {
@@ -178,9 +217,11 @@ impl ModelConfig {
         self.attention_layers() * self.kv_layer_bytes(block_size)
     }
 
-    /// Bytes of the K and V of one layer for so many tokens.
+    /// Bytes of the K and V of one layer for so many tokens. Latent attention has one vector for
+    /// both.
     pub(crate) fn kv_layer_bytes(&self, tokens: usize) -> usize {
-        2 * self.kv_heads * self.head_dim * tokens * self.kv_kind.bytes()
+        let caches = if self.latent.is_some() { 1 } else { 2 };
+        caches * self.kv_heads * self.head_dim * tokens * self.kv_kind.bytes()
     }
 
     /// The number of layers with keys and values.
@@ -271,6 +312,7 @@ impl ModelConfig {
         }
         self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.check(self))?;
+        self.latent.iter().try_for_each(|latent| latent.check(self))?;
         self.rope.check(self.head_dim)
     }
 }
@@ -310,9 +352,25 @@ impl Recurrent {
     }
 }
 
+impl LatentConfig {
+    fn check(&self, config: &ModelConfig) -> Result<(), String> {
+        let &Self { query_rank, rank, plain, rotated, value, growth } = self;
+        let sizes = [query_rank.unwrap_or(1), rank, plain, rotated, value];
+        let grows = growth.is_none_or(|growth| growth.beta >= 0.0 && growth.length > 0);
+        let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
+            && rotated == config.rope.rotary_dim
+            && config.kv_heads == 1
+            && config.head_dim == rank + rotated
+            && grows;
+        if sound { Ok(()) } else { Err(format!("latent attention of the sizes {self:?}")) }
+    }
+}
+
 impl RouterScoring {
     fn check(self, experts: usize, chosen: usize) -> Result<(), String> {
-        let Self::Sigmoid { groups, kept } = self else { return Ok(()) };
+        let (Self::Sigmoid { groups, kept } | Self::GroupedSoftmax { groups, kept }) = self else {
+            return Ok(());
+        };
         let fits = (1..=groups.min(MAX_GROUPS)).contains(&kept)
             && experts.is_multiple_of(groups)
             && experts / groups * kept >= chosen;

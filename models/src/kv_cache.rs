@@ -11,7 +11,8 @@ pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
     pub(crate) layout: CacheLayout,
-    /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values.
+    /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values. Latent
+    /// attention finds its values in its keys, and has no `v`.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
     /// For each recurrent layer.
@@ -24,7 +25,7 @@ struct StateBuffers<M: OpMemory> {
     memory: M::Buffer,
 }
 
-/// The place of one layer's K and V in the cache.
+/// The place of one layer's K and V in the cache. They are the same in latent attention.
 pub struct LayerCache<'a, M: OpMemory> {
     /// The number of the layer's group.
     pub group: usize,
@@ -51,14 +52,16 @@ impl<M: OpMemory> KvCache<M> {
     ) -> Result<Self> {
         let len = num_blocks * block_size * config.kv_heads * config.head_dim;
         let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
-        let layers = || (0..layout.layers_per_block).map(layer).collect::<Result<_>>();
+        let layers = |count| (0..count).map(layer).collect::<Result<_>>();
+        let k = layers(layout.layers_per_block)?;
+        let v = layers(if config.latent.is_some() { 0 } else { layout.layers_per_block })?;
         let state = |layer| {
             let lens = config.recurrence(layer)?.state_lens(config.hidden_size);
             let [conv, memory] = lens.map(|len| ops.allocate(Kind::F32, layout.kinds.states * len));
             Some(conv.and_then(|conv| Ok(StateBuffers { conv, memory: memory? })))
         };
         let states = (0..config.layers).filter_map(state).collect::<Result<_, _>>()?;
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, states, layout })
+        Ok(Self { block_size, num_blocks, k, v, states, layout })
     }
 
     /// The part of a layer of the model that has attention.
@@ -66,7 +69,8 @@ impl<M: OpMemory> KvCache<M> {
         let LayerPlace::Blocks { group, index } = self.layout.places[layer] else {
             panic!("invariant: layer {layer} has attention")
         };
-        LayerCache { group, k: M::view(&self.k[index]), v: M::view(&self.v[index]) }
+        let k = &self.k[index];
+        LayerCache { group, k: M::view(k), v: M::view(self.v.get(index).unwrap_or(k)) }
     }
 
     /// The states of a layer of the model that is recurrent.

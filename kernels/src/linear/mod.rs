@@ -27,7 +27,7 @@ mod tile;
 mod values;
 mod weight_type;
 
-pub use args::{LinearArgs, Mode};
+pub use args::{HeadLinearArgs, LinearArgs, Mode};
 pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
 pub use reference::linear as linear_reference;
@@ -42,12 +42,17 @@ use std::ops::Range;
 pub use weight_type::WeightType;
 
 const OP: &str = "linear";
+const HEADS: &str = "head_linear";
 
 pub trait Linear: OpMemory {
     /// Each output is summed in an order that depends on `cols` and the weight's type alone (on a
     /// device with [`Mode::Invariant`]), never on `n`, the thread count or neighbours: one row
     /// gives the same bits alone and in a batch.
     fn linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()>;
+
+    /// The products of heads with matrices of their own, summed in the same order. A device has no
+    /// kernel for them yet.
+    fn head_linear(&self, args: &HeadLinearArgs<Self::View<'_>>) -> Result<()>;
 }
 
 /// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with

@@ -419,3 +419,33 @@ fn tensors_are_written_in_place() {
         assert!(linear(&c, &w, None, &x, &half).is_err(), "an f16 output");
     }
 }
+
+/// A head's product is the one with its own matrix, bit for bit, whatever other rows there are.
+#[test]
+fn heads_have_matrices_of_their_own() {
+    let (heads, rows, cols, n) = (5, 17, 64, 13);
+    for dtype in [WeightType::F32, WeightType::BF16, WeightType::Q8_0] {
+        let own: Vec<Weight> = (0..heads).map(|_| case(dtype, rows, cols).weight).collect();
+        let x = random(n * heads * cols);
+        let of_head = |head: usize| -> Vec<f32> {
+            let rows = x.chunks_exact(cols).skip(head).step_by(heads);
+            rows.flatten().copied().collect()
+        };
+        let product = |(head, w)| product(Isa::best(), &Compute::new(1), w, None, &of_head(head));
+        let want: Vec<Vec<f32>> = own.iter().enumerate().map(product).collect();
+        let w = Weight::stack(own).unwrap();
+        let input = Tensor::from_slice(&x, x.len(), &Device::Cpu).unwrap();
+        let out = crate::testing::poisoned(&[n * heads * rows]);
+        let args = HeadLinearArgs { x: (&input).into(), w: &w, heads, out: (&out).into() };
+        for threads in [1, 3] {
+            Compute::new(threads).head_linear(&args).unwrap();
+            for (i, got) in crate::testing::values(&out).chunks_exact(rows).enumerate() {
+                let (row, head) = (i / heads, i % heads);
+                let want = &want[head][row * rows..(row + 1) * rows];
+                assert_eq!(bits(got), bits(want), "{dtype:?} head {head}, row {row}");
+            }
+        }
+        let one = HeadLinearArgs { heads: 1, ..args };
+        assert!(matches!(Compute::new(1).head_linear(&one), Err(Error::Shape { .. })));
+    }
+}

@@ -1,10 +1,10 @@
 //! Launches the kernels of `rope.cu` on a device: QK-norm, rotary embedding and the write into the
 //! paged cache.
 
-use super::{OP, Rope, RopeArgs, RopeStyle, RopeTable};
+use super::{LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable};
 use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
+use crate::storage::{ensure, unsupported};
 use crate::{Result, args};
 
 const HEADS_PER_BLOCK: usize = 8;
@@ -32,6 +32,10 @@ impl Rope for DeviceOps {
         let args = [&buffers[..], &sizes, &args![interleaved]].concat();
         let blocks = [items.div_ceil(HEADS_PER_BLOCK) as u32, 1, 1];
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
+    }
+
+    fn rope_latent(&self, _: &RopeLatentArgs<View>) -> Result<()> {
+        Err(unsupported(LATENT, "on a device: run the model on the CPU".into()))
     }
 }
 

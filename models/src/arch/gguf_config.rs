@@ -13,6 +13,10 @@ use std::collections::BTreeSet;
 const IGNORED: [&str; 3] =
     ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
+/// The numbers of the functions by which experts are routed.
+pub(super) const SOFTMAX: usize = 1;
+pub(super) const SIGMOID: usize = 2;
+
 pub(super) struct GgufConfigKeys<'a> {
     file: &'a GgufFile,
     architecture: String,
@@ -81,7 +85,7 @@ impl<'a> GgufConfigKeys<'a> {
         Error::Unsupported(format!("{}: {what}", self.file.path().display()))
     }
 
-    fn bad(&self, what: &str) -> Error {
+    pub(super) fn bad(&self, what: &str) -> Error {
         damaged(self.file.path(), what)
     }
 
@@ -121,14 +125,19 @@ impl<'a> GgufConfigKeys<'a> {
                 "keys and values of different sizes are not supported".into(),
             ));
         }
+        self.decoder_of(kv_heads.unwrap_or(heads), head_dim)
+    }
+
+    /// Reads a decoder whose heads have this size.
+    pub(super) fn decoder_of(&mut self, kv_heads: usize, head_dim: usize) -> Result<ModelConfig> {
         let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
         let config = ModelConfig {
             vocab_size: self.vocabulary()?,
-            hidden_size,
+            hidden_size: self.needed("embedding_length")?,
             intermediate_size: self.mlp_width()?,
             layers: self.needed("block_count")?,
-            heads,
-            kv_heads: kv_heads.unwrap_or(heads),
+            heads: self.needed("attention.head_count")?,
+            kv_heads,
             head_dim,
             rms_norm_eps: epsilon
                 .ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
@@ -137,6 +146,7 @@ impl<'a> GgufConfigKeys<'a> {
             sliding: None,
             recurrent: None,
             mixture: None,
+            latent: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -187,24 +197,39 @@ impl<'a> GgufConfigKeys<'a> {
 
     /// Reads the settings of experts that are routed by sigmoids, behind the first layers.
     pub(super) fn sigmoid_mixture(&mut self, config: &ModelConfig) -> Result<MixtureConfig> {
-        const SIGMOID: usize = 2;
         let function = self.needed("expert_gating_func")?;
-        if function != SIGMOID {
+        self.later_mixture(config, function, &[SIGMOID], true)
+    }
+
+    /// Reads the settings of experts behind the first layers, which are routed by one of some
+    /// `supported` functions. `normalise` is as in [`Self::mixture`].
+    pub(super) fn later_mixture(
+        &mut self,
+        config: &ModelConfig,
+        function: usize,
+        supported: &[usize],
+        normalise: bool,
+    ) -> Result<MixtureConfig> {
+        if !supported.contains(&function) {
             return Err(self.unsupported(&format!(
                 "experts are routed by the function {function} (expert_gating_func), where \
-                 {SIGMOID} is supported"
+                 {supported:?} are supported"
             )));
         }
         let groups = self.size("expert_group_count")?.unwrap_or(1);
         let kept = self.size("expert_group_used_count")?.unwrap_or(1);
         let dense = self.count("leading_dense_block_count")?.unwrap_or(0);
-        let mixture = self.mixture(config, true)?;
+        let mixture = self.mixture(config, normalise)?;
         let shared = self.count("expert_shared_count")?.filter(|count| *count > 0);
         Ok(MixtureConfig {
-            scoring: RouterScoring::Sigmoid { groups, kept },
+            scoring: match function {
+                SIGMOID => RouterScoring::Sigmoid { groups, kept },
+                _ if groups > 1 => RouterScoring::GroupedSoftmax { groups, kept },
+                _ => RouterScoring::Softmax,
+            },
             scale: self.float("expert_weights_scale")?.unwrap_or(1.0),
             shared: shared.map(|count| SharedConfig {
-                width: count * mixture.intermediate_size,
+                width: count.saturating_mul(mixture.intermediate_size),
                 gated: false,
             }),
             layers: (0..config.layers).map(|layer| layer >= dense).collect(),
@@ -269,6 +294,7 @@ impl<'a> GgufConfigKeys<'a> {
             beta_slow: self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             original_max_positions: original,
             truncate: true,
+            mscale_all_dim: 0.0,
         })
     }
 

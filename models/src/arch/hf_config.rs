@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
-use crate::config::{MixtureConfig, RouterScoring, Sliding};
+use crate::config::{MixtureConfig, RouterScoring, SharedConfig, Sliding};
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -95,8 +95,27 @@ impl HfConfigKeys {
         self.take(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
     }
 
+    /// Takes a key out that may be null and not absent.
+    pub(super) fn nullable<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
+        match self.values.get(key) {
+            Some(_) => self.take(key),
+            None => self.required(key).map(Some),
+        }
+    }
+
     pub(super) fn flag(&mut self, key: &str) -> Result<bool> {
         Ok(self.take(key)?.unwrap_or(false))
+    }
+
+    /// Takes a key out that may have no other value than `only`.
+    pub(super) fn only(&mut self, key: &str, only: impl Into<Value>) -> Result<()> {
+        let (found, only) = (self.take::<Value>(key)?, only.into());
+        match found.filter(|value| *value != only) {
+            None => Ok(()),
+            Some(other) => {
+                Err(self.unsupported(&format!("`{key}` is {other}, where {only} is supported")))
+            }
+        }
     }
 
     /// Takes a key out of the object that `key` is, if it is one.
@@ -150,6 +169,7 @@ impl HfConfigKeys {
             sliding: None,
             recurrent: None,
             mixture: None,
+            latent: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -228,6 +248,31 @@ impl HfConfigKeys {
             scale: 1.0,
             shared: None,
             layers: vec![true; layers],
+        })
+    }
+
+    /// How many groups of experts there are, and of how many experts are chosen.
+    pub(super) fn expert_groups(&mut self) -> Result<[usize; 2]> {
+        Ok([self.take("n_group")?.unwrap_or(1), self.take("topk_group")?.unwrap_or(1)])
+    }
+
+    /// Reads the settings of experts behind the first layers, beside one that computes every token.
+    pub(super) fn later_mixture(
+        &mut self,
+        config: &ModelConfig,
+        scoring: RouterScoring,
+    ) -> Result<MixtureConfig> {
+        let width: usize = self.required("moe_intermediate_size")?;
+        let dense = self.take("first_k_dense_replace")?.unwrap_or(1);
+        let shared: usize = self.take("n_shared_experts")?.unwrap_or(1);
+        Ok(MixtureConfig {
+            scoring,
+            normalise: self.take("norm_topk_prob")?.unwrap_or(true),
+            scale: self.take("routed_scaling_factor")?.unwrap_or(1.0),
+            shared: (shared > 0)
+                .then_some(SharedConfig { width: shared.saturating_mul(width), gated: false }),
+            layers: (0..config.layers).map(|layer| layer >= dense).collect(),
+            ..self.mixture(width, config.layers)?
         })
     }
 

@@ -110,7 +110,7 @@ fn rope(
 fn yarn(keys: &mut HfConfigKeys, max_positions: usize, original: usize) -> Result<Yarn> {
     let factor = keys.take("factor")?.unwrap_or(max_positions as f32 / original as f32);
     let grown = |mscale: f32| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
-    let mscales = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
+    let mscales @ (_, all_dim) = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
     let usual = match mscales {
         (Some(mscale), Some(all_dim)) if mscale != 0.0 && all_dim != 0.0 => {
             grown(mscale) / grown(all_dim)
@@ -124,6 +124,7 @@ fn yarn(keys: &mut HfConfigKeys, max_positions: usize, original: usize) -> Resul
         beta_slow: keys.take("beta_slow")?.unwrap_or(1.0),
         original_max_positions: original,
         truncate: keys.take("truncate")?.unwrap_or(true),
+        mscale_all_dim: all_dim.unwrap_or(0.0),
     })
 }
 

@@ -1,17 +1,21 @@
 //! One file per architecture: the names it goes by, how its config is read, and its layer.
 
+mod deepseek;
 mod gemma2;
 mod gemma3;
 mod gguf_config;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hf_config;
 mod hf_rope;
+mod latent;
 mod lfm2;
 mod llama;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod olmo2;
 mod phi3;
@@ -42,7 +46,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 22] = [
+pub static REGISTRY: [Architecture; 26] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -63,6 +67,10 @@ pub static REGISTRY: [Architecture; 22] = [
     gemma3::GEMMA3,
     gpt_oss::GPT_OSS,
     glm4_moe::GLM4_MOE,
+    glm4_moe_lite::GLM4_MOE_LITE,
+    deepseek::DEEPSEEK_V2,
+    deepseek::DEEPSEEK_V3,
+    mistral4::MISTRAL4,
     olmo2::OLMO2,
     olmo2::OLMO3,
 ];

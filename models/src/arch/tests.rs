@@ -1,7 +1,7 @@
 //! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
-use crate::config::RouterScoring;
+use crate::config::{QueryGrowth, RouterScoring};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -338,6 +338,179 @@ fn experts_routed_by_sigmoids_are_read() {
         config[key] = value;
         let error = parse(&config).expect_err(key).to_string();
         assert!(error.contains(part), "{error}");
+    }
+}
+
+/// The keys and numbers of the published config of DeepSeek-V3, with fewer layers.
+fn deepseek_v3() -> Value {
+    let config = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "auto_map": {}, "aux_loss_alpha": 0.001, "bos_token_id": 0,
+        "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+        "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+        "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+        "rope_scaling": { "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn" },
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "seq_aux": true, "tie_word_embeddings": false, "topk_group": 4,
+        "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true,
+        "v_head_dim": 128, "vocab_size": 129280
+    }"#;
+    serde_json::from_str(config).unwrap()
+}
+
+#[test]
+fn latent_attention_is_read() {
+    let release = deepseek_v3();
+    let config = parse(&release).unwrap();
+    assert_eq!((config.heads, config.kv_heads, config.head_dim), (128, 1, 576));
+    assert_eq!(config.rope.rotary_dim, 64);
+    let longer = 0.1 * 40f32.ln() + 1.0;
+    assert!((config.attention_scale - longer * longer / 192f32.sqrt()).abs() < 1e-7);
+    // Bytes of a token in f32, and 70 272 in sixteen bits with all 61 layers.
+    assert_eq!(config.kv_block_bytes(1), 4 * 576 * 4);
+    let mixture = config.mixture.clone().unwrap();
+    assert_eq!(mixture.layers, [false, false, false, true]);
+    assert_eq!(mixture.scoring, RouterScoring::Sigmoid { groups: 8, kept: 4 });
+    assert_eq!((mixture.normalise, mixture.scale), (true, 2.5));
+    // What transformers 5 adds, and what it leaves out of the rotation's settings.
+    let mut newer = release.clone();
+    for (key, value) in [("head_dim", json!(64)), ("qk_head_dim", json!(192))] {
+        newer[key] = value;
+    }
+    assert_eq!(parse(&newer).unwrap(), config);
+    for key in ["n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor"] {
+        newer.as_object_mut().unwrap().remove(key);
+        assert_eq!(parse(&newer).unwrap(), config, "without {key}");
+    }
+    for (key, value, part) in [
+        ("q_lora_rank", json!("absent"), "q_lora_rank is missing"),
+        ("kv_lora_rank", json!(0), "latent attention of the sizes"),
+        ("v_head_dim", json!(null), "v_head_dim is missing"),
+        ("head_dim", json!(100), "`head_dim` is 100, where heads have 192"),
+        ("attention_bias", json!(true), "attention_bias"),
+        ("scoring_func", json!("softmax"), "`scoring_func` is \"softmax\""),
+        ("topk_method", json!("greedy"), "`topk_method`"),
+        ("moe_layer_freq", json!(2), "`moe_layer_freq` is 2, where 1 is supported"),
+        ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor`"),
+        ("n_shared_experts", json!(u64::MAX), "experts"),
+        ("quantization_config", json!({ "quant_method": "fp8" }), "by fp8"),
+    ] {
+        let mut config = release.clone();
+        config[key] = value;
+        config.as_object_mut().unwrap().retain(|_, value| value != "absent");
+        let error = parse(&config).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
+/// The differences of the published configs of DeepSeek-V2-Lite and V2.
+#[test]
+fn experts_routed_by_a_softmax_in_groups_are_read() {
+    let mut lite = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("deepseek_v2")),
+        ("q_lora_rank", json!(null)),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("topk_method", json!("greedy")),
+        ("scoring_func", json!("softmax")),
+        ("norm_topk_prob", json!(false)),
+        ("routed_scaling_factor", json!(1.0)),
+        ("n_shared_experts", json!(2)),
+        ("num_nextn_predict_layers", json!(null)),
+    ] {
+        lite[key] = value;
+    }
+    let config = parse(&lite).unwrap();
+    assert_eq!(config.latent.unwrap().query_rank, None);
+    let mixture = config.mixture.unwrap();
+    assert_eq!((mixture.scoring, mixture.normalise), (RouterScoring::Softmax, false));
+    assert_eq!(mixture.shared.unwrap().width, 2 * 2048);
+    let with = |key: &str, value: Value| {
+        let mut config = lite.clone();
+        config["topk_method"] = json!("group_limited_greedy");
+        config["n_group"] = json!(8);
+        config["topk_group"] = json!(3);
+        config[key] = value;
+        parse(&config).map(|config| config.mixture.unwrap().scoring)
+    };
+    let groups = RouterScoring::GroupedSoftmax { groups: 8, kept: 3 };
+    assert_eq!(with("n_group", json!(8)).unwrap(), groups);
+    for (key, value, part) in [
+        ("norm_topk_prob", json!(true), "`norm_topk_prob` is true"),
+        ("topk_method", json!("noaux_tc"), "`topk_method` \"noaux_tc\""),
+        ("n_group", json!(7), "3 of 7 groups"),
+    ] {
+        let error = with(key, value).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
+#[test]
+fn dense_layers_may_be_listed() {
+    let mut glm = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("glm4_moe_lite")),
+        ("rope_scaling", json!(null)),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("first_k_dense_replace", json!(1)),
+        ("v_head_dim", json!(256)),
+    ] {
+        glm[key] = value;
+    }
+    let layers = |config: &Value| parse(config).map(|config| config.mixture.unwrap().layers);
+    assert_eq!(layers(&glm).unwrap(), [false, true, true, true]);
+    glm["mlp_layer_types"] = json!(["dense", "sparse", "sparse", "sparse"]);
+    assert_eq!(layers(&glm).unwrap(), [false, true, true, true]);
+    for (types, part) in [
+        (json!(["dense", "dense", "sparse", "sparse"]), "differ"),
+        (json!(["dense", "sparse", "thick", "sparse"]), "thick"),
+    ] {
+        glm["mlp_layer_types"] = types;
+        let error = layers(&glm).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn queries_that_grow_are_read() {
+    let mut release = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("mistral4")),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("first_k_dense_replace", json!(0)),
+        ("head_dim", json!(192)),
+        ("scoring_func", json!(null)),
+        ("topk_method", json!(null)),
+        ("num_nextn_predict_layers", json!(null)),
+        ("rope_scaling", json!(null)),
+        (
+            "rope_parameters",
+            json!({ "beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "rope_theta": 10_000.0,
+                "llama_4_scaling_beta": 0.2, "max_position_embeddings": 1_048_576, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192,
+                "partial_rotary_factor": 1.0 / 3.0, "type": "yarn" }),
+        ),
+    ] {
+        release[key] = value;
+    }
+    let growth = parse(&release).unwrap().latent.unwrap().growth;
+    assert_eq!(growth, Some(QueryGrowth { beta: 0.2, length: 8192 }));
+    for (key, value, part) in
+        [("n_group", json!(2), "n_group"), ("rope_parameters", json!(null), "YaRN")]
+    {
+        let mut config = release.clone();
+        config[key] = value;
+        let error = parse(&config).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
     }
 }
 

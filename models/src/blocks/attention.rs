@@ -5,12 +5,12 @@ use crate::arch::QkNorms;
 use crate::config::ModelConfig;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
-use crate::planted::{OpFault, argument};
+use crate::planted::{OpFault, argument, other_pairs};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::GateArgs;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};
 use cresset_kernels::norm::NormColumnsArgs;
-use cresset_kernels::rope::{QkNorm, RopeArgs, RopeStyle, RopeTable};
+use cresset_kernels::rope::{QkNorm, RopeArgs};
 use std::sync::Arc;
 
 pub struct SelfAttention<O: Ops> {
@@ -140,13 +140,7 @@ impl<O: Ops> SelfAttention<O> {
             head_dim,
             positions: s.batch.positions,
             slots: s.batch.groups[cache.group].slots,
-            table: argument(OpFault::RotationPairs, self.rope.table(), |table| RopeTable {
-                style: match table.style {
-                    RopeStyle::Neox => RopeStyle::Interleaved,
-                    RopeStyle::Interleaved => RopeStyle::Neox,
-                },
-                ..*table
-            }),
+            table: argument(OpFault::RotationPairs, self.rope.table(), other_pairs),
             qk_norm: norms.map(|[q, k]| QkNorm { q, k, eps }),
             k_cache: cache.k,
             v_cache: cache.v,
@@ -163,6 +157,7 @@ impl<O: Ops> SelfAttention<O> {
             heads,
             kv_heads,
             head_dim,
+            value_prefix: None,
             block_size: s.kv.block_size,
             scale: argument(OpFault::AttentionScale, s.config.attention_scale, |scale| {
                 scale * 1.02

@@ -2,6 +2,7 @@
 
 use super::attention::SelfAttention;
 use super::delta_rule::DeltaRule;
+use super::latent_attention::LatentAttention;
 use super::selective_scan::SelectiveScan;
 use super::short_conv::ShortConv;
 use crate::Result;
@@ -11,6 +12,7 @@ use cresset_kernels::Ops;
 
 pub enum TokenMixer<O: Ops> {
     Attention(Box<SelfAttention<O>>),
+    Latent(Box<LatentAttention<O>>),
     ShortConv(Box<ShortConv<O>>),
     DeltaRule(Box<DeltaRule<O>>),
     SelectiveScan(Box<SelectiveScan<O>>),
@@ -20,7 +22,10 @@ impl<O: Ops> TokenMixer<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
         Some(match l.spec.config.recurrence(l.layer) {
-            None => Self::Attention(Box::new(SelfAttention::load(l, prefix)?)),
+            None => match l.spec.config.latent {
+                Some(latent) => Self::Latent(Box::new(LatentAttention::load(l, prefix, latent)?)),
+                None => Self::Attention(Box::new(SelfAttention::load(l, prefix)?)),
+            },
             Some(RecurrentKind::ShortConv { taps }) => {
                 Self::ShortConv(Box::new(ShortConv::load(l, prefix, taps)?))
             }
@@ -37,6 +42,7 @@ impl<O: Ops> TokenMixer<O> {
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         match self {
             Self::Attention(attention) => attention.forward(s, x),
+            Self::Latent(attention) => attention.forward(s, x),
             Self::ShortConv(conv) => conv.forward(s, x),
             Self::DeltaRule(rule) => rule.forward(s, x),
             Self::SelectiveScan(scan) => scan.forward(s, x),

@@ -87,7 +87,7 @@ impl<O: Ops> Mixture<O> {
             Some(None)
         };
         let choice_bias = match config.scoring {
-            RouterScoring::Softmax => Some(None),
+            RouterScoring::Softmax | RouterScoring::GroupedSoftmax { .. } => Some(None),
             RouterScoring::Sigmoid { .. } => {
                 l.tensors.vector(&format!("{prefix}{CHOICE_BIAS}"), experts, |bias| bias).map(Some)
             }
@@ -160,6 +160,9 @@ impl<O: Ops> Mixture<O> {
         let scoring = match (scoring, &self.choice_bias) {
             (RouterScoring::Sigmoid { groups, kept }, Some(bias)) => {
                 RouteScoring::Sigmoid { bias: O::view(bias), groups, kept }
+            }
+            (RouterScoring::GroupedSoftmax { groups, kept }, _) => {
+                RouteScoring::GroupedSoftmax { groups, kept }
             }
             _ => RouteScoring::Softmax,
         };

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod delta_rule;
 pub mod feed_forward;
+pub mod latent_attention;
 pub mod mixer;
 pub mod mixture;
 pub mod mlp;

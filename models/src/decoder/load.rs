@@ -117,7 +117,8 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
         if cached.is_none() {
             let positions = self.options.positions(config);
             let style = self.spec.options.rope_style;
-            let table = rope::upload(self.ops, own, style, positions);
+            let growth = config.latent.and_then(|latent| latent.growth);
+            let table = rope::upload(self.ops, own, style, growth, positions);
             *cached = self.tensors.keep("the RoPE table", table).map(Arc::new);
         }
         cached.clone()
@@ -216,6 +217,7 @@ fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
     let lacking = [
         (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
         (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
+        (spec.config.latent.is_some() && !O::TAKES_PREFIXES, "layers with latent attention"),
     ];
     let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };
     t.refuse(&format!(

@@ -6,6 +6,7 @@ mod file;
 #[cfg(test)]
 mod fuzz;
 pub mod gguf;
+mod heads;
 mod mxfp4;
 pub(crate) mod names;
 pub mod safetensors;

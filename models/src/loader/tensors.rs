@@ -3,6 +3,7 @@
 
 use super::file::Bytes;
 use super::gguf::{GgufFile, ShardReaders};
+use super::heads::rows_of_parts;
 use super::names;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
@@ -207,11 +208,7 @@ impl<M: OpMemory> Tensors<'_, M> {
         let found = self.raws(parts, cols)?;
         let mut raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
         let first = raws[0];
-        let rows = if self.reading == Reading::Whole { first.rows } else { 0 };
-        let halves = [0, 1].map(|half| {
-            let heads = (half * head_dim..rows).step_by(2 * head_dim);
-            heads.flat_map(|row| first.slice(row, head_dim).bytes).copied().collect::<Vec<u8>>()
-        });
+        let halves = rows_of_parts(&found[0], [head_dim; 2], self.reading);
         let [own, gates] =
             halves.each_ref().map(|bytes| Raw { bytes, rows: first.rows / 2, ..first });
         raws[0] = own;

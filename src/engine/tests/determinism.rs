@@ -256,6 +256,14 @@ fn neighbours_change_no_token_of_a_model_with_a_window() {
     }
 }
 
+/// Each token has one vector of 40 values in each of three layers, in place of K and V.
+#[test]
+fn neighbours_change_no_token_of_a_model_with_latent_attention() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = golden_model("deepseek-v3", folder.path());
+    check_model(&source, &CacheKinds::default(), 3 * 40 / 2, 0);
+}
+
 /// Models most of whose layers are recurrent.
 #[test]
 fn neighbours_change_no_token_of_a_model_with_states() {
@@ -268,7 +276,7 @@ fn neighbours_change_no_token_of_a_model_with_states() {
     }
 }
 
-/// `width` is the number of values that a token's K has in one block.
+/// `width` is the number of values that a token's K has in one block, or half of what it has there.
 fn check_model(source: &ModelSource, cache: &CacheKinds, width: usize, state_bytes: usize) {
     check_every_mix(cache, &|options, depth| {
         let options = &EngineOptions { cache: cache.clone(), ..options.clone() };
