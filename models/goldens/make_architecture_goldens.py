@@ -657,7 +657,10 @@ def weights(name, shape, dtype, family):
         if name.endswith("_scales"):
             values = 121 + values % 4  # powers of two that are of use
         return torch.from_numpy(values.reshape(shape))
-    if name.endswith("_proj.weight"):
+    if name.endswith("q_a_proj.weight"):
+        # Small beside the epsilon of the norm behind it.
+        scale, shift = numpy.float32(0.05) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
+    elif name.endswith("_proj.weight"):
         scale, shift = numpy.float32(2.5) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
     elif name.endswith("norm.weight"):
         less_one = family.startswith("gemma") or (

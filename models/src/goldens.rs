@@ -100,6 +100,8 @@ impl GoldenModel {
 
     pub fn weights(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let (scale, shift) = match shape {
+            // Small beside the epsilon of the norm behind it.
+            [_, cols] if name.ends_with("q_a_proj.weight") => (0.05 / (*cols as f32).sqrt(), 0.0),
             [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
             _ if name.ends_with("norm.weight") => {
                 (0.2, if self.less_one(name) { 0.0 } else { 1.0 })
