@@ -36,8 +36,8 @@ pub struct LinearArgs<V: Operand> {
 pub struct HeadLinearArgs<V: Operand> {
     /// `[n, heads, cols]` f32.
     pub x: V,
-    /// `[heads * rows, cols]`: the heads' matrices in any format, one below the other, each in parts
-    /// of its own.
+    /// `[heads * rows, cols]`: the heads' matrices in any format, one below the other, each in
+    /// parts of its own.
     pub w: V::Matrix,
     pub heads: usize,
     /// `[n, heads, rows]` f32; it shares no memory with `x`.

@@ -51,8 +51,8 @@ pub struct QkNorm<V> {
 }
 
 /// The rotation of latent attention, where each token caches one vector for all heads, of which the
-/// last `table.rotary_dim` values are a key that is rotated. Queries are put together from the parts
-/// that meet the two parts of that vector. DeepSeek-AI 2024, "DeepSeek-V2".
+/// last `table.rotary_dim` values are a key that is rotated. Queries are put together from the
+/// parts that meet the two parts of that vector. DeepSeek-AI 2024, "DeepSeek-V2".
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLatentArgs<V: Operand> {
     /// `[n, heads, rank]` f32: the parts of queries that are not rotated.

@@ -1,6 +1,7 @@
-//! DeepSeek-V2, V3 and R1: Llama's block with latent attention, and behind the first layers a mixture
-//! of experts with one that computes every token. V2 routes by the softmax and V3 by sigmoids and
-//! biases, both within the best groups of experts. DeepSeek-AI 2024, "DeepSeek-V2", "DeepSeek-V3".
+//! DeepSeek-V2, V3 and R1: Llama's block with latent attention, and behind the first layers a
+//! mixture of experts with one that computes every token. V2 routes by the softmax and V3 by
+//! sigmoids and biases, both within the best groups of experts. DeepSeek-AI 2024, "DeepSeek-V2" and
+//! "DeepSeek-V3".
 
 use super::gguf_config::{self, SIGMOID, SOFTMAX};
 use super::{ArchSpec, Architecture, LayerOptions, hf_config, latent};

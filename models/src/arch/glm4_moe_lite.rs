@@ -1,5 +1,5 @@
-//! GLM-4.7-Flash: DeepSeek-V3's layer with other sizes. In GGUF files it has the name of DeepSeek-V2.
-//! GLM-4.5 Team 2025.
+//! GLM-4.7-Flash: DeepSeek-V3's layer with other sizes. In GGUF files it has the name of
+//! DeepSeek-V2. GLM-4.5 Team 2025.
 
 use super::{ArchSpec, Architecture, deepseek, hf_config};
 use crate::Result;

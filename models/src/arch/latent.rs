@@ -49,7 +49,7 @@ pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ModelConfig> {
     };
     keys.size("attention.head_count_kv")?;
     let mut config = keys.decoder_of(1, rotated)?;
-    // The converter multiplies this by 0.1, and has no key for `mscale`, which it takes to be equal.
+    // The converter multiplies this by 0.1. It has no key for `mscale`, which it takes to be equal.
     let multiplier = keys.float("rope.scaling.yarn_log_multiplier")?;
     if let (RopeScaling::Yarn(yarn), Some(multiplier)) = (&mut config.rope.scaling, multiplier) {
         (yarn.mscale_all_dim, yarn.attention_factor) = (multiplier / 0.1, 1.0);

@@ -21,8 +21,8 @@ use std::sync::Arc;
 pub struct LatentAttention<O: Ops> {
     config: LatentConfig,
     query_vector: Option<Compressed<O>>,
-    /// `[heads * plain, …]` and `[heads * rotated, …]`: the two parts of queries, computed from that
-    /// vector or from the layer's input.
+    /// `[heads * plain, …]` and `[heads * rotated, …]`: the two parts of queries, computed from
+    /// that vector or from the layer's input.
     query_parts: [O::Matrix; 2],
     /// What is cached: the vector, which is normed, and the key.
     latent: Compressed<O>,
