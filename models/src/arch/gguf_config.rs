@@ -210,6 +210,24 @@ impl<'a> GgufConfigKeys<'a> {
         supported: &[usize],
         normalise: bool,
     ) -> Result<MixtureConfig> {
+        let scoring = self.scoring(function, supported)?;
+        let dense = self.count("leading_dense_block_count")?.unwrap_or(0);
+        let mixture = self.mixture(config, normalise)?;
+        let shared = self.count("expert_shared_count")?.filter(|count| *count > 0);
+        Ok(MixtureConfig {
+            scoring,
+            scale: self.float("expert_weights_scale")?.unwrap_or(1.0),
+            shared: shared.map(|count| SharedConfig {
+                width: count.saturating_mul(mixture.intermediate_size),
+                gated: false,
+            }),
+            layers: (0..config.layers).map(|layer| layer >= dense).collect(),
+            ..mixture
+        })
+    }
+
+    /// How experts are routed by a function, which must be one of those that are supported.
+    fn scoring(&mut self, function: usize, supported: &[usize]) -> Result<RouterScoring> {
         if !supported.contains(&function) {
             return Err(self.unsupported(&format!(
                 "experts are routed by the function {function} (expert_gating_func), where \
@@ -218,22 +236,10 @@ impl<'a> GgufConfigKeys<'a> {
         }
         let groups = self.size("expert_group_count")?.unwrap_or(1);
         let kept = self.size("expert_group_used_count")?.unwrap_or(1);
-        let dense = self.count("leading_dense_block_count")?.unwrap_or(0);
-        let mixture = self.mixture(config, normalise)?;
-        let shared = self.count("expert_shared_count")?.filter(|count| *count > 0);
-        Ok(MixtureConfig {
-            scoring: match function {
-                SIGMOID => RouterScoring::Sigmoid { groups, kept },
-                _ if groups > 1 => RouterScoring::GroupedSoftmax { groups, kept },
-                _ => RouterScoring::Softmax,
-            },
-            scale: self.float("expert_weights_scale")?.unwrap_or(1.0),
-            shared: shared.map(|count| SharedConfig {
-                width: count.saturating_mul(mixture.intermediate_size),
-                gated: false,
-            }),
-            layers: (0..config.layers).map(|layer| layer >= dense).collect(),
-            ..mixture
+        Ok(match function {
+            SIGMOID => RouterScoring::Sigmoid { groups, kept },
+            _ if groups > 1 => RouterScoring::GroupedSoftmax { groups, kept },
+            _ => RouterScoring::Softmax,
         })
     }
 

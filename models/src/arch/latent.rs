@@ -49,12 +49,16 @@ pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ModelConfig> {
     };
     keys.size("attention.head_count_kv")?;
     let mut config = keys.decoder_of(1, rotated)?;
-    // The converter multiplies this by 0.1. It has no key for `mscale`, which it takes to be equal.
     let multiplier = keys.float("rope.scaling.yarn_log_multiplier")?;
-    if let (RopeScaling::Yarn(yarn), Some(multiplier)) = (&mut config.rope.scaling, multiplier) {
+    sharpen(&mut config.rope.scaling, multiplier);
+    Ok(with_latent(config, latent))
+}
+
+/// The converter multiplies this by 0.1. It has no key for `mscale`, which it takes to be equal.
+fn sharpen(scaling: &mut RopeScaling, multiplier: Option<f32>) {
+    if let (RopeScaling::Yarn(yarn), Some(multiplier)) = (scaling, multiplier) {
         (yarn.mscale_all_dim, yarn.attention_factor) = (multiplier / 0.1, 1.0);
     }
-    Ok(with_latent(config, latent))
 }
 
 fn with_latent(mut config: ModelConfig, latent: LatentConfig) -> ModelConfig {

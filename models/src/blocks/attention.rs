@@ -125,11 +125,10 @@ impl<O: Ops> SelfAttention<O> {
         let qkv = self.projected.first(x.rows());
         s.linear(&self.qkv, self.qkv_bias.as_ref(), x.input(), qkv)?;
         let &ModelConfig { heads, kv_heads, head_dim, rms_norm_eps: eps, .. } = s.config;
-        let cache = s.kv.of_layer(s.layer);
+        let (cache, stride) = (s.kv.of_layer(s.layer), self.projected.width);
         let mut norms = self.norms.as_ref().map(|norms| norms.each_ref().map(O::view));
         if let Some(weights) = norms.take_if(|_| self.qk_norm == QkNorms::AllHeads) {
             for (weight, first) in weights.into_iter().zip([0, heads * head_dim]) {
-                let stride = self.projected.width;
                 s.ops.norm_columns(&NormColumnsArgs { x: qkv, stride, first, weight, eps })?;
             }
         }
@@ -150,7 +149,7 @@ impl<O: Ops> SelfAttention<O> {
 
     /// `projected` and the cache → `attended`.
     fn attend<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
-        let &ModelConfig { heads, kv_heads, head_dim, .. } = s.config;
+        let &ModelConfig { heads, kv_heads, head_dim, attention_scale, .. } = s.config;
         let cache = s.kv.of_layer(s.layer);
         let shape = AttentionShape {
             q_stride: self.projected.width,
@@ -159,9 +158,7 @@ impl<O: Ops> SelfAttention<O> {
             head_dim,
             value_prefix: None,
             block_size: s.kv.block_size,
-            scale: argument(OpFault::AttentionScale, s.config.attention_scale, |scale| {
-                scale * 1.02
-            }),
+            scale: argument(OpFault::AttentionScale, attention_scale, |scale| scale * 1.02),
             window: argument(OpFault::AttentionWindow, self.window, |_| Some(s.config.head_dim)),
             softcap: s.config.attention_softcap,
         };

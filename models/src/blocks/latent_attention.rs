@@ -86,26 +86,39 @@ impl<O: Ops> Compressed<O> {
     }
 }
 
+/// Loads the vector from which queries are computed, if there is one, and the matrices of their two
+/// parts.
+fn load_queries<O: Ops>(
+    l: &mut LayerLoader<O>,
+    prefix: &str,
+    config: LatentConfig,
+) -> Option<(Option<Compressed<O>>, [O::Matrix; 2])> {
+    let &ModelConfig { heads, hidden_size, .. } = &l.spec.config;
+    let (vector, matrix) = match config.query_rank {
+        Some(rank) => {
+            let names = ["q_a_proj", "q_a_layernorm"];
+            (Compressed::load(l, names, [rank; 2], "latent query").map(Some), "q_b_proj")
+        }
+        None => (Some(None), "q_proj"),
+    };
+    let (name, width) =
+        (format!("{prefix}self_attn.{matrix}.weight"), config.query_rank.unwrap_or(hidden_size));
+    let parts = l.tensors.split_heads(&name, heads, [config.plain, config.rotated], width);
+    Some((vector?, parts?))
+}
+
 impl<O: Ops> LatentAttention<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str, config: LatentConfig) -> Option<Self> {
-        let LatentConfig { query_rank, rank, plain, rotated, value, .. } = config;
+        let LatentConfig { rank, plain, rotated, value, .. } = config;
         let &ModelConfig { heads, hidden_size: hidden, .. } = &l.spec.config;
-        let name = |part: &str| format!("{prefix}self_attn.{part}.weight");
-        let (query_vector, queries) = match query_rank {
-            Some(rank) => {
-                let names = ["q_a_proj", "q_a_layernorm"];
-                (Compressed::load(l, names, [rank; 2], "latent query").map(Some), "q_b_proj")
-            }
-            None => (Some(None), "q_proj"),
-        };
-        let width = query_rank.unwrap_or(hidden);
-        let query_parts = l.tensors.split_heads(&name(queries), heads, [plain, rotated], width);
+        let queries = load_queries(l, prefix, config);
         let names = ["kv_a_proj_with_mqa", "kv_a_layernorm"];
         let latent = Compressed::load(l, names, [rank + rotated, rank], "latent vector");
         let of_heads = l.tensors.latent_heads(&format!("{prefix}self_attn."), heads, config);
-        let output = l.tensors.matrix(&name("o_proj"), hidden, heads * value);
-        let (query_vector, query_parts, latent) = (query_vector?, query_parts?, latent?);
+        let output = format!("{prefix}self_attn.o_proj.weight");
+        let output = l.tensors.matrix(&output, hidden, heads * value);
+        let ((query_vector, query_parts), latent) = (queries?, latent?);
         let ([key_heads, value_heads], output) = (of_heads?, output?);
         Some(Self {
             config,
@@ -140,9 +153,8 @@ impl<O: Ops> LatentAttention<O> {
         s.linear(&self.output, None, values.first(x.rows()), x.sublayer_out())
     }
 
-    /// `x.input()` → the vectors and keys in the cache, `queries`.
-    fn project<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
-        let latent = self.latent.compute(s, x)?;
+    /// `x.input()` → the two parts of queries, the first as it meets the vectors.
+    fn query<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<[O::View<'a>; 2]> {
         let from = match &self.query_vector {
             Some(compressed) => compressed.compute(s, x)?,
             None => x.input(),
@@ -153,9 +165,15 @@ impl<O: Ops> LatentAttention<O> {
         }
         let absorbed = self.in_latent.first(x.rows());
         self.by_heads(s, &self.key_heads, plain, absorbed)?;
+        Ok([absorbed, rotary])
+    }
+
+    /// `x.input()` → the vectors and keys in the cache, `queries`.
+    fn project<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
+        let (latent, [plain, rotary]) = (self.latent.compute(s, x)?, self.query(s, x)?);
         let cache = s.kv.of_layer(s.layer);
         Ok(s.ops.rope_latent(&RopeLatentArgs {
-            plain: absorbed,
+            plain,
             rotary,
             latent,
             heads: s.config.heads,

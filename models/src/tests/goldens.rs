@@ -65,11 +65,7 @@ impl Case {
                 continue;
             }
             // The usual name of a tensor, and of which expert it is.
-            let mut usual =
-                names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
-            if self.kind() == "mistral4" && usual.contains(".experts.") {
-                usual.push_str(".weight");
-            }
+            let usual = self.usual_name(name, names.hf);
             if let Some((module, expert)) = usual.split_once(".experts.")
                 && let (expert, part) = expert.split_once('.').unwrap()
                 && let Ok(expert) = expert.parse()
@@ -115,6 +111,14 @@ impl Case {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), writer.to_bytes()).unwrap();
         file
+    }
+
+    /// The usual name of a tensor whose family has a name of its own for it.
+    fn usual_name(&self, name: &str, own: &[(&str, &str)]) -> String {
+        let replace = |name: String, (to, from): &(&str, &str)| name.replace(from, to);
+        let usual = own.iter().fold(name.to_owned(), replace);
+        let stacked = self.kind() == "mistral4" && usual.contains(".experts.");
+        if stacked { usual + ".weight" } else { usual }
     }
 
     /// The shape that the converter gives a tensor.
