@@ -20,7 +20,11 @@ use std::sync::Arc;
 
 const CASES: &str = include_str!("../goldens/architectures.json");
 const LOGITS: &[u8] = include_bytes!("../goldens/architectures.safetensors");
-const BLOCKS: &[u8] = include_bytes!("../goldens/blocks.safetensors");
+/// Of the formats of GGUF and of those of Hugging Face's folders.
+const BLOCKS: [&[u8]; 2] = [
+    include_bytes!("../goldens/blocks.safetensors"),
+    include_bytes!("../goldens/quantised_blocks.safetensors"),
+];
 
 /// Alternatives that are compared at each position.
 const TOP: u8 = 20;
@@ -85,7 +89,7 @@ pub fn logits() -> HashMap<String, Tensor> {
 
 /// `NAME.raw` and `NAME.values` of every format of blocks.
 pub fn blocks() -> HashMap<String, Tensor> {
-    stored(BLOCKS)
+    BLOCKS.into_iter().flat_map(stored).collect()
 }
 
 fn stored(bytes: &[u8]) -> HashMap<String, Tensor> {
@@ -305,7 +309,7 @@ fn distance(name: String, found: &[TokenLogprobs], want: &[Vec<f32>]) -> KernelE
 }
 
 /// Every format of blocks that weights may have.
-pub const FORMATS: [WeightType; 24] = [
+pub const FORMATS: [WeightType; 32] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q5_0,
@@ -328,6 +332,14 @@ pub const FORMATS: [WeightType; 24] = [
     WeightType::MXFP4,
     WeightType::TQ1_0,
     WeightType::TQ2_0,
+    WeightType::Int4By32,
+    WeightType::Int4By64,
+    WeightType::Int4By128,
+    WeightType::Int8By32,
+    WeightType::Int8By128,
+    WeightType::E4M3By32,
+    WeightType::E4M3By128,
+    WeightType::E5M2By32,
     WeightType::F16,
     WeightType::BF16,
 ];
@@ -353,7 +365,7 @@ fn product(compute: &Compute, dtype: WeightType) -> Result<KernelError> {
         mode: Mode::Invariant,
     })?;
     let relative = squares_off(&x, &values, &out.to_vec2()?);
-    let rounded = !["F16", "BF16"].contains(&name);
+    let rounded = !["F16", "BF16"].contains(&name) && !name.starts_with("F8");
     Ok(KernelError { name: name.to_owned(), most: 0.0, relative, rounded })
 }
 

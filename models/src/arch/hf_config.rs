@@ -115,6 +115,11 @@ impl HfConfigKeys {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
     }
 
+    /// The same of an object that must be there.
+    pub(super) fn required_object(&mut self, key: &str) -> Result<Self> {
+        self.object(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
+    }
+
     pub(super) fn bad(&self, what: &str) -> Error {
         damaged(&self.path, what)
     }
@@ -284,15 +289,20 @@ impl HfConfigKeys {
         }
     }
 
-    /// Refuses keys that nothing asked for: they may change the computation.
-    pub(super) fn finish(self) -> Result<()> {
+    /// The keys that nothing asked for.
+    pub(super) fn left(&self) -> Vec<&str> {
         let silent = |key: &str, value: &Value| {
             value.is_null()
                 || IGNORED.lines().any(|ignored| ignored == key)
                 || (OFF.contains(&key) && *value == Value::Bool(false))
         };
-        let unknown = self.values.iter().filter(|(key, value)| !silent(key, value));
-        let unknown: Vec<&str> = unknown.map(|(key, _)| key.as_str()).collect();
+        let left = self.values.iter().filter(|(key, value)| !silent(key, value));
+        left.map(|(key, _)| key.as_str()).collect()
+    }
+
+    /// Refuses keys that nothing asked for: they may change the computation.
+    pub(super) fn finish(self) -> Result<()> {
+        let unknown = self.left();
         if unknown.is_empty() {
             return Ok(());
         }

@@ -8,6 +8,7 @@ mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hf_config;
+mod hf_quantisation;
 mod hf_rope;
 mod lfm2;
 mod llama;
@@ -32,6 +33,7 @@ use crate::{Error, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
+pub use hf_quantisation::quantisation;
 use std::path::Path;
 
 /// How files of one architecture become a decoder.
@@ -174,13 +176,8 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let found = known().find(|(name, _)| *name == kind);
     let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
     let spec = build(&mut keys)?;
-    if let Some(method) = keys.quantisation() {
-        return Err(Error::Unsupported(format!(
-            "{}: the weights are quantised by {method} (quantization_config), which this build \
-             cannot read: use the release's bf16, f16 or f32 files, or a GGUF file",
-            path.display()
-        )));
-    }
+    // How weights are quantised changes nothing else; only GPT-OSS has taken it out.
+    hf_quantisation::take(&mut keys)?;
     keys.finish()?;
     spec.checked(path)
 }

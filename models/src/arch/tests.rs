@@ -2,6 +2,7 @@
 
 use super::from_hf;
 use crate::config::RouterScoring;
+use crate::loader::quantised::{CodeLayout, Quantisation};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -65,7 +66,7 @@ fn the_config_of_gpt_oss_is_understood() {
     };
     assert!(refused("experts_per_token", json!(2)).contains("differs from `num_experts_per_tok`"));
     assert!(refused("swiglu_limit", json!(-1.0)).contains("must be positive"));
-    assert!(refused("quantization_config", json!({"quant_method": "awq"})).contains("by awq"));
+    assert!(refused("quantization_config", json!({"quant_method": "hqq"})).contains("by hqq"));
     assert!(read(&json!({"quantization_config": {"quant_method": "mxfp4"}})).is_err());
 }
 
@@ -393,4 +394,132 @@ fn keys_that_are_missing_or_wrong_are_named() {
         let error = read(&change).expect_err(&change.to_string()).to_string();
         assert!(error.contains("config.json") && error.contains(part), "{change}: {error}");
     }
+}
+
+/// What a config says of its weights, or why it is refused.
+fn quantised(config: &Value) -> Result<Option<Quantisation>> {
+    let json = usual(&json!({ "quantization_config": config })).to_string();
+    from_hf(Path::new("config.json"), json.as_bytes())?;
+    super::quantisation(Path::new("config.json"), json.as_bytes())
+}
+
+/// A config of compressed-tensors, as its own tools write it, for weights in a format.
+fn compressed(format: &str, weights: &Value) -> Value {
+    let mut own = json!({
+        "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": true,
+        "dynamic": false, "observer": "minmax", "observer_kwargs": {}, "actorder": null,
+        "block_structure": null,
+    });
+    for (key, value) in weights.as_object().unwrap() {
+        own[key] = value.clone();
+    }
+    json!({
+        "quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"],
+        "quantization_status": "compressed", "global_compression_ratio": 1.5,
+        "kv_cache_scheme": null, "sparsity_config": {}, "transform_config": {}, "version": "0.9",
+        "config_groups": { "group_0": { "targets": ["Linear"], "weights": own,
+            "input_activations": { "num_bits": 8, "dynamic": true }, "output_activations": null } },
+    })
+}
+
+#[test]
+fn quantisations_of_releases_are_understood() {
+    let of = |layout, bits, block, group| Quantisation { layout, bits, block, group };
+    let bytes = |block, group| of(CodeLayout::Bytes, 8, block, group);
+    let gptq =
+        |zeros_less_one, bits, group| of(CodeLayout::Gptq { zeros_less_one }, bits, None, group);
+    let row = json!({"num_bits": 8, "strategy": "channel", "group_size": null, "type": "float"});
+    let whole = json!({"num_bits": 8, "strategy": "tensor", "group_size": null, "type": "int"});
+    let block = json!({"num_bits": 8, "strategy": "block", "group_size": null, "type": "float",
+        "block_structure": [128, 128]});
+    for (config, want) in [
+        (
+            json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}),
+            bytes(Some([128, 128]), None),
+        ),
+        (
+            json!({"activation_scheme": "static", "dequantize": false, "quant_method": "fp8",
+                "weight_block_size": null, "modules_to_not_convert": []}),
+            bytes(None, None),
+        ),
+        (compressed("float-quantized", &row), bytes(None, None)),
+        (compressed("float-quantized", &block), bytes(Some([128, 128]), None)),
+        (compressed("int-quantized", &whole), bytes(None, None)),
+        (compressed("pack-quantized", &json!({})), of(CodeLayout::Rows, 4, None, Some(128))),
+        (
+            json!({"bits": 4, "damp_percent": 0.1, "desc_act": true, "group_size": 128,
+                "model_file_base_name": "model", "model_name_or_path": null, "static_groups": false,
+                "quant_method": "gptq", "sym": true, "true_sequential": true,
+                "is_marlin_format": false}),
+            gptq(true, 4, Some(128)),
+        ),
+        (
+            json!({"bits": 8, "checkpoint_format": "gptq_v2", "group_size": -1, "lm_head": false,
+                "meta": {"quantizer": ["gptqmodel:1.2"]}, "pack_dtype": "int32",
+                "quant_method": "gptq", "dynamic": null}),
+            gptq(false, 8, None),
+        ),
+        (
+            json!({"bits": 4, "group_size": 64, "modules_to_not_convert": null, "version": "gemm",
+                "quant_method": "awq", "zero_point": true}),
+            of(CodeLayout::Awq, 4, None, Some(64)),
+        ),
+    ] {
+        assert_eq!(quantised(&config).unwrap(), Some(want), "{config}");
+    }
+    assert_eq!(quantised(&Value::Null).unwrap(), None);
+}
+
+/// What is not understood is refused in a sentence that names the key.
+#[test]
+fn other_quantisations_are_refused() {
+    let refused = |config: Value, words: &[&str]| {
+        let text = quantised(&config).unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{config}: {text}");
+    };
+    let gptq = |key: &str, value: Value| {
+        let mut config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+        config[key] = value;
+        config
+    };
+    let files = "use the release's bf16, f16 or f32 files, or a GGUF file";
+    refused(json!({"quant_method": "hqq"}), &["by hqq (quantization_config)", files]);
+    refused(json!({"quant_method": "mxfp4"}), &["by mxfp4", files]);
+    refused(json!({"bits": 4}), &["by an unnamed method", files]);
+    refused(gptq("bits", json!(3)), &["`bits` 3", "[4, 8]", files]);
+    refused(gptq("bits", Value::Null), &["bits is missing"]);
+    refused(gptq("group_size", json!(0)), &["`group_size` must be positive or -1"]);
+    refused(gptq("checkpoint_format", json!("marlin")), &["`checkpoint_format` \"marlin\"", files]);
+    refused(gptq("is_marlin_format", json!(true)), &["`is_marlin_format`", files]);
+    refused(gptq("dynamic", json!({"+:.*": {"bits": 8}})), &["`dynamic`", files]);
+    refused(gptq("twisted", json!(1)), &["with the unknown keys twisted", files]);
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"});
+    refused(awq, &["`version` \"gemv\" in place of gemm", files]);
+    let whole = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": false});
+    refused(whole, &["`zero_point` false", files]);
+    let zero = json!({"quant_method": "fp8", "weight_block_size": [0, 128]});
+    refused(zero, &["`weight_block_size` must be positive"]);
+    refused(json!({"quant_method": "fp8", "fmt": "e3m4"}), &["`fmt` \"e3m4\"", files]);
+
+    let more = |weights: Value| compressed("pack-quantized", &weights);
+    refused(more(json!({"num_bits": 3})), &["`num_bits` 3", files]);
+    refused(more(json!({"dynamic": true})), &["`dynamic`", files]);
+    refused(more(json!({"strategy": "tensor_group"})), &["`strategy` \"tensor_group\"", files]);
+    refused(more(json!({"group_size": null})), &["group_size is missing"]);
+    refused(more(json!({"rounds": 3})), &["unknown keys rounds", files]);
+    refused(compressed("nvfp4-pack-quantized", &json!({})), &["`format` \"nvfp4", files]);
+    let changed = |key: &str, value: Value| {
+        let mut config = more(json!({}));
+        config[key] = value;
+        config
+    };
+    refused(changed("transform_config", json!({"config_groups": {}})), &["`transform_config`"]);
+    refused(changed("sparsity_config", json!({"format": "sparse-24"})), &["`sparsity_config`"]);
+    refused(changed("config_groups", Value::Null), &["config_groups is missing"]);
+    refused(changed("config_groups", json!({})), &["config_groups is empty"]);
+    let mut two = more(json!({}));
+    two["config_groups"]["group_1"] =
+        compressed("", &json!({"num_bits": 8}))["config_groups"]["group_0"].clone();
+    refused(two, &["with several formats (`config_groups`)", files]);
 }

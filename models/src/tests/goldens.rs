@@ -268,7 +268,7 @@ fn every_family_equals_transformers() {
     }
 }
 
-fn case_of(name: &str) -> Case {
+pub fn case_of(name: &str) -> Case {
     goldens().cases.into_iter().find(|case| case.name == name).unwrap()
 }
 
