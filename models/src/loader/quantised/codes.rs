@@ -1,5 +1,5 @@
-//! The blocks of a quantised matrix, from the bytes of its tensors. Codes, scales and zeros are moved
-//! and never rounded.
+//! The blocks of a quantised matrix, from the bytes of its tensors. Codes, scales and zeros are
+//! moved and never rounded.
 
 use super::matrix::{PackedMatrix, damaged};
 use super::{CodeLayout, MatrixRefusal};
@@ -152,7 +152,7 @@ impl PackedMatrix {
         Ok(zeros.iter().map(|zero| zero + 1).collect())
     }
 
-    /// A value for each row and group of columns, which `value` tells from their numbers and counts.
+    /// A value for each row and group of columns: `value` gets their numbers and counts.
     fn by_rows<T>(&self, value: impl Fn(usize, usize, [usize; 2]) -> T) -> Vec<T> {
         let counts = self.scale_counts();
         let at = |i: usize| value(i / counts[1], i % counts[1], counts);

@@ -68,8 +68,8 @@ const WORDS: PartNames = PartNames {
     order: "g_idx",
 };
 
-/// The ends of names of tensors that nothing needs: activations and caches are wider here than those
-/// that such scales are for, and a shape follows from those of codes.
+/// The ends of names of tensors that nothing needs: activations and caches are wider here than
+/// those that such scales are for, and a shape follows from those of codes.
 const UNUSED: [&str; 8] = [
     ".weight_shape",
     ".activation_scale",
