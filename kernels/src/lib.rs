@@ -24,6 +24,7 @@ pub mod compute;
 mod element;
 pub mod embedding;
 pub mod experts;
+pub mod factors;
 #[cfg_attr(
     not(any(feature = "cuda", feature = "emulator")),
     expect(dead_code, reason = "only devices use some items")
@@ -50,6 +51,7 @@ use activation::{Gated, SoftCap};
 use attention::Attention;
 use embedding::Embedding;
 use experts::Experts;
+use factors::Factors;
 use linear::Linear;
 use norm::Norm;
 use recurrence::Recurrence;
@@ -66,6 +68,7 @@ pub trait Ops:
     + SoftCap
     + Embedding
     + Experts
+    + Factors
     + Send
     + Sync
     + 'static
@@ -82,6 +85,7 @@ impl<T> Ops for T where
         + SoftCap
         + Embedding
         + Experts
+        + Factors
         + Send
         + Sync
         + 'static

@@ -22,7 +22,8 @@ import safetensors.torch
 import torch
 import transformers
 from conversion import get_model_class
-from transformers import AutoConfig, AutoModelForCausalLM
+from conversion.mistral3 import Mistral3Model
+from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
 TOKENS, VOCABULARY = 40, 48
 SHAPE = dict(
@@ -82,6 +83,42 @@ def mamba(heads, groups, **more):
 
 def layer_types(*types):
     return dict(layer_types=list(types))
+
+
+def latent(query_rank, plain=16, rotated=8, value=12, rank=32):
+    return dict(
+        q_lora_rank=query_rank,
+        kv_lora_rank=rank,
+        qk_nope_head_dim=plain,
+        qk_rope_head_dim=rotated,
+        v_head_dim=value,
+        num_key_value_heads=SHAPE["num_attention_heads"],
+    )
+
+
+def deep_experts(count, chosen, groups, kept, shared=1, width=32, **more):
+    return dict(
+        n_routed_experts=count,
+        num_experts_per_tok=chosen,
+        n_group=groups,
+        topk_group=kept,
+        n_shared_experts=shared,
+        moe_intermediate_size=width,
+        **more,
+    )
+
+
+def deep_yarn(mscale, all_dim, **more):
+    return rope(
+        "yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        mscale=mscale,
+        mscale_all_dim=all_dim,
+        **more,
+    )
 
 
 # The sections are those of the axes of images.
@@ -467,6 +504,81 @@ CASES = [
         | layer_types("mamba", "attention", "attention")
         | GRANITE,
     ),
+    (
+        "deepseek-v2",
+        "deepseek_v2",
+        "F32",
+        True,
+        dict(
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=2.0,
+            first_k_dense_replace=1,
+            **latent(None),
+            **deep_experts(12, 4, 4, 2, shared=2, width=24, scoring_func="softmax"),
+        )
+        | deep_yarn(0.707, 0.707),
+    ),
+    (
+        "deepseek-v2-greedy",
+        "deepseek_v2",
+        "BF16",
+        False,
+        dict(
+            topk_method="greedy",
+            tie_word_embeddings=True,
+            **latent(32, plain=8, rotated=4, value=16, rank=16),
+            **deep_experts(6, 2, None, None),
+        )
+        | deep_yarn(1.0, 0.5),
+    ),
+    (
+        "deepseek-v3",
+        "deepseek_v3",
+        "BF16",
+        True,
+        dict(
+            topk_method="noaux_tc",
+            first_k_dense_replace=1,
+            **latent(32),
+            **deep_experts(12, 4, 4, 2, scoring_func="sigmoid"),
+        )
+        | deep_yarn(1.0, 1.0),
+    ),
+    (
+        "deepseek-v3-odd",
+        "deepseek_v3",
+        "F32",
+        False,
+        dict(
+            first_k_dense_replace=2,
+            norm_topk_prob=False,
+            rope_interleave=False,
+            rms_norm_eps=1e-5,
+            **latent(None, plain=8, rotated=16, value=8, rank=48),
+            **deep_experts(6, 3, 1, 1),
+        )
+        | rope("default", 500_000.0),
+    ),
+    (
+        "glm4-moe-lite",
+        "glm4_moe_lite",
+        "BF16",
+        True,
+        dict(
+            first_k_dense_replace=1,
+            **latent(40, plain=12, rotated=8, value=20),
+            **deep_experts(8, 3, 1, 1, scoring_func="sigmoid"),
+        )
+        | rope("default", 1_000_000.0),
+    ),
+    (
+        "mistral4",
+        "mistral4",
+        "F32",
+        True,
+        dict(**latent(32), **deep_experts(8, 2, 1, 1, routed_scaling_factor=1.5))
+        | deep_yarn(1.0, 1.0, llama_4_scaling_beta=0.1),
+    ),
     ("olmo2", "olmo2", "F32", True, rope("default", 500_000.0) | NO_IDS),
     (
         "olmo2-odd",
@@ -523,6 +635,100 @@ CASES = [
     ),
 ]
 
+# Heads of K with a window and without one differ in number and in size.
+GEMMA4 = (
+    layer_types(*["sliding_attention"] * 3, "full_attention")
+    | dict(
+        num_hidden_layers=4,
+        head_dim=16,
+        num_key_value_heads=4,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=8,
+        final_logit_softcapping=8.0,
+    )
+    | NO_IDS
+)
+# The last layers have no K and V of their own, and an MLP of twice the width.
+GEMMA4_INPUTS = (
+    layer_types(*(["sliding_attention"] * 3 + ["full_attention"]) * 2)
+    | dict(
+        num_hidden_layers=8,
+        head_dim=16,
+        num_key_value_heads=2,
+        global_head_dim=32,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=VOCABULARY,
+        sliding_window=8,
+    )
+    | NO_IDS
+)
+GEMMA4_EXPERTS = dict(
+    enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=32
+)
+# One layer of each kind shares the K and V of the only other; the rotation turns a third.
+GEMMA4_ODD = (
+    layer_types("full_attention", "sliding_attention", "sliding_attention", "full_attention")
+    | dict(
+        num_hidden_layers=4,
+        head_dim=8,
+        num_key_value_heads=2,
+        global_head_dim=24,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=12,
+        vocab_size_per_layer_input=VOCABULARY + 3,
+        sliding_window=5,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 50_000.0,
+                "partial_rotary_factor": 0.34,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        **GEMMA4_EXPERTS,
+    )
+    | NO_IDS
+)
+GEMMA4_TOWERS = dict(
+    vision_config=dict(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        position_embedding_size=8,
+    ),
+    audio_config=None,
+)
+CASES += [
+    ("gemma4", "gemma4_text", "BF16", True, GEMMA4),
+    ("gemma4-inputs", "gemma4_text", "F32", True, GEMMA4_INPUTS),
+    ("gemma4-experts", "gemma4_text", "F32", True, GEMMA4 | GEMMA4_EXPERTS),
+    ("gemma4-odd", "gemma4_text", "F32", False, GEMMA4_ODD),
+    (
+        "gemma4-unified",
+        "gemma4_unified_text",
+        "F32",
+        False,
+        {key: value for key, value in GEMMA4.items() if "per_layer" not in key},
+    ),
+    (
+        "gemma4-tower",
+        "gemma4",
+        "F32",
+        False,
+        dict(text_config=SHAPE | GEMMA4 | dict(pad_token_id=0), **GEMMA4_TOWERS),
+    ),
+]
+
 
 def random(name, count):
     """Uniform in [-1, 1): SplitMix64 (Steele, Lea, Flood 2014) seeded by the FNV-1a hash of the name, 24 bits of each."""
@@ -545,8 +751,15 @@ def weights(name, shape, dtype, family):
         if name.endswith("_scales"):
             values = 121 + values % 4  # powers of two that are of use
         return torch.from_numpy(values.reshape(shape))
-    if name.endswith("_proj.weight"):
+    if name.endswith("q_a_proj.weight"):
+        # Small beside the epsilon of the norm behind it.
+        scale, shift = numpy.float32(0.05) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
+    elif name.endswith("_proj.weight"):
         scale, shift = numpy.float32(2.5) / numpy.sqrt(numpy.float32(shape[1])), numpy.float32(0)
+    elif family.startswith("gemma4") and name.endswith(
+        ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale")
+    ):
+        scale, shift = numpy.float32(0.2), numpy.float32(1)
     elif name.endswith("norm.weight"):
         less_one = family.startswith("gemma") or (
             family.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
@@ -592,6 +805,14 @@ def older_lfm2(config):
     )
 
 
+def older_gemma4(config):
+    full = list(config.pop("per_layer_config").values())[0]
+    return config | dict(
+        global_head_dim=full["head_dim"],
+        num_global_key_value_heads=full.get("num_key_value_heads"),
+    )
+
+
 # The words that versions before 5 had for the types of layers.
 OLDER_TYPES = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -612,6 +833,8 @@ def older(config):
         config = older_lfm2(config)
     if config["model_type"] == "granitemoehybrid":
         config = older_hybrid(config)
+    if config["model_type"].startswith("gemma4"):
+        return older_gemma4(config)  # its rotations have one layout
     parameters = config.pop("rope_parameters")
     nested = "full_attention" in parameters
     if nested:
@@ -643,7 +866,9 @@ def older(config):
 
 def model_of(folder):
     """The model in f32; transformers' own initial values must not survive anywhere."""
-    model, report = AutoModelForCausalLM.from_pretrained(
+    # Releases have this model only inside of one that reads images.
+    inside = json.loads((folder / "config.json").read_text())["model_type"] == "mistral4"
+    model, report = (Mistral4ForCausalLM if inside else AutoModelForCausalLM).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
@@ -676,7 +901,10 @@ def converted(folder):
     if config["model_type"] == "granitemoehybrid":
         # The converter knows the older words only.
         (folder / "config.json").write_text(json.dumps(older_hybrid(config)))
-    converter = get_model_class(config["architectures"][0], mmproj=False)
+    if config["model_type"] == "mistral4":
+        converter = Mistral3Model.Mistral4Model
+    else:
+        converter = get_model_class(config["architectures"][0], mmproj=False)
     converter.no_mtp = True  # the models have no heads that predict further tokens
     out = folder / "model.gguf"
     writer = type(
@@ -708,7 +936,11 @@ def case(name, kind, dtype, in_gguf, settings, folder):
         del shape["intermediate_size"]  # no layer has a dense MLP
     config = AutoConfig.for_model(kind, **(shape | settings))
     config.dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
-    empty = AutoModelForCausalLM.from_config(config)
+    empty = (
+        Mistral4ForCausalLM(config)
+        if kind == "mistral4"
+        else AutoModelForCausalLM.from_config(config)
+    )
     empty.save_pretrained(folder)
     shapes = {
         key: list(value.shape)

@@ -1,6 +1,6 @@
 //! The input of one step, flattened over its sequences.
 
-use crate::cache_kinds::{CacheKinds, NO_STATE, first_kept};
+use crate::cache_kinds::{CacheKinds, NO_BLOCK, NO_STATE, first_kept};
 
 /// Sequence i owns rows `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` of the per-token arrays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,6 +55,33 @@ impl ForwardBatch {
             self.block_tables.extend(tables.iter().map(table));
         }
         self
+    }
+
+    /// The batch for a cache where `parts[group]` layers share a place of the group's blocks: each
+    /// block is so many smaller ones, of which every layer has its own. `None` where none do.
+    pub(crate) fn in_parts(&self, parts: &[usize], block_size: usize) -> Option<Self> {
+        if parts.iter().all(|parts| *parts == 1) {
+            return None;
+        }
+        let (mut batch, block_size) = (self.clone(), block_size as u32);
+        batch.slot_mapping.clear();
+        batch.block_tables.clear();
+        let slots = self.slot_mapping.chunks(self.input_ids.len());
+        let groups = slots.zip(self.block_tables.chunks(self.seq_lens.len()));
+        for ((slots, tables), parts) in groups.zip(parts) {
+            for part in 0..*parts as u32 {
+                // Blocks that were given back are not read.
+                let block = |block: u32| match block {
+                    NO_BLOCK => NO_BLOCK,
+                    block => block * *parts as u32 + part,
+                };
+                let slot = |slot: &u32| block(slot / block_size) * block_size + slot % block_size;
+                batch.slot_mapping.extend(slots.iter().map(slot));
+                let table = |table: &Vec<u32>| table.iter().map(|id| block(*id)).collect();
+                batch.block_tables.extend(tables.iter().map(table));
+            }
+        }
+        Some(batch)
     }
 
     /// Checks that the arrays agree with each other, the model and the cache: a token's slot in

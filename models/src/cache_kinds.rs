@@ -2,8 +2,9 @@
 //! sequence keeps, and how many states there are. Pure.
 //!
 //! A block holds K and V of some tokens in one group of layers. All groups have equally many
-//! layers, so every block has one size, and layers with a window and layers without one take their
-//! blocks from the same memory, however their needs change.
+//! places, so every block has one size, and layers with a window and layers without one take their
+//! blocks from the same memory, however their needs change. A place holds K and V of one layer, or
+//! of several whose K are that much smaller than those of the others.
 
 use crate::ModelConfig;
 /// Stands for a slot where a sequence begins without a state.
@@ -58,7 +59,8 @@ pub fn first_kept(window: Option<usize>, tokens: usize, block_size: usize) -> us
 /// The place of what a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerPlace {
-    /// K and V are in blocks of a group, as those of its `index`-th layer.
+    /// K and V are in a place of a group's blocks. `group` counts the parts of all groups before it
+    /// and the place's own before this layer's.
     Blocks { group: usize, index: usize },
     /// The layer is the `index`-th recurrent one.
     State { index: usize },
@@ -68,7 +70,9 @@ pub(crate) enum LayerPlace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayout {
     pub kinds: CacheKinds,
-    pub layers_per_block: usize,
+    pub places_per_block: usize,
+    /// For each group, the layers that share a place.
+    pub parts: Vec<usize>,
     pub places: Vec<LayerPlace>,
 }
 
@@ -81,40 +85,74 @@ impl CacheLayout {
             Some(_) => states.next().map(|index| LayerPlace::State { index }),
         };
         let places = (0..config.layers).filter_map(place).collect();
-        let layers_per_block = config.attention_layers();
-        Self { kinds: CacheKinds::default(), layers_per_block, places }
+        let places_per_block = config.attention_layers();
+        Self { kinds: CacheKinds::default(), places_per_block, parts: vec![1], places }
     }
 
-    /// Layers with a window and layers without one are apart. A group has as many layers as the
-    /// kind that is rarer.
+    /// Layers with a window and layers without one are apart. A group has as many places as the
+    /// kind that is rarer needs.
     pub(crate) fn by_kind(config: &ModelConfig) -> Self {
         let Some(sliding) = &config.sliding else { return Self::of_one_group(config) };
-        let count = |kind: bool| sliding.layers.iter().filter(|layer| **layer == kind).count();
-        let [full, windowed] = [false, true].map(count);
-        let size = if full == 0 { windowed } else { full.min(windowed) };
-        let mut windows = vec![None; full.div_ceil(size)];
-        windows.resize(windows.len() + windowed.div_ceil(size), Some(sliding.window));
-        // The next place of each kind, counted over its groups.
-        let mut next = [0, full.div_ceil(size) * size];
-        let place = |kind: &bool| {
-            let next = &mut next[usize::from(*kind)];
-            *next += 1;
-            LayerPlace::Blocks { group: (*next - 1) / size, index: (*next - 1) % size }
+        let own = &sliding.layers[..config.layers - config.shared_kv_layers];
+        let [full, windowed] = [false, true].map(|kind| KindOfLayers::of(config, own, kind));
+        let size = match [full.places(), windowed.places()] {
+            [0, most] | [most, 0] => most,
+            [full, windowed] => full.min(windowed),
         };
-        let places = sliding.layers.iter().map(place).collect();
+        let groups = [&full, &windowed].map(|kind| kind.places().div_ceil(size));
+        let mut windows = vec![None; groups[0]];
+        windows.resize(groups[0] + groups[1], Some(sliding.window));
+        let mut parts = vec![full.parts; groups[0]];
+        parts.resize(windows.len(), windowed.parts);
+        // The first group of each kind, counted in parts, and the number of its next layer.
+        let mut next = [(0, 0), (groups[0] * full.parts, 0)];
+        let mut place = |slides: bool| {
+            let parts = if slides { windowed.parts } else { full.parts };
+            let (first, number) = &mut next[usize::from(slides)];
+            let (place, part) = (*number / parts, *number % parts);
+            *number += 1;
+            LayerPlace::Blocks { group: *first + place / size * parts + part, index: place % size }
+        };
+        let mut places: Vec<LayerPlace> = own.iter().map(|slides| place(*slides)).collect();
+        for layer in own.len()..config.layers {
+            places.extend(config.donor(layer).map(|donor| places[donor]));
+        }
         let kinds = CacheKinds { windows, ..CacheKinds::default() };
-        Self { kinds, layers_per_block: size, places }
+        Self { kinds, places_per_block: size, parts, places }
     }
 
     /// Bytes of one block, K and V.
     pub(crate) fn block_bytes(&self, config: &ModelConfig, block_size: usize) -> usize {
-        config.kv_layer_bytes(block_size) * self.layers_per_block
+        config.kv_layer_bytes(block_size) * self.places_per_block
+    }
+}
+
+/// The layers that have a window, or those that have none.
+struct KindOfLayers {
+    layers: usize,
+    /// How many of them share a place.
+    parts: usize,
+}
+
+impl KindOfLayers {
+    fn of(config: &ModelConfig, layers: &[bool], slides: bool) -> Self {
+        let own = layers.iter().position(|layer| *layer == slides);
+        let width = own.map_or(config.kv_width(), |layer| config.kv_heads_of(layer).width());
+        let layers = layers.iter().filter(|layer| **layer == slides).count();
+        Self { layers, parts: config.kv_width() / width }
+    }
+
+    fn places(&self) -> usize {
+        self.layers.div_ceil(self.parts)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch;
+    use crate::goldens::goldens;
+    use std::path::Path;
 
     #[test]
     fn a_query_sees_no_block_behind_its_window() {
@@ -129,6 +167,36 @@ mod tests {
         ] {
             assert_eq!(first_kept(window, tokens, 4), expect, "{window:?} {tokens}");
         }
+    }
+
+    /// Where each layer's K and V are in the golden model of this name.
+    fn places(name: &str) -> (CacheLayout, Vec<[usize; 2]>) {
+        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
+        let json = case.config.to_string();
+        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let layout = CacheLayout::by_kind(&config);
+        let place = |place: &LayerPlace| match *place {
+            LayerPlace::Blocks { group, index } => [group, index],
+            LayerPlace::State { .. } => panic!("{name} has attention alone"),
+        };
+        let places = layout.places.iter().map(place).collect();
+        (layout, places)
+    }
+
+    #[test]
+    fn layers_with_a_narrow_k_share_a_place_and_the_last_ones_read_that_of_others() {
+        let window = Some(8);
+        let (layout, found) = places("gemma4-inputs");
+        assert_eq!(layout.kinds.windows, [None, window, window]);
+        assert_eq!((layout.parts, layout.places_per_block), (vec![1, 2, 2], 1));
+        assert_eq!(found, [1, 2, 3, 0, 3, 3, 3, 0].map(|group| [group, 0]));
+        let (layout, found) = places("gemma4");
+        assert_eq!(layout.kinds.windows, [None, window, window, window]);
+        assert_eq!((layout.parts, layout.places_per_block), (vec![2, 1, 1, 1], 1));
+        assert_eq!(found, [2, 3, 4, 0].map(|group| [group, 0]));
+        let (layout, found) = places("gemma3-odd");
+        assert_eq!((layout.parts, layout.places_per_block), (vec![1; 3], 1));
+        assert_eq!(found, [[0, 0], [2, 0], [1, 0]]);
     }
 
     #[test]

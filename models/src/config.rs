@@ -18,10 +18,16 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
+    /// So many of the last layers have no K and V of their own: each reads those of the last other
+    /// layer that sees as many tokens as it does.
+    pub shared_kv_layers: usize,
     /// The layers without keys and values, in models that have some.
     pub recurrent: Option<Recurrent>,
     /// The experts, in models that have some.
     pub mixture: Option<MixtureConfig>,
+    /// The sizes of latent attention, in models that have it. Then there is one KV head: the vector
+    /// of a token, with the one key that is rotated behind it.
+    pub latent: Option<LatentConfig>,
     /// The layers whose queries and keys are not rotated.
     pub unrotated: Vec<usize>,
     /// The products of Q and K are multiplied by this.
@@ -58,11 +64,37 @@ pub struct MixtureConfig {
     pub layers: Vec<bool>,
 }
 
+/// Attention whose keys and values are computed from one short vector a token. DeepSeek-AI 2024,
+/// "DeepSeek-V2".
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentConfig {
+    /// The length of the vector from which queries are computed; `None`: from the layer's input.
+    pub query_rank: Option<usize>,
+    /// The length of the vector from which keys and values are computed.
+    pub rank: usize,
+    /// The values of a head's query that are not rotated, and those that are.
+    pub plain: usize,
+    pub rotated: usize,
+    /// The values that a head results in.
+    pub value: usize,
+    /// If set, queries grow with their positions.
+    pub growth: Option<QueryGrowth>,
+}
+
+/// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / length))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    pub beta: f32,
+    pub length: usize,
+}
+
 /// The weights of experts, by which they are chosen too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScoring {
     /// The softmax of the router's scores.
     Softmax,
+    /// The same. Experts are chosen in the best `kept` of `groups` groups.
+    GroupedSoftmax { groups: usize, kept: usize },
     /// Their sigmoids. Experts are chosen by the sums of these and of biases, in the best `kept` of
     /// `groups` groups.
     Sigmoid { groups: usize, kept: usize },
@@ -118,6 +150,22 @@ pub struct Sliding {
     pub layers: Vec<bool>,
     /// Their rotation, if it differs from the model's.
     pub rope: Option<RopeConfig>,
+    /// Their heads, if they differ from the model's.
+    pub heads: Option<KvHeads>,
+}
+
+/// The heads of a layer's K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    pub count: usize,
+    /// The values of each, and of each head of Q.
+    pub dim: usize,
+}
+
+impl KvHeads {
+    pub(crate) fn width(self) -> usize {
+        self.count * self.dim
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -170,6 +218,16 @@ pub struct Yarn {
     pub original_max_positions: usize,
     /// Whether the range between the two is widened to whole dimensions.
     pub truncate: bool,
+    /// How much latent attention is sharpened: see [`Yarn::sharpening`].
+    pub mscale_all_dim: f32,
+}
+
+impl Yarn {
+    /// The factor of the scores of latent attention.
+    pub(crate) fn sharpening(&self) -> f32 {
+        let longer = 0.1 * self.mscale_all_dim * self.factor.max(1.0).ln() + 1.0;
+        longer * longer
+    }
 }
 
 impl ModelConfig {
@@ -178,9 +236,33 @@ impl ModelConfig {
         self.attention_layers() * self.kv_layer_bytes(block_size)
     }
 
-    /// Bytes of the K and V of one layer for so many tokens.
+    /// Bytes of the K and V of one layer for so many tokens. Latent attention has one vector for
+    /// both.
     pub(crate) fn kv_layer_bytes(&self, tokens: usize) -> usize {
-        2 * self.kv_heads * self.head_dim * tokens * self.kv_kind.bytes()
+        let caches = if self.latent.is_some() { 1 } else { 2 };
+        caches * self.kv_width() * tokens * self.kv_kind.bytes()
+    }
+
+    /// The values that K has of one token, in the layers where it has most.
+    pub(crate) fn kv_width(&self) -> usize {
+        let sliding = self.sliding.as_ref().and_then(|sliding| sliding.heads);
+        let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
+        model.width().max(sliding.map_or(0, KvHeads::width))
+    }
+
+    /// The heads of a layer's K and V, also where it reads another's.
+    pub(crate) fn kv_heads_of(&self, layer: usize) -> KvHeads {
+        let sliding = self.sliding.as_ref().filter(|sliding| sliding.layers[layer]);
+        let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
+        sliding.and_then(|sliding| sliding.heads).unwrap_or(model)
+    }
+
+    /// The layer whose K and V a layer reads, if it has none of its own.
+    pub(crate) fn donor(&self, layer: usize) -> Option<usize> {
+        let first = self.layers - self.shared_kv_layers;
+        let slides = |layer: usize| self.sliding.as_ref().is_some_and(|s| s.layers[layer]);
+        let own = (0..first).rev().find(|own| slides(*own) == slides(layer));
+        own.filter(|_| layer >= first)
     }
 
     /// The number of layers with keys and values.
@@ -219,7 +301,7 @@ impl RecurrentKind {
 impl Sliding {
     /// A window in each of `layers` layers.
     pub(crate) fn everywhere(window: usize, layers: usize) -> Self {
-        Self { window, layers: vec![true; layers], rope: None }
+        Self { window, layers: vec![true; layers], rope: None, heads: None }
     }
 }
 
@@ -267,11 +349,43 @@ impl ModelConfig {
                     self.layers
                 ));
             }
-            sliding.rope.iter().try_for_each(|rope| rope.check(self.head_dim))?;
+            let dim = sliding.heads.map_or(self.head_dim, |heads| heads.dim);
+            sliding.rope.iter().try_for_each(|rope| rope.check(dim))?;
+            self.check_sliding_heads(sliding.heads)?;
         }
+        self.check_shared_kv()?;
         self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.check(self))?;
+        self.latent.iter().try_for_each(|latent| latent.check(self))?;
         self.rope.check(self.head_dim)
+    }
+}
+
+impl ModelConfig {
+    /// Blocks of the cache are as large as K and V of the wider layers, and others share them.
+    fn check_sliding_heads(&self, heads: Option<KvHeads>) -> Result<(), String> {
+        let Some(heads) = heads else { return Ok(()) };
+        let sizes = [heads.count, heads.dim];
+        let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
+            && self.heads.is_multiple_of(heads.count);
+        if !sound {
+            return Err(format!("{} heads cannot share {heads:?} of a window", self.heads));
+        }
+        let (own, other) = (heads.width(), self.kv_heads * self.head_dim);
+        if own.max(other).is_multiple_of(own.min(other)) {
+            return Ok(());
+        }
+        Err(format!("K of {own} values with a window and of {other} without one share no blocks"))
+    }
+
+    /// Each of the last layers must have one to read from.
+    fn check_shared_kv(&self) -> Result<(), String> {
+        let shared = self.shared_kv_layers;
+        let first = self.layers.saturating_sub(shared);
+        if shared <= self.layers && (first..self.layers).all(|layer| self.donor(layer).is_some()) {
+            return Ok(());
+        }
+        Err(format!("the last {shared} of {} layers find no K and V to read", self.layers))
     }
 }
 
@@ -310,9 +424,25 @@ impl Recurrent {
     }
 }
 
+impl LatentConfig {
+    fn check(&self, config: &ModelConfig) -> Result<(), String> {
+        let &Self { query_rank, rank, plain, rotated, value, growth } = self;
+        let sizes = [query_rank.unwrap_or(1), rank, plain, rotated, value];
+        let grows = growth.is_none_or(|growth| growth.beta >= 0.0 && growth.length > 0);
+        let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
+            && rotated == config.rope.rotary_dim
+            && config.kv_heads == 1
+            && config.head_dim == rank + rotated
+            && grows;
+        if sound { Ok(()) } else { Err(format!("latent attention of the sizes {self:?}")) }
+    }
+}
+
 impl RouterScoring {
     fn check(self, experts: usize, chosen: usize) -> Result<(), String> {
-        let Self::Sigmoid { groups, kept } = self else { return Ok(()) };
+        let (Self::Sigmoid { groups, kept } | Self::GroupedSoftmax { groups, kept }) = self else {
+            return Ok(());
+        };
         let fits = (1..=groups.min(MAX_GROUPS)).contains(&kept)
             && experts.is_multiple_of(groups)
             && experts / groups * kept >= chosen;

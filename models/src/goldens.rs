@@ -20,10 +20,18 @@ use std::sync::Arc;
 
 const CASES: &str = include_str!("../goldens/architectures.json");
 const LOGITS: &[u8] = include_bytes!("../goldens/architectures.safetensors");
-const BLOCKS: &[u8] = include_bytes!("../goldens/blocks.safetensors");
+/// Of the formats of GGUF and of those of Hugging Face's folders.
+const BLOCKS: [&[u8]; 2] = [
+    include_bytes!("../goldens/blocks.safetensors"),
+    include_bytes!("../goldens/quantised_blocks.safetensors"),
+];
 
 /// Alternatives that are compared at each position.
 const TOP: u8 = 20;
+
+/// The ends of the names of Gemma 4's norms and factors.
+const AROUND_ONE: [&str; 5] =
+    ["norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "scale"];
 
 #[derive(Deserialize)]
 pub struct GoldenModels {
@@ -85,7 +93,7 @@ pub fn logits() -> HashMap<String, Tensor> {
 
 /// `NAME.raw` and `NAME.values` of every format of blocks.
 pub fn blocks() -> HashMap<String, Tensor> {
-    stored(BLOCKS)
+    BLOCKS.into_iter().flat_map(stored).collect()
 }
 
 fn stored(bytes: &[u8]) -> HashMap<String, Tensor> {
@@ -100,7 +108,10 @@ impl GoldenModel {
 
     pub fn weights(&self, name: &str, shape: &[usize]) -> Vec<f32> {
         let (scale, shift) = match shape {
+            // Small beside the epsilon of the norm behind it.
+            [_, cols] if name.ends_with("q_a_proj.weight") => (0.05 / (*cols as f32).sqrt(), 0.0),
             [_, cols] if name.ends_with("_proj.weight") => (2.5 / (*cols as f32).sqrt(), 0.0),
+            _ if self.is_gemma4() && AROUND_ONE.iter().any(|end| name.ends_with(end)) => (0.2, 1.0),
             _ if name.ends_with("norm.weight") => {
                 (0.2, if self.less_one(name) { 0.0 } else { 1.0 })
             }
@@ -112,6 +123,10 @@ impl GoldenModel {
         random(name, shape.iter().product())
             .map(|x| self.dtype.rounded(x * scale + shift))
             .collect()
+    }
+
+    fn is_gemma4(&self) -> bool {
+        self.kind().starts_with("gemma4")
     }
 
     /// Whether the matrices of experts are in MXFP4.
@@ -305,7 +320,7 @@ fn distance(name: String, found: &[TokenLogprobs], want: &[Vec<f32>]) -> KernelE
 }
 
 /// Every format of blocks that weights may have.
-pub const FORMATS: [WeightType; 24] = [
+pub const FORMATS: [WeightType; 32] = [
     WeightType::Q4_0,
     WeightType::Q4_1,
     WeightType::Q5_0,
@@ -328,6 +343,14 @@ pub const FORMATS: [WeightType; 24] = [
     WeightType::MXFP4,
     WeightType::TQ1_0,
     WeightType::TQ2_0,
+    WeightType::Int4By32,
+    WeightType::Int4By64,
+    WeightType::Int4By128,
+    WeightType::Int8By32,
+    WeightType::Int8By128,
+    WeightType::E4M3By32,
+    WeightType::E4M3By128,
+    WeightType::E5M2By32,
     WeightType::F16,
     WeightType::BF16,
 ];
@@ -353,7 +376,7 @@ fn product(compute: &Compute, dtype: WeightType) -> Result<KernelError> {
         mode: Mode::Invariant,
     })?;
     let relative = squares_off(&x, &values, &out.to_vec2()?);
-    let rounded = !["F16", "BF16"].contains(&name);
+    let rounded = !["F16", "BF16"].contains(&name) && !name.starts_with("F8");
     Ok(KernelError { name: name.to_owned(), most: 0.0, relative, rounded })
 }
 

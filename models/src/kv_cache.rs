@@ -11,7 +11,9 @@ pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
     pub(crate) layout: CacheLayout,
-    /// For each layer of a group: `num_blocks * block_size * kv_heads * head_dim` values.
+    /// For each place of a block: `num_blocks * block_size` times the values that K has of a token
+    /// in the layers where it has most. Latent attention finds its values in its keys, and has no
+    /// `v`.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
     /// For each recurrent layer.
@@ -24,9 +26,9 @@ struct StateBuffers<M: OpMemory> {
     memory: M::Buffer,
 }
 
-/// The place of one layer's K and V in the cache.
+/// The place of one layer's K and V in the cache. They are the same in latent attention.
 pub struct LayerCache<'a, M: OpMemory> {
-    /// The number of the layer's group.
+    /// The number of the layer's group among those of the step.
     pub group: usize,
     pub k: M::View<'a>,
     pub v: M::View<'a>,
@@ -49,16 +51,18 @@ impl<M: OpMemory> KvCache<M> {
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
-        let len = num_blocks * block_size * config.kv_heads * config.head_dim;
+        let len = num_blocks * block_size * config.kv_width();
         let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
-        let layers = || (0..layout.layers_per_block).map(layer).collect::<Result<_>>();
+        let layers = |count| (0..count).map(layer).collect::<Result<_>>();
+        let k = layers(layout.places_per_block)?;
+        let v = layers(if config.latent.is_some() { 0 } else { layout.places_per_block })?;
         let state = |layer| {
             let lens = config.recurrence(layer)?.state_lens(config.hidden_size);
             let [conv, memory] = lens.map(|len| ops.allocate(Kind::F32, layout.kinds.states * len));
             Some(conv.and_then(|conv| Ok(StateBuffers { conv, memory: memory? })))
         };
         let states = (0..config.layers).filter_map(state).collect::<Result<_, _>>()?;
-        Ok(Self { block_size, num_blocks, k: layers()?, v: layers()?, states, layout })
+        Ok(Self { block_size, num_blocks, layout, k, v, states })
     }
 
     /// The part of a layer of the model that has attention.
@@ -66,7 +70,8 @@ impl<M: OpMemory> KvCache<M> {
         let LayerPlace::Blocks { group, index } = self.layout.places[layer] else {
             panic!("invariant: layer {layer} has attention")
         };
-        LayerCache { group, k: M::view(&self.k[index]), v: M::view(&self.v[index]) }
+        let k = &self.k[index];
+        LayerCache { group, k: M::view(k), v: M::view(self.v.get(index).unwrap_or(k)) }
     }
 
     /// The states of a layer of the model that is recurrent.

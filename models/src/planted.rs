@@ -2,6 +2,8 @@
 //! thread that computes a step, while the step is launched. Builds without the feature `testing`
 //! have none.
 
+use cresset_kernels::rope::{RopeStyle, RopeTable};
+
 /// A wrong argument of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpFault {
@@ -17,6 +19,15 @@ pub enum OpFault {
     RotationPairs,
     /// No fault: what ops write is rounded to bf16, but for the logits.
     Bf16,
+}
+
+/// A table whose pairs are those of the other convention.
+pub(crate) fn other_pairs<V: Copy>(table: &RopeTable<V>) -> RopeTable<V> {
+    let style = match table.style {
+        RopeStyle::Neox => RopeStyle::Interleaved,
+        RopeStyle::Interleaved => RopeStyle::Neox,
+    };
+    RopeTable { style, ..*table }
 }
 
 #[cfg(any(test, feature = "testing"))]

@@ -2,6 +2,7 @@
 //! batches.
 
 pub mod goldens;
+pub mod quantised;
 
 use crate::cpu::CpuModel;
 use crate::testing::TinyLlama;

@@ -231,7 +231,7 @@ mod tests {
         flags.retain(|(other, _)| *other != key);
         flags.push((key, value));
         let owned = flags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        LoadedConfig::load(None, &owned.collect::<Vec<_>>())
+        LoadedConfig::from_layers(None, Vec::new(), &owned.collect::<Vec<_>>())
     }
 
     fn numeric(setting: &SettingInfo) -> bool {
@@ -283,7 +283,7 @@ mod tests {
     fn a_step_has_a_token_for_every_row() {
         let flags = [("engine.max_rows", "33"), ("engine.max_batched_tokens", "32")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let error = LoadedConfig::load(None, &flags).unwrap_err().to_string();
+        let error = LoadedConfig::from_layers(None, Vec::new(), &flags).unwrap_err().to_string();
         assert!(error.contains("engine.max_batched_tokens = 32"), "{error}");
     }
 
@@ -329,7 +329,9 @@ mod tests {
             let flags = [("ledger.url", Some(url)), ("ledger.standbys", standbys)];
             let given = flags.iter().filter_map(|(key, value)| Some((*key, (*value)?)));
             let flags: Vec<_> = given.map(|(key, value)| (key.into(), value.into())).collect();
-            LoadedConfig::load(None, &flags).map(drop).map_err(|error| error.to_string())
+            LoadedConfig::from_layers(None, Vec::new(), &flags)
+                .map(drop)
+                .map_err(|error| error.to_string())
         };
         assert_eq!(load("postgres://cresset@one,two:5433/cresset", Some("0")), Ok(()));
         assert_eq!(load("postgresql:///cresset?host=/run", Some("1")), Ok(()));
@@ -358,7 +360,9 @@ mod tests {
             let given = ALL.into_iter().filter(|(key, _)| !without.split(' ').any(|k| k == *key));
             let given = given.chain(address.map(|text| ("cluster.address", text)));
             let flags: Vec<_> = given.map(|(key, value)| (key.into(), value.into())).collect();
-            LoadedConfig::load(None, &flags).map(drop).map_err(|error| error.to_string())
+            LoadedConfig::from_layers(None, Vec::new(), &flags)
+                .map(drop)
+                .map_err(|error| error.to_string())
         };
         assert_eq!(load("", Some("node1.example")), Ok(()));
         assert_eq!(load("", Some("[::1]:9443")), Ok(()));

@@ -119,7 +119,8 @@ impl LoadedConfig {
         Self::from_layers(file.zip(text.as_deref()), variables.collect(), flags)
     }
 
-    fn from_layers(
+    /// Variables are given with the keys that they set: key, name, value.
+    pub(super) fn from_layers(
         file: Option<(&Path, &str)>,
         variables: Vec<(String, String, String)>,
         flags: &[Override],

@@ -11,7 +11,10 @@ mod speculation;
 use super::*;
 use crate::ids::AccountId;
 use cresset_kernels::sampling::params::SamplingParams;
+use cresset_models::ModelSource;
 use cresset_models::cache_kinds::CacheKinds;
+use cresset_models::goldens::goldens;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -43,6 +46,15 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
         grammar: None,
         deadline: None,
     }
+}
+
+/// The tiny model of this name, written to `folder`, for sequences of up to `context` tokens.
+fn golden_model(name: &str, folder: &Path, context: usize) -> ModelSource {
+    let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
+    let mut config = case.config.clone();
+    config["max_position_embeddings"] = context.into();
+    case.write(folder, &config).unwrap();
+    ModelSource::hf_folder(folder.to_owned())
 }
 
 /// An instant for tests of pure code, which has no clock of its own.

@@ -8,6 +8,9 @@ use cresset_kernels::gpu::{self, Gpu, Properties};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// The setting that names several devices.
+const DEVICES: &str = "engine.devices";
+
 /// The device that models run on. It is decided once, at the start, and handed down: a second look
 /// at the machine could find another one.
 #[derive(Clone, Debug)]
@@ -32,7 +35,7 @@ impl ComputeDevice {
             return Ok((Self::choose(engine.device, "engine.device", least_free_mib)?, Vec::new()));
         };
         check_together(&engine.devices, engine.device)?;
-        let choose = |wanted: &DeviceSetting| Self::choose(*wanted, "engine.devices", 0);
+        let choose = |wanted: &DeviceSetting| Self::choose(*wanted, DEVICES, 0);
         let (first, further) =
             (choose(first)?, further.iter().map(choose).collect::<Result<Vec<_>, _>>()?);
         further.iter().try_for_each(|other| check_alike(&first, other))?;
@@ -51,7 +54,10 @@ impl ComputeDevice {
                 Ok(properties) => Ok(Self::Gpu { number, properties }),
                 Err(why) => {
                     let what = format!("{setting} names cuda:{number}, but {why}");
-                    Err(NodeError::new(what).remedy("or set engine.device to \"cpu\""))
+                    Err(NodeError::new(what).remedy(match setting {
+                        DEVICES => format!("or take cuda:{number} out of {DEVICES}"),
+                        _ => format!("or set {setting} to \"cpu\""),
+                    }))
                 }
             },
         }
@@ -119,7 +125,7 @@ impl ComputeDevice {
 
 /// Refuses devices that a node cannot run models on together, whatever this machine has.
 fn check_together(devices: &[DeviceSetting], device: DeviceSetting) -> Result<(), NodeError> {
-    let refuse = |why: &str| Err(NodeError::new(format!("engine.devices {why}")));
+    let refuse = |why: &str| Err(NodeError::new(format!("{DEVICES} {why}")));
     let is_cpu = |device: &DeviceSetting| *device == DeviceSetting::Cpu;
     let cpus = devices.iter().filter(|device| is_cpu(device)).count();
     let named: BTreeSet<String> = devices.iter().map(|device| (*device).into()).collect();
@@ -204,6 +210,23 @@ mod tests {
         for part in ["of one kind", "cuda:0: rtx-3060", "cuda:1: rtx-5090"] {
             assert!(why.contains(part), "{part} is not in {why}");
         }
+    }
+
+    /// No machine has GPUs of these numbers.
+    #[test]
+    fn a_gpu_that_cannot_be_used_is_told_with_the_setting_that_names_it() {
+        use DeviceSetting::{Auto, Cuda};
+        let check = |device, devices: &[DeviceSetting], setting: &str, remedy: &str| {
+            let devices = devices.to_vec();
+            let engine = EngineSettings { device, devices, ..EngineSettings::default() };
+            let error = ComputeDevice::choose_all(&engine).unwrap_err();
+            let what = format!("{setting} names cuda:998, but ");
+            assert!(error.message.starts_with(&what), "{}", error.message);
+            assert_eq!(error.remedy.as_deref(), Some(remedy));
+        };
+        check(Cuda(998), &[], "engine.device", "or set engine.device to \"cpu\"");
+        let remedy = "or take cuda:998 out of engine.devices";
+        check(Auto, &[Cuda(998), Cuda(999)], "engine.devices", remedy);
     }
 
     #[test]

@@ -11,6 +11,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+/// With this token Gemma 4 begins what a tool answered, which is for others to write. Its GGUF
+/// files do not name it among the ends of answers.
+const YIELD: &str = "<|tool_response>";
+
 impl TextModel {
     /// Loads from the release's files (GGUF metadata, or tokenizer.json + tokenizer_config.json +
     /// generation_config.json).
@@ -80,6 +84,7 @@ impl TextModel {
         if thinking == Some(channels::THOUGHT) {
             channels::correct_ends(&tokenizer, &mut eos_ids);
         }
+        eos_ids.extend(tokenizer.token_to_id(YIELD));
         if eos_ids.is_empty() {
             return Err(Error::BadFile(
                 "neither generation config, tokenizer nor chat template names a token that ends an answer; use the release's own files".into(),
@@ -217,6 +222,9 @@ mod tests {
         );
         check(&[template("{% for m in messages %}{{ m.content }} no token {% endfor %}")], &[0]);
         check(&[template("{{ raise_exception('never') }}")], &[0]);
+        let yields = testing::text_model(&testing::with_marks(&[YIELD], testing::CHATML));
+        let id = yields.tokenizer.token_to_id(YIELD).unwrap();
+        assert_eq!(yields.eos_ids, [0, 2, id]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The command line from outside: its documents, exit codes and error messages.
 
-use crate::process::{Finished, Folder, Served, eventually, get, request};
+use crate::process::{Finished, Folder, Served, eventually, get, request, shell};
 use crate::release::with_release;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
@@ -250,13 +250,8 @@ fn chat_takes_lines_from_a_pipe() {
     let folder = Folder::ready();
     let key = folder.customer(1_000_000).key;
     let _node = folder.serve();
-    let mut child = Command::new("sh")
-        .args([
-            "-c",
-            "printf 'one\\n\\ntwo\\n' | \"$0\" \"$@\"",
-            env!("CARGO_BIN_EXE_cresset"),
-            "--data-dir",
-        ])
+    let mut child = shell("printf 'one\\n\\ntwo\\n' | \"$0\" \"$@\"")
+        .args([env!("CARGO_BIN_EXE_cresset"), "--data-dir"])
         .arg(folder.path())
         .args(["chat", "--json", "--max-tokens", "4"])
         .env("CRESSET_KEY", key)
@@ -285,12 +280,7 @@ fn a_question_from_a_script_that_is_refused_fails() {
     let _node = folder.serve();
     let asked = "echo hello | \"$0\" --data-dir \"$1\" chat --key \"$2\"";
     let program = env!("CARGO_BIN_EXE_cresset");
-    let output = Command::new("sh")
-        .args(["-c", asked, program])
-        .arg(folder.path())
-        .arg(key)
-        .output()
-        .unwrap();
+    let output = shell(asked).arg(program).arg(folder.path()).arg(key).output().unwrap();
     let said = Finished::of(output);
     assert_eq!(said.code, Some(1), "{}", said.stderr);
     assert!(said.stderr.contains("insufficient_credits"), "{}", said.stderr);

@@ -1,7 +1,7 @@
 //! The script that installs the program: from a folder and over HTTP, and all that it refuses
 //! without a change.
 
-use crate::process::Folder;
+use crate::process::{Folder, shell};
 use axum::Router;
 use axum::extract::{Path as Name, State};
 use axum::http::StatusCode;
@@ -49,8 +49,8 @@ impl Package {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new("sh");
-        command.arg(self.at.join("install.sh")).arg("--prefix").arg(&self.prefix);
+        let mut command = shell("exec sh \"$@\"");
+        command.arg("sh").arg(self.at.join("install.sh")).arg("--prefix").arg(&self.prefix);
         command
     }
 

@@ -118,7 +118,7 @@ fn folders_that_cannot_run_here_are_not_added() {
         serde_json::json!({ "model_type": "gpt2", "n_positions": 1024 }),
         &["\"gpt2\" is not supported", "qwen2"],
     );
-    for method in ["gptq", "awq"] {
+    for method in ["hqq", "bitsandbytes"] {
         let mut config = tiny.hf_config();
         config["quantization_config"] = serde_json::json!({ "quant_method": method, "bits": 4 });
         check(config, &[&format!("quantised by {method}"), "GGUF"]);

@@ -2,14 +2,14 @@
 //! credential, other users of the machine, web pages in a browser on it, and whoever moves its
 //! files. And what a signal or a client's own retry must not cost.
 
-use super::process::{Folder, get, request};
+use super::process::{Folder, get, request, shell};
 use super::support::{World, application, issue, next_piece, revoke};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -78,8 +78,8 @@ fn set_mode(path: &Path, mode: u32) {
 /// Runs a command with a mask that takes no rights away.
 fn unmasked(folder: &Folder, arguments: &[&str]) {
     let command = folder.command(arguments);
-    let status = Command::new("sh")
-        .args(["-c", "umask 0; exec \"$@\"", "sh"])
+    let status = shell("umask 0; exec \"$@\"")
+        .arg("sh")
         .arg(command.get_program())
         .args(command.get_args())
         .stdout(Stdio::null())

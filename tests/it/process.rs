@@ -75,9 +75,7 @@ impl Folder {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cresset"));
         command.arg("--data-dir").arg(self.path()).args(arguments);
-        for name in ["CRESSET_DATA_DIR", "CRESSET_CONFIG", "CRESSET_REQUIRE_POSTGRES", "NO_COLOR"] {
-            command.env_remove(name);
-        }
+        without_settings(&mut command);
         command.stdin(Stdio::null());
         command
     }
@@ -146,14 +144,10 @@ impl Folder {
     /// A node whose files may each grow to this size and not beyond.
     pub fn serve_within(&self, file_bytes: u64) -> Served {
         let node = self.serve_command(&[]);
-        let mut command = Command::new("sh");
         // The shell counts blocks of 512 bytes; a write beyond the limit is an error, not a signal.
         let limit = format!("trap '' XFSZ; ulimit -S -f {}; exec \"$@\"", file_bytes.div_ceil(512));
-        command
-            .args(["-c", &limit, "sh"])
-            .arg(node.get_program())
-            .args(node.get_args())
-            .stdin(Stdio::null());
+        let mut command = shell(&limit);
+        command.arg("sh").arg(node.get_program()).args(node.get_args()).stdin(Stdio::null());
         Served::start(command)
     }
 }
@@ -404,6 +398,22 @@ fn join_chunks(mut raw: &[u8]) -> Vec<u8> {
         raw = &raw[end + 2 + length + 2..];
     }
     body
+}
+
+/// A shell that runs a script, for what starts the program in another way than [`Folder::command`].
+/// Further arguments begin with `$0`.
+pub fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    without_settings(&mut command);
+    command
+}
+
+/// Keeps from a command what is set for these tests, or for another node.
+fn without_settings(command: &mut Command) {
+    for name in ["CRESSET_DATA_DIR", "CRESSET_CONFIG", "CRESSET_REQUIRE_POSTGRES", "NO_COLOR"] {
+        command.env_remove(name);
+    }
 }
 
 /// Waits until `done` says that another process has done something. Fails after a minute.

@@ -106,6 +106,7 @@ impl Cache {
                 heads,
                 kv_heads,
                 head_dim,
+                value_prefix: None,
                 block_size: self.block_size,
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 window: None,

@@ -13,7 +13,8 @@ pub struct AttentionArgs<V, S> {
     /// `[n, q_stride]` activations (f32 or, on a device, bf16): the first `heads * head_dim`
     /// columns are Q, rotated (a fused QKV buffer may be passed as it is).
     pub q: V,
-    /// The caches are those that [`RopeArgs`](crate::rope::RopeArgs) describes.
+    /// The caches are those that [`RopeArgs`](crate::rope::RopeArgs) describes, or twice the one of
+    /// [`RopeLatentArgs`](crate::rope::RopeLatentArgs).
     pub k_cache: V,
     pub v_cache: V,
     /// `[heads]` f32: a score of each head that takes part in the softmax beside those of the
@@ -21,7 +22,8 @@ pub struct AttentionArgs<V, S> {
     pub sinks: Option<V>,
     pub shape: AttentionShape,
     pub sequences: S,
-    /// `[n, heads * head_dim]` of the kind of `q`; it shares no memory with anything else.
+    /// `[n, heads * value_dim]` of the kind of `q`; it shares no memory with anything else. Values
+    /// have `head_dim` dimensions, or as many as `shape.value_prefix` says.
     pub out: V,
 }
 
@@ -33,6 +35,9 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// With bf16 this is one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
     pub head_dim: usize,
+    /// If set, a key's value is so many first dimensions of the key, and `v_cache` is `k_cache`. On
+    /// the CPU only.
+    pub value_prefix: Option<usize>,
     /// Tokens of a block. On a device this is a power of two, at least 16; the CPU is fastest if
     /// it is a multiple of sixteen.
     pub block_size: usize,
@@ -54,13 +59,16 @@ impl<V: Operand, S> AttentionArgs<V, S> {
             kv_heads > 0 && head_dim > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
             || format!("{heads} heads over {kv_heads} KV heads of {head_dim}"),
         )?;
-        let width = heads * head_dim;
+        ensure(OP, (1..=head_dim).contains(&shape.value_dim()), || {
+            format!("values of {} in keys of {head_dim}", shape.value_dim())
+        })?;
+        let (q_width, width) = (heads * head_dim, heads * shape.value_dim());
         let n = out.len() / width;
         let fits = is_activation(q.kind())
             && out.kind() == q.kind()
             && out.len() == n * width
-            && q_stride >= width
-            && (n == 0 || q.len() >= (n - 1) * q_stride + width);
+            && q_stride >= q_width
+            && (n == 0 || q.len() >= (n - 1) * q_stride + q_width);
         ensure(OP, fits, || format!("{q:?} for {n} rows of {q_stride} and {out:?}"))?;
         distinct(OP, out, &[q, self.k_cache, self.v_cache])?;
         self.check_caches()?;
@@ -81,7 +89,8 @@ impl<V: Operand, S> AttentionArgs<V, S> {
         let fits = block > 0
             && k_cache.len().is_multiple_of(block)
             && k_cache.len() == v_cache.len()
-            && k_cache.kind() == v_cache.kind();
+            && k_cache.kind() == v_cache.kind()
+            && (shape.value_prefix.is_none() || k_cache.shares_memory(v_cache));
         ensure(OP, fits, || {
             format!("caches {k_cache:?} and {v_cache:?} in blocks of {block_size} tokens")
         })
@@ -97,6 +106,11 @@ impl AttentionShape {
     /// Values of one block in each cache.
     fn block_values(&self) -> usize {
         self.block_size * self.kv_heads * self.head_dim
+    }
+
+    /// Dimensions of a value.
+    pub(super) fn value_dim(&self) -> usize {
+        self.value_prefix.unwrap_or(self.head_dim)
     }
 
     /// Query heads for each KV head.

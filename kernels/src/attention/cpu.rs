@@ -43,6 +43,7 @@ type Args<'a> = AttentionArgs<TensorView<'a>, HostSequences<'a>>;
 
 impl Attention for Compute {
     const TAKES_SINKS: bool = true;
+    const TAKES_PREFIXES: bool = true;
 
     type Sequences<'a> = HostSequences<'a>;
 
@@ -59,9 +60,14 @@ impl Attention for Compute {
 
 fn run_as<E: Element>(c: &Compute, args: &Args) -> Result<()> {
     let q = read::<f32>(OP, args.q)?;
-    let (k, v) = (read::<E>(OP, args.k_cache)?, read::<E>(OP, args.v_cache)?);
+    let k = read::<E>(OP, args.k_cache)?;
+    let v = match args.shape.value_prefix {
+        Some(_) => None,
+        None => Some(read::<E>(OP, args.v_cache)?),
+    };
+    let v = v.as_deref().unwrap_or_default();
     let sinks = args.sinks.map(|sinks| read::<f32>(OP, sinks)).transpose()?;
-    let inputs = CpuArgs { q: &q, k: &k, v: &v, sinks: sinks.as_deref(), shape: args.shape };
+    let inputs = CpuArgs { q: &q, k: &k, v, sinks: sinks.as_deref(), shape: args.shape };
     let tiles = query_tiles(&args.sequences, queries_per_tile(args.shape.group()));
     write(OP, args.out, |out| run(Isa::best(), c, &inputs, &tiles, out))
 }
@@ -133,7 +139,7 @@ pub(super) struct CpuArgs<'a, E> {
     pub q: &'a [f32],
     /// `[blocks, kv_heads, head_dim, block_size]`.
     pub k: &'a [E],
-    /// `[blocks, kv_heads, block_size, head_dim]`.
+    /// `[blocks, kv_heads, block_size, head_dim]`; empty where values are parts of keys.
     pub v: &'a [E],
     /// `[heads]`
     pub sinks: Option<&'a [f32]>,
@@ -159,8 +165,9 @@ impl<E> CpuArgs<'_, E> {
         ((block * kv_heads + kv_head) * block_size * head_dim, position % block_size)
     }
 
+    /// The length of a row of `RowStates::acc`.
     fn padded_dim(&self) -> usize {
-        self.shape.head_dim.next_multiple_of(LANES)
+        self.shape.value_dim().next_multiple_of(LANES)
     }
 }
 
@@ -279,7 +286,7 @@ fn pack<E>(p: &CpuArgs<E>, tile: &QueryTile, kv_head: usize, q: &mut Vec<f32>) {
 /// The states of online softmaxes, and their outputs before they are divided by the sums.
 #[derive(Default)]
 pub(super) struct RowStates {
-    /// `[rows, padded head_dim]`: sums of values times weights.
+    /// `[rows, padded_dim]`: sums of values times weights.
     pub acc: Vec<f32>,
     pub state: Vec<RowState>,
 }
@@ -319,9 +326,10 @@ impl RowStates {
                 tile.rows.start + row / p.shape.group(),
                 kv_head * p.shape.group() + row % p.shape.group(),
             );
-            let start = (query * p.shape.heads + head) * p.shape.head_dim;
+            let dim = p.shape.value_dim();
+            let start = (query * p.shape.heads + head) * dim;
             // SAFETY: each (query, head) is finished once.
-            let out = unsafe { out.slice(start..start + p.shape.head_dim) };
+            let out = unsafe { out.slice(start..start + dim) };
             let (scale, sum) = state.with_sink(p.sinks.map(|sinks| sinks[head]));
             for (out, a) in out.iter_mut().zip(acc) {
                 *out = a * scale / sum;
@@ -359,7 +367,15 @@ fn sum_keys<L: Lanes, E: Element>(
         let positions = start..last.min(start + TILE);
         let (copied, copy);
         let (p, keys) = if p.shape.block_size.is_multiple_of(LANES) {
-            (p, KeyTile::new(p, tile.blocks, kv_head, positions, seen.start))
+            let mut keys = KeyTile::new(p, tile.blocks, kv_head, positions, seen.start);
+            match p.shape.value_prefix {
+                None => (p, keys),
+                Some(width) => {
+                    copied = [Vec::new(), keys.copy_values(p, width)];
+                    copy = CpuArgs { v: &copied[1], ..*p };
+                    (&copy, keys)
+                }
+            }
         } else {
             copied = gather(p, tile.blocks, kv_head, positions.clone(), seen.start);
             let shape = AttentionShape { block_size: TILE, ..p.shape };

@@ -42,6 +42,7 @@ pub type PagedArgs = AttentionArgs<View, PagedSequences>;
 
 impl Attention for DeviceOps {
     const TAKES_SINKS: bool = false;
+    const TAKES_PREFIXES: bool = false;
 
     type Sequences<'a> = StepSequences;
 
@@ -49,6 +50,9 @@ impl Attention for DeviceOps {
         let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
         if sinks.is_some() {
             return Err(unsupported(OP, "sinks on a device: run the model on the CPU".into()));
+        }
+        if shape.value_prefix.is_some() {
+            return Err(unsupported(OP, "values in keys on a device: use the CPU".into()));
         }
         let (stride, width) = (shape.q_stride, shape.heads * shape.head_dim);
         let paged = |sequences, q, out| PagedArgs {

@@ -23,6 +23,10 @@ pub trait Attention: OpMemory {
     /// Whether attention takes sinks here. Without that, models that have some are refused.
     const TAKES_SINKS: bool;
 
+    /// Whether values may be parts of keys here. Without that, models with latent attention are
+    /// refused.
+    const TAKES_PREFIXES: bool;
+
     /// The sequences of a step: which queries, tokens and blocks belong to each.
     type Sequences<'a>: Copy + Debug;
 

@@ -16,6 +16,8 @@ pub(super) struct Case {
     pub dim: usize,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
+    /// If set, values are so many first dimensions of the keys.
+    pub value_prefix: Option<usize>,
     /// `[heads]`
     pub sinks: Option<Tensor>,
     /// The element type of the CPU's caches.
@@ -42,6 +44,7 @@ impl Case {
             dim,
             window: None,
             softcap: None,
+            value_prefix: None,
             sinks: None,
             dtype: DType::F32,
             spans: spans.to_vec(),
@@ -64,6 +67,16 @@ impl Case {
     fn with_sinks(mut self) -> Self {
         self.sinks = Some((random(&[self.heads], 7) * 9.0).unwrap());
         self
+    }
+
+    fn with_values_in_keys(mut self, width: usize) -> Self {
+        self.value_prefix = Some(width);
+        self.vals = self.keys.clone();
+        self
+    }
+
+    fn value_dim(&self) -> usize {
+        self.value_prefix.unwrap_or(self.dim)
     }
 
     /// Rounds keys and values to those that f16 holds.
@@ -154,6 +167,7 @@ impl Case {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.dim,
+            value_prefix: self.value_prefix,
             block_size,
             scale: SCALE,
             window: self.window,
@@ -174,13 +188,14 @@ impl Case {
         lens: &[u32],
     ) -> Result<Vec<f32>> {
         let real = |keys| self.cache(keys, &self.tables(block_size).0, blocks, block_size);
-        let out = poisoned(&[q.dims()[0], self.heads * self.dim]);
+        let out = poisoned(&[q.dims()[0], self.heads * self.value_dim()]);
         let (k, v) = (real(true), real(false));
+        let v = if self.value_prefix.is_some() { &k } else { &v };
         let sequences = HostSequences { cu_seqlens_q: cu, seq_lens: lens, block_tables: tables };
         compute().attend(&AttentionArgs {
             q: q.into(),
             k_cache: (&k).into(),
-            v_cache: (&v).into(),
+            v_cache: v.into(),
             sinks: self.sinks.as_ref().map(Into::into),
             shape: self.shape(q.dims()[1], block_size),
             sequences,
@@ -215,7 +230,7 @@ impl Case {
                     };
                     let keys: Vec<&[f32]> = seen.iter().map(|s| &s.0[..]).collect();
                     let vals: Vec<&[f32]> = seen.iter().map(|s| &s.1[..]).collect();
-                    out.extend(reference::attend(&query, &keys, &vals));
+                    out.extend(&reference::attend(&query, &keys, &vals)[..self.value_dim()]);
                 }
             }
         }
@@ -239,6 +254,8 @@ fn cases() -> Vec<Case> {
         Case::new(8, 1, 17, &[(19, 99), (1, 300)]).halved(),
         Case::new(9, 3, 64, &[(1, 700), (30, 600), (1, 1)]).with_sinks(),
         Case::new(8, 1, 17, &[(19, 99), (1, 300)]).windowed(33).halved().with_sinks(),
+        Case::new(16, 1, 72, &[(19, 99), (1, 700), (33, 33)]).with_values_in_keys(64),
+        Case::new(40, 1, 21, &[(5, 70), (1, 300)]).windowed(50).halved().with_values_in_keys(17),
     ]
 }
 
@@ -354,9 +371,12 @@ fn bits_do_not_depend_on_the_batch() {
 #[test]
 fn bits_depend_neither_on_chunks_nor_on_the_block_size() {
     const LENGTH: usize = 540;
-    for window in [None, Some(40), Some(257)] {
-        let mut case = Case::new(6, 2, 64, &[(LENGTH, LENGTH)]).with_sinks();
-        case.window = window;
+    let plain = || Case::new(6, 2, 64, &[(LENGTH, LENGTH)]).with_sinks();
+    let latent = || Case::new(5, 1, 72, &[(LENGTH, LENGTH)]).halved().with_values_in_keys(60);
+    for case in
+        [plain(), plain().windowed(40), plain().windowed(257), latent(), latent().windowed(257)]
+    {
+        let window = case.window;
         let whole = case.run(16);
         for size in [48, 7] {
             assert_eq!(case.run(size), whole, "block size {size} {window:?}");
@@ -399,4 +419,7 @@ fn bad_indices_are_refused() {
         let result = case.call(&case.q, tables, (blocks, 16), cu, lens);
         assert!(matches!(result, Err(Error::Shape { .. })), "case {i}: {result:?}");
     }
+    let wide = Case::new(2, 1, 16, &[(2, 20), (1, 5)]).with_values_in_keys(17);
+    let result = wide.call(&wide.q, &tables, (blocks, 16), good.0, good.1);
+    assert!(matches!(result, Err(Error::Shape { .. })), "{result:?}");
 }

@@ -6,6 +6,7 @@
     reason = "the indices of register tiles are those of rows and vectors"
 )]
 
+use super::AttentionShape;
 use super::cpu::{CpuArgs, QueryTile, ROWS, RowState, RowStates};
 use crate::element::{Element, load_some};
 use crate::simd::{LANES, Lanes, soft_cap};
@@ -40,9 +41,25 @@ impl KeyTile {
             let position = position.max(seen / LANES * LANES);
             let (start, offset) = p.block(blocks, kv_head, position);
             keys.k[group] = start + offset;
-            keys.v[group] = start + offset * p.shape.head_dim;
+            keys.v[group] = start + offset * p.shape.value_dim();
         }
         keys
+    }
+
+    /// Copies values that are the first `width` dimensions of the keys, token by token, and points
+    /// to the copy.
+    pub(super) fn copy_values<E: Element>(&mut self, p: &CpuArgs<E>, width: usize) -> Vec<E> {
+        let mut values = vec![E::default(); self.groups * LANES * width];
+        for (group, values) in values.chunks_exact_mut(LANES * width).enumerate() {
+            self.v[group] = group * LANES * width;
+            for d in 0..width {
+                let keys = &p.k[self.k[group] + d * p.shape.block_size..][..LANES];
+                for (value, key) in values[d..].iter_mut().step_by(width).zip(keys) {
+                    *value = *key;
+                }
+            }
+        }
+        values
     }
 }
 
@@ -55,12 +72,19 @@ pub(super) fn gather<E: Element>(
     positions: Range<usize>,
     seen: usize,
 ) -> [Vec<E>; 2] {
-    let mut out = [(); 2].map(|()| vec![E::default(); p.shape.head_dim * TILE]);
+    let AttentionShape { head_dim, block_size, value_prefix, .. } = p.shape;
+    let width = p.shape.value_dim();
+    let mut out = [head_dim, width].map(|dim| vec![E::default(); dim * TILE]);
     for (i, position) in positions.enumerate() {
         let (start, offset) = p.block(blocks, kv_head, position.max(seen));
-        for d in 0..p.shape.head_dim {
-            out[0][d * TILE + i] = p.k[start + d * p.shape.block_size + offset];
-            out[1][i * p.shape.head_dim + d] = p.v[start + offset * p.shape.head_dim + d];
+        for d in 0..head_dim {
+            out[0][d * TILE + i] = p.k[start + d * block_size + offset];
+        }
+        for d in 0..width {
+            out[1][i * width + d] = match value_prefix {
+                Some(_) => p.k[start + d * block_size + offset],
+                None => p.v[start + offset * width + d],
+            };
         }
     }
     out
@@ -229,12 +253,12 @@ fn accumulate<L: Lanes, E: Element, const R: usize>(
     seen: Range<usize>,
     acc: &mut [f32],
 ) {
-    let mut column = 0;
-    while column + VECTORS * LANES <= p.shape.head_dim {
+    let (mut column, dim) = (0, p.shape.value_dim());
+    while column + VECTORS * LANES <= dim {
         accumulate_columns::<L, E, R, VECTORS>(p, weights, keys, seen.clone(), acc, column);
         column += VECTORS * LANES;
     }
-    while column < p.shape.head_dim {
+    while column < dim {
         accumulate_columns::<L, E, R, 1>(p, weights, keys, seen.clone(), acc, column);
         column += LANES;
     }
@@ -250,8 +274,8 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
     acc: &mut [f32],
     column: usize,
 ) {
-    let width = acc.len() / R;
-    let columns = column..p.shape.head_dim.min(column + W * LANES);
+    let (width, dim) = (acc.len() / R, p.shape.value_dim());
+    let columns = column..dim.min(column + W * LANES);
     let mut sums = [[L::splat(0.0); W]; R];
     for r in 0..R {
         for w in 0..W {
@@ -262,8 +286,8 @@ fn accumulate_columns<L: Lanes, E: Element, const R: usize, const W: usize>(
     while key < seen.end {
         let group = key / LANES;
         let end = seen.end.min((group + 1) * LANES);
-        let start = keys.v[group] + key % LANES * p.shape.head_dim;
-        for v in p.v[start..start + (end - key) * p.shape.head_dim].chunks_exact(p.shape.head_dim) {
+        let start = keys.v[group] + key % LANES * dim;
+        for v in p.v[start..start + (end - key) * dim].chunks_exact(dim) {
             let v = &v[columns.clone()];
             for w in 0..W {
                 // Only the last vector of a row may have fewer lanes, and it is added alone.

@@ -54,6 +54,10 @@ pub const MAX_GROUPS: usize = 32;
 pub enum RouteScoring<V> {
     /// Weights are the softmax of all scores. The experts with the largest are chosen.
     Softmax,
+    /// Weights are the same. Experts are chosen among those of the groups that are kept: of
+    /// `groups` equal ones those whose largest score is largest. On the CPU only. DeepSeek-AI 2024,
+    /// "DeepSeek-V2".
+    GroupedSoftmax { groups: usize, kept: usize },
     /// Weights are the sigmoids of the scores. An expert is chosen by the sum of its weight and its
     /// bias, among the experts of the groups that are kept: of `groups` equal ones those in which
     /// the two largest sums together are largest. DeepSeek-AI 2024, "DeepSeek-V3".
@@ -88,20 +92,31 @@ impl<V: Operand> RouteArgs<V> {
         ensure(op, fits, || format!("{:?} for {n} rows of {experts}", self.scores))?;
         distinct(op, weights, &[self.scores, plan])?;
         distinct(op, plan, &[self.scores])?;
-        if let RouteScoring::Sigmoid { bias, groups, kept } = self.scoring {
-            let chosen = self.routes.chosen;
-            let fits = bias.kind() == Kind::F32
-                && bias.len() == experts
-                && (1..=groups.min(MAX_GROUPS)).contains(&kept)
-                && experts.is_multiple_of(groups)
-                && experts / groups * kept >= chosen;
-            ensure(op, fits, || {
-                format!("{chosen} of {experts} experts, {bias:?}, in {kept} of {groups} groups")
-            })?;
+        let (bias, [groups, kept]) = self.scoring.parts();
+        let chosen = self.routes.chosen;
+        let fits = (1..=groups.min(MAX_GROUPS)).contains(&kept)
+            && experts.is_multiple_of(groups)
+            && experts / groups * kept >= chosen
+            && bias.is_none_or(|bias| bias.kind() == Kind::F32 && bias.len() == experts);
+        ensure(op, fits, || {
+            format!("{chosen} of {experts} experts, {bias:?}, in {kept} of {groups} groups")
+        })?;
+        if let Some(bias) = bias {
             distinct(op, weights, &[bias])?;
             distinct(op, plan, &[bias])?;
         }
         Ok(n)
+    }
+}
+
+impl<V: Operand> RouteScoring<V> {
+    /// The biases of sigmoids, and how many groups there are and are kept.
+    pub(super) fn parts(self) -> (Option<V>, [usize; 2]) {
+        match self {
+            Self::Softmax => (None, [1, 1]),
+            Self::GroupedSoftmax { groups, kept } => (None, [groups, kept]),
+            Self::Sigmoid { bias, groups, kept } => (Some(bias), [groups, kept]),
+        }
     }
 }
 

@@ -6,14 +6,13 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::{
-    CombineArgs, ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes, SharedExpert,
-};
+use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes, SharedExpert};
 use crate::linear::run_chosen;
 use crate::operand::TensorView;
 use crate::simd::{Isa, Lanes, vectorised};
 use crate::storage::{Parts, ensure, read, write};
 use crate::{Compute, Result};
+use std::borrow::Cow;
 
 /// With fewer scores or values than this, waking a thread costs more than it saves.
 const SCORES_PER_TASK: usize = 2 * 1024;
@@ -25,14 +24,10 @@ impl Experts for Compute {
         let n = args.check(OP)?;
         let Routes { experts, chosen, weights, plan } = args.routes;
         let scores = read::<f32>(OP, args.scores)?;
-        let sigmoid = match args.scoring {
-            RouteScoring::Softmax => None,
-            RouteScoring::Sigmoid { bias, groups, kept } => {
-                Some((read::<f32>(OP, bias)?, [groups, kept]))
-            }
-        };
-        let sigmoid = sigmoid.as_ref().map(|(bias, groups)| (&**bias, *groups));
-        let rule = RouteRule { sigmoid, normalise: args.normalise, scale: args.scale };
+        let (bias, groups) = args.scoring.parts();
+        let bias = bias.map(|bias| read::<f32>(OP, bias)).transpose()?;
+        let (bias, normalise) = (bias.as_deref(), args.normalise);
+        let rule = RouteRule { bias, groups, normalise, scale: args.scale };
         write(OP, weights, |weights: &mut [f32]| {
             write(OP, plan, |plan: &mut [u32]| {
                 let (ids, rest) = plan.split_at_mut(n * chosen);
@@ -114,8 +109,10 @@ fn check_plan<'a>(
 
 /// The rule by which a row's experts are chosen and get their weights.
 struct RouteRule<'a> {
-    /// The biases of sigmoids, and how many groups there are and are kept; `None` is a softmax.
-    sigmoid: Option<(&'a [f32], [usize; 2])>,
+    /// The biases of sigmoids; `None` is a softmax.
+    bias: Option<&'a [f32]>,
+    /// How many groups there are and are kept.
+    groups: [usize; 2],
     normalise: bool,
     scale: f32,
 }
@@ -130,25 +127,28 @@ fn route_row(scores: &[f32], rule: &RouteRule, ids: &mut [u32], weights: &mut [f
         weights.fill(f32::NAN);
         return;
     }
-    let all = match rule.sigmoid {
+    let all = match rule.bias {
         None => {
-            choose(scores, ids);
+            let mut ranks = Cow::Borrowed(scores);
+            keep_groups(&mut ranks, rule.groups, |group| largest_two(group)[0]);
+            choose(&ranks, ids);
             let largest = scores[ids[0] as usize];
             ids.sort_unstable();
             take(ids, weights, |id| (scores[id] - largest).exp());
             scores.iter().map(|score| (score - largest).exp()).sum()
         }
-        Some((bias, groups)) => {
+        Some(bias) => {
             let sigmoids: Vec<f32> = scores.iter().map(|score| sigmoid(*score)).collect();
-            let mut ranks: Vec<f32> = sigmoids.iter().zip(bias).map(|(s, bias)| s + bias).collect();
-            keep_groups(&mut ranks, groups);
+            let ranks = sigmoids.iter().zip(bias).map(|(s, bias)| s + bias).collect();
+            let mut ranks = Cow::Owned(ranks);
+            keep_groups(&mut ranks, rule.groups, |group| largest_two(group).iter().sum());
             choose(&ranks, ids);
             ids.sort_unstable();
             take(ids, weights, |id| sigmoids[id]);
             1.0
         }
     };
-    let eps = if rule.sigmoid.is_some() { SIGMOID_EPS } else { 0.0 };
+    let eps = if rule.bias.is_some() { SIGMOID_EPS } else { 0.0 };
     let sum = if rule.normalise { weights.iter().sum::<f32>() + eps } else { all };
     for weight in weights.iter_mut() {
         *weight = *weight / sum * rule.scale;
@@ -177,23 +177,25 @@ fn choose(values: &[f32], ids: &mut [u32]) {
     }
 }
 
-/// Makes the ranks of all groups but the best ones too low to be chosen.
-fn keep_groups(ranks: &mut [f32], [groups, kept]: [usize; 2]) {
+/// The largest value, and the one behind it; 0 if there is only one.
+fn largest_two(values: &[f32]) -> [f32; 2] {
+    let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for value in values {
+        (first, second) = (first.max(*value), second.max(first.min(*value)));
+    }
+    [first, if values.len() > 1 { second } else { 0.0 }]
+}
+
+/// Makes the ranks of all groups but those with the best `score` too low to be chosen.
+fn keep_groups(ranks: &mut Cow<[f32]>, [groups, kept]: [usize; 2], score: impl Fn(&[f32]) -> f32) {
     if kept == groups {
         return;
     }
     let size = ranks.len() / groups;
-    let two_best = |ranks: &[f32]| {
-        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
-        for rank in ranks {
-            (first, second) = (first.max(*rank), second.max(first.min(*rank)));
-        }
-        if size > 1 { first + second } else { first }
-    };
-    let best: Vec<f32> = ranks.chunks_exact(size).map(two_best).collect();
+    let best: Vec<f32> = ranks.chunks_exact(size).map(score).collect();
     let mut order = vec![0; kept];
     choose(&best, &mut order);
-    for (group, ranks) in (0..).zip(ranks.chunks_exact_mut(size)) {
+    for (group, ranks) in (0..).zip(ranks.to_mut().chunks_exact_mut(size)) {
         if !order.contains(&group) {
             ranks.fill(f32::NEG_INFINITY);
         }

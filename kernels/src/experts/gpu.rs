@@ -1,7 +1,7 @@
 //! Launches the kernels of `experts.cu` on a device.
 
 use super::args::ExpertSizes;
-use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes};
+use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::{ensure, unsupported};
@@ -31,10 +31,13 @@ impl Experts for DeviceOps {
         let kernel = "route_f32";
         let choose = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
         let normalise = u32::from(normalise);
-        let (bias, groups, kept) = match scoring {
-            RouteScoring::Softmax => (None, 1, 1),
-            RouteScoring::Sigmoid { bias, groups, kept } => (Some(bias), groups, kept),
-        };
+        let (bias, [groups, kept]) = scoring.parts();
+        if bias.is_none() && kept < groups {
+            return Err(unsupported(
+                "route",
+                "a softmax in groups on a device: use the CPU".into(),
+            ));
+        }
         let rule = args![bias, groups, kept, normalise, scale];
         let sizes = args![scores, n, experts, chosen];
         self.launch(&choose, &[&sizes[..], &rule, &args![ids, weights]].concat())?;

@@ -84,6 +84,28 @@ pub fn route_by_sigmoid(
     (ids, weights)
 }
 
+/// The experts chosen by their scores in the groups whose largest scores are largest.
+pub fn choose_in_groups(
+    scores: &[f32],
+    experts: usize,
+    chosen: usize,
+    [groups, kept]: [usize; 2],
+) -> Vec<u32> {
+    let of_row = |scores: &[f32]| {
+        let size = experts / groups;
+        let best: Vec<f32> = scores
+            .chunks(size)
+            .map(|group| group.iter().copied().fold(f32::MIN, f32::max))
+            .collect();
+        let kept = choose(&best, kept);
+        let masked = (0..).zip(scores).map(|(expert, score)| {
+            if kept.contains(&(expert / size as u32)) { *score } else { f32::MIN }
+        });
+        choose(&masked.collect::<Vec<f32>>(), chosen)
+    };
+    scores.chunks(experts).flat_map(of_row).collect()
+}
+
 /// The sum of each row's results. `shared`: results of the shared expert and their gates, if it has
 /// some.
 pub fn combine(

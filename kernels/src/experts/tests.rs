@@ -115,6 +115,35 @@ fn sigmoids_with_biases_equal_the_reference() {
     }
 }
 
+#[test]
+fn softmaxes_in_groups_equal_the_reference() {
+    for (size @ [n, experts, chosen], groups @ [count, kept]) in GROUPED {
+        let scores = scores(n, experts);
+        let ids = reference::choose_in_groups(&scores, experts, chosen, groups);
+        let weight = |(choice, id): (usize, &u32)| {
+            let row = &scores[choice / chosen * experts..][..experts];
+            let part = |score: f32| f64::from(score).exp();
+            let all: f64 = row.iter().map(|score| part(*score)).sum();
+            (3.0 * part(row[*id as usize]) / all) as f32
+        };
+        let weights: Vec<f32> = ids.iter().enumerate().map(weight).collect();
+        let plain = Tensor::from_slice(&scores, (n, experts), &Device::Cpu).unwrap();
+        let got = Buffers::new(n, experts, chosen);
+        let args = RouteArgs {
+            scores: (&plain).into(),
+            scoring: RouteScoring::GroupedSoftmax { groups: count, kept },
+            normalise: false,
+            scale: 3.0,
+            routes: got.routes(experts, chosen),
+        };
+        Compute::new(3).route(&args).unwrap();
+        assert_eq!(got.plan.to_vec1::<u32>().unwrap()[..n * chosen], ids, "{size:?}");
+        assert_close(&values(&got.weights), &weights, 1e-6, &format!("{size:?}"));
+        let scoring = RouteScoring::GroupedSoftmax { groups: count, kept: count + 1 };
+        assert!(Compute::new(1).route(&RouteArgs { scoring, ..args }).is_err());
+    }
+}
+
 /// Sigmoids that are all zero have weights of zero and not NaN.
 #[test]
 fn sigmoids_may_all_vanish() {

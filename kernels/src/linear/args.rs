@@ -1,6 +1,6 @@
 //! The arguments of a product with a weight matrix.
 
-use super::OP;
+use super::{HEADS, OP};
 use crate::Result;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
@@ -29,6 +29,36 @@ pub struct LinearArgs<V: Operand> {
     /// `[n, rows]` of the kind of `x`, or f32; it shares no memory with `x` or `bias`.
     pub out: V,
     pub mode: Mode,
+}
+
+/// `out[i, h] = x[i, h] · w[h]ᵀ`: each head has a matrix of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadLinearArgs<V: Operand> {
+    /// `[n, heads, cols]` f32.
+    pub x: V,
+    /// `[heads * rows, cols]`: the heads' matrices in any format, one below the other, each in
+    /// parts of its own.
+    pub w: V::Matrix,
+    pub heads: usize,
+    /// `[n, heads, rows]` f32; it shares no memory with `x`.
+    pub out: V,
+}
+
+impl<V: Operand> HeadLinearArgs<V> {
+    /// Returns the number of rows of `x`, all heads of a row being one.
+    pub(super) fn check(&self) -> Result<usize> {
+        let &Self { x, w, heads, out } = self;
+        let (all_rows, cols) = V::shape(w);
+        let whole = heads > 0 && all_rows > 0 && cols > 0 && all_rows.is_multiple_of(heads);
+        ensure(HEADS, whole, || format!("a matrix of {all_rows} by {cols} for {heads} heads"))?;
+        let n = x.len() / (heads * cols);
+        let fits = [x, out].iter().all(|view| view.kind() == Kind::F32)
+            && x.len() == n * heads * cols
+            && out.len() == n * all_rows;
+        ensure(HEADS, fits, || format!("{x:?} and {out:?} for {heads} heads of {cols} columns"))?;
+        distinct(HEADS, out, &[x])?;
+        Ok(n)
+    }
 }
 
 impl<V: Operand> LinearArgs<V> {

@@ -1,6 +1,6 @@
 //! Turns the tensors of a product on the CPU into slices, on which `matmul` works.
 
-use super::{Linear, LinearArgs, OP, Weight, matmul};
+use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, OP, Weight, matmul};
 use crate::operand::TensorView;
 use crate::simd::Isa;
 use crate::storage::{ensure, read, write};
@@ -13,6 +13,19 @@ impl Linear for Compute {
         let x = read::<f32>(OP, x)?;
         let bias = bias.map(|bias| read::<f32>(OP, bias)).transpose()?;
         write(OP, out, |out| linear_slices(Isa::best(), self, w, bias.as_deref(), &x, n, out))?
+    }
+
+    /// The heads are experts of which every row chooses all.
+    fn head_linear(&self, args: &HeadLinearArgs<TensorView>) -> Result<()> {
+        let n = args.check()? as u32;
+        let &HeadLinearArgs { x, w, heads, out } = args;
+        ensure(HEADS, w.is_stack_of(heads), || format!("{w:?} is no stack of {heads} alike"))?;
+        let x = read::<f32>(HEADS, x)?;
+        let heads = heads as u32;
+        let begins: Vec<u32> = (0..=heads).map(|head| head * n).collect();
+        let of_head = |head| (0..n).map(move |row| row * heads + head);
+        let order: Vec<u32> = (0..heads).flat_map(of_head).collect();
+        write(HEADS, out, |out| matmul::run_chosen(self, w, None, (&begins, &order), 1, &x, out))
     }
 }
 

@@ -51,9 +51,13 @@ impl DeviceFormat {
         let format = format::of(dtype)?;
         // Kernels know the group by the bits. The formats of two and three bits are left out: their
         // scales, of four bits and six for sixteen columns, would take up to a fifth more here. So
-        // are those whose codes stand for numbers in a table, as kernels have no look-up.
+        // are those whose codes stand for numbers in a table, as kernels have no look-up, and those
+        // with a zero for each group, as kernels have one for all.
         let bits = format.low + format.high;
-        let known = bits >= 4 && format.scales != Scales::Nibbles && format.table.is_none();
+        let known = bits >= 4
+            && format.scales != Scales::Nibbles
+            && format.table.is_none()
+            && !format.zeros;
         known.then_some(Self {
             dtype,
             bits,

@@ -3,8 +3,8 @@
 //! turn under a super-block's f16 scale.
 //!
 //! A panel holds sixteen outputs. Its super-blocks follow each other along the columns, each made
-//! of `header: d f16 × 16 [, m f16 × 16]`, then per 32 columns `per group: scales × 16 [, mins ×
-//! 16]`, `low plane`, `high plane`.
+//! of `header: d × 16 [, m f16 × 16] [, zero u8 × 16]`, then per 32 columns `per group: scales × 16
+//! [, mins × 16]`, `low plane`, `high plane`.
 //! A plane of b bits is b rows of sixteen u32, one per output. Byte j of a u32 holds the fields of
 //! columns j, j + 4, j + 8, …, lowest bits first, so one shift and one mask give four consecutive
 //! columns of sixteen outputs as bytes.
@@ -12,6 +12,9 @@
 //! for numbers in a table of sixteen. The panels take as many bytes as the file, except for the
 //! k-quants' scales (6 bits become 8), MXFP4's (8 become 16) and the I-quants of fewer than four
 //! bits, whose codes are three or four bits here.
+//!
+//! Integers from Hugging Face's files (AWQ, GPTQ, compressed-tensors) have a code that means zero
+//! for every group of columns and output. Scales are f32 here, which holds what all files have.
 
 use crate::linear::WeightType;
 use crate::simd::LANES;
@@ -30,6 +33,15 @@ pub(super) enum Scales {
     Nibbles,
 }
 
+/// The type of the scale in a header.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum HeaderScale {
+    F16,
+    /// Its exponents have eight bits.
+    Bf16,
+    F32,
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct Format {
     /// Bits of a code in the low plane.
@@ -38,6 +50,8 @@ pub(super) struct Format {
     pub high: usize,
     /// The code that means zero.
     pub zero: i32,
+    /// Whether the header has the code that means zero for each output, instead.
+    pub zeros: bool,
     /// Columns per header.
     pub super_cols: usize,
     /// Columns per scale.
@@ -49,13 +63,25 @@ pub(super) struct Format {
     pub table: Option<[u8; 16]>,
     /// A factor of the header's scale: a power of two.
     pub unit: f32,
-    /// Whether the header's scale is bf16, whose exponents have eight bits, and not f16.
-    pub bf16: bool,
+    pub header: HeaderScale,
 }
 
 impl Format {
     pub(super) const fn header_bytes(&self) -> usize {
-        2 * LANES * (1 + self.min as usize)
+        self.zeros_offset() + LANES * self.zeros as usize
+    }
+
+    /// Where in a header the codes that mean zero are.
+    pub(super) const fn zeros_offset(&self) -> usize {
+        LANES * (self.scale_bytes() + 2 * self.min as usize)
+    }
+
+    /// Bytes of a header's scale of one output.
+    pub(super) const fn scale_bytes(&self) -> usize {
+        match self.header {
+            HeaderScale::F16 | HeaderScale::Bf16 => 2,
+            HeaderScale::F32 => 4,
+        }
     }
 
     pub(super) const fn group_bytes(&self) -> usize {
@@ -93,8 +119,25 @@ const fn legacy(low: usize, high: usize, zero: i32) -> Format {
 }
 
 const fn k_quant(low: usize, high: usize, zero: i32, group: usize, scales: Scales) -> Format {
-    let (super_cols, min) = (256, zero == 0);
-    Format { low, high, zero, super_cols, group, min, scales, table: None, unit: 1.0, bf16: false }
+    Format {
+        low,
+        high,
+        zero,
+        zeros: false,
+        super_cols: 256,
+        group,
+        min: zero == 0,
+        scales,
+        table: None,
+        unit: 1.0,
+        header: HeaderScale::F16,
+    }
+}
+
+/// Integers with a scale and a zero for so many columns.
+const fn integers(bits: usize, super_cols: usize) -> Format {
+    let format = k_quant(bits, 0, 0, BLOCK, Scales::Direct);
+    Format { super_cols, zeros: true, min: false, header: HeaderScale::F32, ..format }
 }
 
 /// Codes that rise with the values: the negative ones of some magnitudes, then the positive ones.
@@ -138,7 +181,7 @@ macro_rules! formats {
         )*
         pub(super) const TYPES: &[WeightType] = &[$(WeightType::$name),*];
 
-        /// The packed form of a GGUF block type; `None` for the dense ones and those not supported.
+        /// The packed form of integer codes; `None` for other types and those not supported.
         pub(super) fn of(dtype: WeightType) -> Option<Format> {
             match dtype {
                 $(WeightType::$name => Some($format),)*
@@ -168,9 +211,19 @@ formats! {
     IQ2XXS: signed(IQ2, 32, 0.125);
     IQ1S: ternary(32);
     IQ1M: ternary(16);
-    MXFP4: Format { super_cols: 32, scales: Scales::Direct, bf16: true, ..signed(E2M1, 32, 1.0) };
+    MXFP4: Format {
+        super_cols: 32,
+        scales: Scales::Direct,
+        header: HeaderScale::Bf16,
+        ..signed(E2M1, 32, 1.0)
+    };
     TQ1_0: k_quant(2, 0, 1, 32, Scales::Direct);
     TQ2_0: k_quant(2, 0, 1, 32, Scales::Direct);
+    Int4By32: integers(4, 32);
+    Int4By64: integers(4, 64);
+    Int4By128: integers(4, 128);
+    Int8By32: integers(8, 32);
+    Int8By128: integers(8, 128);
 }
 
 /// Runs `$call` with the type `$quant` standing for the format of a `WeightType`.
@@ -178,7 +231,7 @@ macro_rules! with_format {
     ($dtype:expr, $quant:ident => $call:expr) => {
         with_format!($dtype, $quant => $call, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0
             Q2K Q3K Q4K Q5K Q6K IQ4NL IQ4XS IQ3S IQ3XXS IQ2S IQ2XS IQ2XXS IQ1S IQ1M MXFP4 TQ1_0
-            TQ2_0)
+            TQ2_0 Int4By32 Int4By64 Int4By128 Int8By32 Int8By128)
     };
     ($dtype:expr, $quant:ident => $call:expr, $($name:ident)*) => {
         match $dtype {

@@ -6,9 +6,10 @@ mod packed;
 
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
-use super::{Linear, LinearArgs, Mode};
+use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
 use crate::operand::DeviceOps;
+use crate::storage::unsupported;
 use crate::{Result, args};
 
 /// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
@@ -81,6 +82,10 @@ enum Algorithm {
 /// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16
 /// bytes; others take a simple one.
 impl Linear for DeviceOps {
+    fn head_linear(&self, _: &HeadLinearArgs<View>) -> Result<()> {
+        Err(unsupported(HEADS, "on a device: run the model on the CPU".into()))
+    }
+
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
         let &LinearArgs { x, w, bias, out, mode } = args;

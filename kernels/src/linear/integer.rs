@@ -17,7 +17,7 @@
 //! - Activations rounded by the machine's own instructions: from 7 % of the time of 16 rows to 1.
 //!   Measured: 0.8 % of a token's time, was 2.8.
 
-use super::format::{BLOCK, Format, Quant, Scales, with_format};
+use super::format::{BLOCK, Format, HeaderScale, Quant, Scales, with_format};
 use super::rounding::Rounded;
 use super::tile::{PANELS, PanelOperands};
 use crate::linear::WeightType;
@@ -39,6 +39,8 @@ pub(super) trait IntegerLanes: Lanes {
     /// Rounds a block of activations; the codes are in the order in which `dot` reads them.
     fn round(x: &[f32; BLOCK]) -> Rounded;
     unsafe fn start(offset: i32) -> Self::Sums;
+    /// Sums that start with the offset times the zero of each output, of which `zeros` has sixteen.
+    unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums;
     /// The codes of columns `4 * STEP..4 * STEP + 4`, or the numbers that they stand for.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
     unsafe fn dot<const STEP: usize>(
@@ -144,10 +146,10 @@ pub(super) unsafe fn multiply<L: IntegerLanes, Q: Quant, const R: usize, const P
                     &*o.x.add(r * o.depth + index * per_super + i)
                 });
                 if f.group == BLOCK {
-                    group::<L, Q, R, P, BOTH>(&scales, blocks, x, &mut sums);
+                    group::<L, Q, R, P, BOTH>(&scales, headers, blocks, x, &mut sums);
                 } else {
-                    group::<L, Q, R, P, 0>(&scales, blocks, x, &mut sums);
-                    group::<L, Q, R, P, 1>(&scales, blocks, x, &mut sums);
+                    group::<L, Q, R, P, 0>(&scales, headers, blocks, x, &mut sums);
+                    group::<L, Q, R, P, 1>(&scales, headers, blocks, x, &mut sums);
                 }
             }
         }
@@ -161,7 +163,8 @@ const BOTH: usize = 2;
 /// Multiplies one half of a block, or both.
 #[inline(always)]
 unsafe fn group<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const HALF: usize>(
-    headers: &[(L, L); P],
+    scales: &[(L, L); P],
+    headers: [*const u8; P],
     blocks: [*const u8; P],
     x: [&Rounded; R],
     sums: &mut [[L; P]; R],
@@ -173,6 +176,12 @@ unsafe fn group<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const
         let mut products = [[L::start(0); P]; R];
         for r in 0..R {
             products[r] = [L::start(x[r].offsets[HALF] * f.zero); P];
+            if f.zeros {
+                for p in 0..P {
+                    let zeros = headers[p].add(f.zeros_offset());
+                    products[r][p] = L::start_each(zeros, x[r].offsets[HALF]);
+                }
+            }
         }
         if HALF != 1 {
             step::<L, Q, R, P, 0>(&mut products, planes, x);
@@ -188,7 +197,7 @@ unsafe fn group<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const
         }
         for p in 0..P {
             let (scale, min) =
-                group_scale(&f, blocks[p].add(HALF % 2 * f.group_bytes()), headers[p]);
+                group_scale(&f, blocks[p].add(HALF % 2 * f.group_bytes()), scales[p]);
             for r in 0..R {
                 let product = L::finish(products[r][p]).mul(L::splat(x[r].scale));
                 sums[r][p] = product.mul_add(scale, sums[r][p]);
@@ -227,8 +236,11 @@ unsafe fn step<L: IntegerLanes, Q: Quant, const R: usize, const P: usize, const 
 unsafe fn header_scale<L: Lanes>(f: &Format, header: *const u8) -> (L, L) {
     // SAFETY: `format` says what lies where.
     unsafe {
-        let numbers = &*header.cast();
-        let d = if f.bf16 { L::load_bf16(numbers) } else { L::load_f16(numbers) };
+        let d = match f.header {
+            HeaderScale::F16 => L::load_f16(&*header.cast()),
+            HeaderScale::Bf16 => L::load_bf16(&*header.cast()),
+            HeaderScale::F32 => L::load(&*header.cast()),
+        };
         let d = d.mul(L::splat(f.unit));
         (d, if f.min { L::load_f16(&*header.add(2 * LANES).cast()) } else { d })
     }

@@ -21,9 +21,9 @@ thread_local! {
 
 #[derive(Default)]
 struct ActivationScratch {
-    /// For dense parts of the weight: tiles one after another, each `[cols][tile rows]`.
+    /// For other parts of the weight: tiles one after another, each `[cols][tile rows]`.
     tiles: Vec<f32>,
-    /// For quantised parts of the weight: `[n][blocks]`.
+    /// For parts of the weight with integer codes: `[n][blocks]`.
     rounded: Vec<Rounded>,
 }
 
@@ -144,10 +144,10 @@ fn multiply_groups(
     let first = groups.first().map_or(0..0, |group| group.parts.clone());
     let width = weight.parts[first].iter().map(|part| part.rows).sum();
     SCRATCH.with_borrow_mut(|scratch| {
-        if weight.is_quantised() {
+        if weight.parts.iter().any(WeightPart::rounds_activations) {
             scratch.round(isa, c, x, weight.cols, map);
         }
-        if !weight.parts.iter().all(WeightPart::is_quantised) {
+        if !weight.parts.iter().all(WeightPart::rounds_activations) {
             scratch.transpose_tiles(c, x, weight.cols, map);
         }
         let out = Parts::new(out);
@@ -284,14 +284,14 @@ impl Matmul<'_> {
             // The last panel may have outputs that do not exist, a dense tile rows that do not, and
             // rows that were chosen do not follow each other in the output.
             let exact = outputs.len() == panels.len() * LANES
-                && (part.is_quantised() || rows.len() == ROWS)
+                && (part.rounds_activations() || rows.len() == ROWS)
                 && (matches!(self.map, RowMap::All(_)) || rows.len() == 1);
             let (out, stride) = if exact {
                 (self.out.at(self.map.target(row) * self.width + outputs.start), self.width)
             } else {
                 (padded.as_mut_ptr(), PANELS * LANES)
             };
-            if part.is_quantised() {
+            if part.rounds_activations() {
                 let blocks = self.weight.cols / format::BLOCK;
                 let x = &self.x.rounded[rows.start * blocks..rows.end * blocks];
                 let operands = part.operands(&panels, x, (blocks, blocks), (out, stride));

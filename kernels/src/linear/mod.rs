@@ -1,9 +1,10 @@
 //! `out[n, rows] = x[n, cols] · Wᵀ (+ bias)` with dense or block-quantised weights.
 //!
-//! Dense weights are multiplied with f32 activations by fused multiply-adds (`tile`).
-//! Block-quantised weights stay quantised in memory, and their codes are multiplied with
-//! activations rounded to sixteen bits (`rounding`) in exact integer sums (`integer`). On a device
-//! the codes are multiplied with activations in bf16, in sums of f32 (`gpu`).
+//! Dense weights and floats of eight bits are multiplied with f32 activations by fused
+//! multiply-adds (`tile`). Block-quantised weights stay quantised in memory, and their codes, where
+//! they are integers, are multiplied with activations rounded to sixteen bits (`rounding`) in exact
+//! integer sums (`integer`). On a device the codes are multiplied with activations in bf16, in sums
+//! of f32 (`gpu`).
 #![expect(
     clippy::inline_always,
     reason = "vector code must end up inside the function that enables its instructions"
@@ -27,7 +28,7 @@ mod tile;
 mod values;
 mod weight_type;
 
-pub use args::{LinearArgs, Mode};
+pub use args::{HeadLinearArgs, LinearArgs, Mode};
 pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
 pub use reference::linear as linear_reference;
@@ -42,12 +43,17 @@ use std::ops::Range;
 pub use weight_type::WeightType;
 
 const OP: &str = "linear";
+const HEADS: &str = "head_linear";
 
 pub trait Linear: OpMemory {
     /// Each output is summed in an order that depends on `cols` and the weight's type alone (on a
     /// device with [`Mode::Invariant`]), never on `n`, the thread count or neighbours: one row
     /// gives the same bits alone and in a batch.
     fn linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()>;
+
+    /// The products of heads with matrices of their own, summed in the same order. A device has no
+    /// kernel for them yet.
+    fn head_linear(&self, args: &HeadLinearArgs<Self::View<'_>>) -> Result<()>;
 }
 
 /// A weight matrix `[rows (outputs), cols (inputs)]`, prepared for this CPU. Several matrices with
@@ -88,12 +94,16 @@ impl WeightPart {
             (WeightType::F32 | WeightType::F16 | WeightType::BF16, None) => {
                 pack::dense(raw, rows, cols, dtype.type_size())
             }
+            (WeightType::E4M3By32 | WeightType::E4M3By128 | WeightType::E5M2By32, None) => {
+                pack::scaled(raw, rows, cols, dtype.block_size())
+            }
             (other, None) => return Err(unsupported(OP, format!("weights of type {other:?}"))),
         };
         Ok(Self { first: 0, rows, dtype, panel_bytes, data })
     }
 
-    fn is_quantised(&self) -> bool {
+    /// Whether it has integer codes, which are multiplied with rounded activations.
+    fn rounds_activations(&self) -> bool {
         format::of(self.dtype).is_some()
     }
 
@@ -118,8 +128,8 @@ impl std::fmt::Debug for Weight {
 }
 
 impl Weight {
-    /// Makes a weight of a GGUF tensor's raw little-endian blocks (F32, F16, BF16 and every block
-    /// type), row-major `[rows, cols]`.
+    /// Makes a weight of raw little-endian blocks (F32, F16, BF16 and every block type), row-major
+    /// `[rows, cols]`.
     pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts })
@@ -164,7 +174,7 @@ impl Weight {
 
     /// Whether any part is block-quantised.
     pub fn is_quantised(&self) -> bool {
-        self.parts.iter().any(WeightPart::is_quantised)
+        !self.parts.iter().all(|part| part.dtype.is_dense())
     }
 
     /// Whether it consists of so many matrices of equal rows and parts, one below the other.

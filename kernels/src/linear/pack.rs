@@ -1,12 +1,15 @@
-//! Packs a GGUF tensor's blocks into panels. Each block type is first unpacked to codes and scales
-//! (`SuperBlock`), then laid out by its `Format`. The layouts of the blocks are those of ggml's
+//! Packs a tensor's blocks into panels. Each block type is first unpacked to codes and scales
+//! (`SuperBlock`), then laid out by its `Format`. The layouts of GGUF's blocks are those of ggml's
 //! definitions (`ggml-common.h`).
 
-use super::format::{BLOCK, Format, Scales};
+use super::format::{BLOCK, Format, HeaderScale, Scales};
 use super::i_quants;
 use crate::linear::WeightType;
 use crate::memory::RegionBytes;
 use crate::simd::LANES;
+
+/// Bytes of the scale with which the blocks of Hugging Face's formats begin.
+pub(super) const SCALE_BYTES: usize = size_of::<f32>();
 
 /// Codes and scales of up to 256 columns of one row.
 pub(super) struct SuperBlock {
@@ -14,6 +17,9 @@ pub(super) struct SuperBlock {
     pub d: u16,
     /// The bits of the f16 that is added, multiplied by `mins` if there are any.
     pub m: u16,
+    /// The scale in place of `d`, and the code that means zero, where the format has them.
+    pub scale: f32,
+    pub zero: u8,
     pub scales: [u8; 16],
     pub mins: [u8; 16],
     pub codes: [u8; 256],
@@ -29,6 +35,24 @@ pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usiz
         for (slot, value) in slots.zip(values.chunks_exact(width)) {
             slot[..width].copy_from_slice(value);
         }
+    }
+    (panel_bytes, data)
+}
+
+/// Panels of a matrix of floats of eight bits, of which each `group` columns have a scale: for each
+/// group `scale f32 × 16`, then `[col][16]`. The blocks are `scale f32`, then codes.
+pub(super) fn scaled(raw: &[u8], rows: usize, cols: usize, group: usize) -> (usize, RegionBytes) {
+    let (per_row, group_bytes) = (cols / group, LANES * (SCALE_BYTES + group));
+    let panel_bytes = per_row * group_bytes;
+    let mut data = RegionBytes::zeroed(rows.div_ceil(LANES) * panel_bytes);
+    for (i, block) in raw.chunks_exact(SCALE_BYTES + group).enumerate() {
+        let (row, lane) = (i / per_row, i / per_row % LANES);
+        let at = row / LANES * panel_bytes + i % per_row * group_bytes;
+        let (scales, slots) = data[at..at + group_bytes].split_at_mut(SCALE_BYTES * LANES);
+        let (scale, codes) = block.split_at(SCALE_BYTES);
+        scales[SCALE_BYTES * lane..][..SCALE_BYTES].copy_from_slice(scale);
+        let slots = slots[lane..].iter_mut().step_by(LANES);
+        slots.zip(codes).for_each(|(slot, code)| *slot = *code);
     }
     (panel_bytes, data)
 }
@@ -55,10 +79,17 @@ pub(super) fn quantised(
 
 impl SuperBlock {
     pub(super) const EMPTY: Self =
-        Self { d: 0, m: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
+        Self { d: 0, m: 0, scale: 0.0, zero: 0, scales: [0; 16], mins: [0; 16], codes: [0; 256] };
 
     fn place(&self, f: &Format, lane: usize, out: &mut [u8]) {
-        out[2 * lane..][..2].copy_from_slice(&self.d.to_le_bytes());
+        if f.header == HeaderScale::F32 {
+            out[SCALE_BYTES * lane..][..SCALE_BYTES].copy_from_slice(&self.scale.to_le_bytes());
+        } else {
+            out[2 * lane..][..2].copy_from_slice(&self.d.to_le_bytes());
+        }
+        if f.zeros {
+            out[f.zeros_offset() + lane] = self.zero;
+        }
         if f.min {
             out[2 * (LANES + lane)..][..2].copy_from_slice(&self.m.to_le_bytes());
         }
@@ -116,6 +147,11 @@ pub(super) fn unpack(dtype: WeightType, block: &[u8], out: &mut SuperBlock) {
         WeightType::Q4K => k_nibbles(block, 16, None, out),
         WeightType::Q5K => k_nibbles(block, 48, Some(16), out),
         WeightType::Q6K => q6_k(block, out),
+        WeightType::Int4By32
+        | WeightType::Int4By64
+        | WeightType::Int4By128
+        | WeightType::Int8By32
+        | WeightType::Int8By128 => integers(dtype.block_size(), block, out),
         other => i_quants::unpack(other, block, out),
     }
 }
@@ -137,6 +173,18 @@ pub(super) fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &m
         let bit = fifth.map_or(0, |at| block[at + column / 8] >> (column % 8) & 1);
         let nibble = block[nibbles + column % 16] >> (column / 16 * 4) & 15;
         out.codes[column] = bit << 4 | nibble;
+    }
+}
+
+/// `scale f32, zero`, then codes of four bits, the first of two in the low half of a byte, or of
+/// eight.
+fn integers(columns: usize, block: &[u8], out: &mut SuperBlock) {
+    let (scale, rest) = block.split_at(SCALE_BYTES);
+    out.scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+    out.zero = rest[0];
+    let codes = &rest[1..];
+    for (i, code) in out.codes[..columns].iter_mut().enumerate() {
+        *code = if codes.len() == columns { codes[i] } else { nibble(codes, i) };
     }
 }
 

@@ -1,5 +1,5 @@
-//! The specification: plain loops over the dequantised weights. Activations for quantised weights
-//! are rounded first.
+//! The specification: plain loops over the dequantised weights. Activations for integer codes are
+//! rounded first.
 
 use super::Weight;
 use super::format::BLOCK;
@@ -10,7 +10,7 @@ pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; x.len() / w.cols() * w.rows()];
     let mut weights = vec![0f32; w.cols()];
     for part in &w.parts {
-        let x = if part.is_quantised() { &rounded(x) } else { x };
+        let x = if part.rounds_activations() { &rounded(x) } else { x };
         for row in part.first..part.first + part.rows {
             w.row_f32(row, &mut weights);
             let bias = bias.map_or(0.0, |bias| f64::from(bias[row]));

@@ -11,7 +11,7 @@ use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use std::hash::{BuildHasher, RandomState};
 
-const DTYPES: [WeightType; 25] = [
+const DTYPES: [WeightType; 33] = [
     WeightType::F32,
     WeightType::F16,
     WeightType::BF16,
@@ -37,6 +37,14 @@ const DTYPES: [WeightType; 25] = [
     WeightType::MXFP4,
     WeightType::TQ1_0,
     WeightType::TQ2_0,
+    WeightType::Int4By32,
+    WeightType::Int4By64,
+    WeightType::Int4By128,
+    WeightType::Int8By32,
+    WeightType::Int8By128,
+    WeightType::E4M3By32,
+    WeightType::E4M3By128,
+    WeightType::E5M2By32,
 ];
 const ROWS: [usize; 4] = [1, 16, 17, 99];
 const COLS: [usize; 6] = [32, 64, 96, 256, 576, 1536];
@@ -72,7 +80,8 @@ fn shapes(dtype: WeightType) -> impl Iterator<Item = (usize, usize)> {
 
 struct Case {
     weight: Weight,
-    /// candle's dequantisation of the same bytes, `[rows, cols]`, where it has the type.
+    /// candle's dequantisation of the same bytes, `[rows, cols]`, where it has the type, or the
+    /// values of Hugging Face's formats.
     values: Option<Vec<f32>>,
     file_bytes: usize,
 }
@@ -82,14 +91,15 @@ fn case(dtype: WeightType, rows: usize, cols: usize) -> Case {
 }
 
 fn weight_of(dtype: WeightType, values: Vec<f32>, rows: usize, cols: usize) -> Case {
-    let (raw, values) = match dtype.in_candle() {
-        Some(dtype) => {
-            let dense = Tensor::from_vec(values, (rows, cols), &Device::Cpu).unwrap();
-            let q = QTensor::quantize(&dense, dtype).unwrap();
-            let values = q.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap();
-            (q.data().unwrap().into_owned(), Some(values.to_vec1().unwrap()))
-        }
-        None => (blocks_of(dtype, &values), None),
+    let (raw, values) = if let Some(dtype) = dtype.in_candle() {
+        let dense = Tensor::from_vec(values, (rows, cols), &Device::Cpu).unwrap();
+        let q = QTensor::quantize(&dense, dtype).unwrap();
+        let values = q.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap();
+        (q.data().unwrap().into_owned(), Some(values.to_vec1().unwrap()))
+    } else {
+        let raw = blocks_of(dtype, &values);
+        let values = dtype.gguf_id().is_none().then(|| values_of(dtype, &raw));
+        (raw, values)
     };
     let weight = Weight::from_ggml(dtype, &raw, rows, cols).unwrap();
     Case { weight, values, file_bytes: raw.len() }
@@ -98,21 +108,53 @@ fn weight_of(dtype: WeightType, values: Vec<f32>, rows: usize, cols: usize) -> C
 /// Blocks of a type that candle lacks, made of the values in (-1, 1) as bytes, with small scales.
 fn blocks_of(dtype: WeightType, values: &[f32]) -> Vec<u8> {
     let bytes = dtype.type_size();
-    let mut raw: Vec<u8> = values[..values.len() / dtype.block_size() * bytes]
-        .iter()
-        .map(|value| (128.0 + 128.0 * value) as u8)
-        .collect();
+    let count = values.len() / dtype.block_size() * bytes;
+    let byte = |value: &f32| (128.0 + 128.0 * value) as u8;
+    let mut raw: Vec<u8> = values.iter().cycle().take(count).map(byte).collect();
     for block in raw.chunks_exact_mut(bytes) {
+        let from_folder = dtype.gguf_id().is_none();
         // The byte with the sign and the upper bits of the exponent.
         let (at, upper) = match dtype {
+            _ if from_folder => (3, block[3] & 0x80 | 0x3c),
             WeightType::MXFP4 => (0, 120 + block[0] % 8),
             WeightType::IQ1M => (55, block[55] & 0x8f | 0x10),
             WeightType::TQ1_0 | WeightType::TQ2_0 => (bytes - 1, block[bytes - 1] & 0x8f | 0x10),
             _ => (1, block[1] & 0x8f | 0x10),
         };
         block[at] = upper;
+        if from_folder && dtype.name().starts_with("F8") {
+            // Neither infinite nor NaN.
+            block[4..].iter_mut().for_each(|code| *code &= 0xfb);
+        } else if from_folder {
+            // A zero far from the codes where all are the largest or the smallest.
+            block[4] = !block[5];
+        }
     }
     raw
+}
+
+/// The values of blocks of Hugging Face's formats, as they are defined.
+fn values_of(dtype: WeightType, raw: &[u8]) -> Vec<f32> {
+    let value = |block: &[u8], column: usize| {
+        let scale = f32::from_le_bytes(block[..4].try_into().unwrap());
+        let four = i32::from(block[5 + column / 2 % (block.len() - 5)]) >> (column % 2 * 4) & 15;
+        let float = |mantissa: i32, bias: i32| {
+            let code = i32::from(block[4 + column]);
+            let (sign, exponent, rest) =
+                (1 - 2 * (code >> 7), (code & 127) >> mantissa, code & ((1 << mantissa) - 1));
+            let whole = if exponent == 0 { rest } else { rest | 1 << mantissa };
+            (sign * whole) as f32 * 2f32.powi(exponent.max(1) - bias - mantissa) * scale
+        };
+        match &dtype.name()[..5] {
+            "INT4_" => (four - i32::from(block[4])) as f32 * scale,
+            "INT8_" => (i32::from(block[5 + column]) - i32::from(block[4])) as f32 * scale,
+            _ if dtype.name().contains("E4M3") => float(3, 7),
+            _ => float(2, 15),
+        }
+    };
+    let columns = dtype.block_size();
+    let blocks = raw.chunks_exact(dtype.type_size());
+    blocks.flat_map(|block| (0..columns).map(move |column| value(block, column))).collect()
 }
 
 /// Computes `linear` into an output poisoned beforehand.
@@ -153,12 +195,13 @@ fn check_product(isa: Isa, w: &Weight, bias: Option<&[f32]>, x: &[f32], what: &s
 
 #[test]
 fn values_equal_the_formats_definition() {
-    for dtype in DTYPES.into_iter().filter(|dtype| dtype.in_candle().is_some()) {
+    for dtype in DTYPES {
         for (rows, cols) in shapes(dtype) {
             let Case { weight, values, .. } = case(dtype, rows, cols);
+            let Some(values) = values else { continue };
             let dequantised = weight.to_f32().unwrap();
             let mut got = vec![f32::NAN; cols];
-            for (row, want) in values.unwrap().chunks_exact(cols).enumerate() {
+            for (row, want) in values.chunks_exact(cols).enumerate() {
                 weight.row_f32(row, &mut got);
                 assert_eq!(got, want, "{dtype:?} [{rows}, {cols}] row {row}");
                 dequantised.row_f32(row, &mut got);
@@ -417,5 +460,35 @@ fn tensors_are_written_in_place() {
         );
         let half = out.to_dtype(DType::F16).unwrap();
         assert!(linear(&c, &w, None, &x, &half).is_err(), "an f16 output");
+    }
+}
+
+/// A head's product is the one with its own matrix, bit for bit, whatever other rows there are.
+#[test]
+fn heads_have_matrices_of_their_own() {
+    let (heads, rows, cols, n) = (5, 17, 64, 13);
+    for dtype in [WeightType::F32, WeightType::BF16, WeightType::Q8_0] {
+        let own: Vec<Weight> = (0..heads).map(|_| case(dtype, rows, cols).weight).collect();
+        let x = random(n * heads * cols);
+        let of_head = |head: usize| -> Vec<f32> {
+            let rows = x.chunks_exact(cols).skip(head).step_by(heads);
+            rows.flatten().copied().collect()
+        };
+        let product = |(head, w)| product(Isa::best(), &Compute::new(1), w, None, &of_head(head));
+        let want: Vec<Vec<f32>> = own.iter().enumerate().map(product).collect();
+        let w = Weight::stack(own).unwrap();
+        let input = Tensor::from_slice(&x, x.len(), &Device::Cpu).unwrap();
+        let out = crate::testing::poisoned(&[n * heads * rows]);
+        let args = HeadLinearArgs { x: (&input).into(), w: &w, heads, out: (&out).into() };
+        for threads in [1, 3] {
+            Compute::new(threads).head_linear(&args).unwrap();
+            for (i, got) in crate::testing::values(&out).chunks_exact(rows).enumerate() {
+                let (row, head) = (i / heads, i % heads);
+                let want = &want[head][row * rows..(row + 1) * rows];
+                assert_eq!(bits(got), bits(want), "{dtype:?} head {head}, row {row}");
+            }
+        }
+        let one = HeadLinearArgs { heads: 1, ..args };
+        assert!(matches!(Compute::new(1).head_linear(&one), Err(Error::Shape { .. })));
     }
 }

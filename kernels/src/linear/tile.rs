@@ -2,8 +2,10 @@
 //! the columns in order. Each sum is one chain of fused multiply-adds from column 0 upwards,
 //! whatever the tile's size is, so results do not depend on tile shapes.
 
+use super::pack::SCALE_BYTES;
 use crate::linear::WeightType;
-use crate::simd::{LANES, Lanes};
+use crate::simd::{E4M3_UNIT, LANES, Lanes};
+use std::ops::Range;
 
 /// The most panels, and the most token rows, of a tile: 12 by 2 sums take the 24 of 32 registers of
 /// AVX-512 that `DenseLanes` allows for them.
@@ -13,6 +15,10 @@ pub(super) const ROWS: usize = 12;
 /// An element type of dense panels, `[cols][16]`.
 pub(super) trait DenseElement {
     const BYTES: usize;
+    /// Columns of a group, before which its scales stand as sixteen f32; `None`: there are none.
+    const GROUP: Option<usize> = None;
+    /// A factor of the scales: a power of two.
+    const UNIT: f32 = 1.0;
     /// # Safety
     /// `at` is valid for sixteen elements.
     unsafe fn load<L: Lanes>(at: *const u8) -> L;
@@ -36,6 +42,31 @@ elements! {
     F32: 4, load;
     F16: 2, load_f16;
     BF16: 2, load_bf16;
+}
+
+/// Floats of eight bits, each `GROUP` columns with a scale.
+pub(super) struct E4M3<const GROUP: usize>;
+pub(super) struct E5M2<const GROUP: usize>;
+
+impl<const GROUP: usize> DenseElement for E4M3<GROUP> {
+    const BYTES: usize = 1;
+    const GROUP: Option<usize> = Some(GROUP);
+    const UNIT: f32 = E4M3_UNIT;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(at: *const u8) -> L {
+        // SAFETY: the caller's contract.
+        unsafe { L::load_e4m3(&*at.cast()) }
+    }
+}
+
+impl<const GROUP: usize> DenseElement for E5M2<GROUP> {
+    const BYTES: usize = 1;
+    const GROUP: Option<usize> = Some(GROUP);
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(at: *const u8) -> L {
+        // SAFETY: the caller's contract.
+        unsafe { L::load_e5m2(&*at.cast()) }
+    }
 }
 
 /// An instruction set's dense product.
@@ -143,6 +174,9 @@ pub(super) unsafe fn multiply_all<L: DenseLanes>(
                 match dtype {
                     WeightType::F32 => dispatch::<L, F32>(&part, rows, panels),
                     WeightType::F16 => dispatch::<L, F16>(&part, rows, panels),
+                    WeightType::E4M3By32 => dispatch::<L, E4M3<32>>(&part, rows, panels),
+                    WeightType::E4M3By128 => dispatch::<L, E4M3<128>>(&part, rows, panels),
+                    WeightType::E5M2By32 => dispatch::<L, E5M2<32>>(&part, rows, panels),
                     _ => dispatch::<L, BF16>(&part, rows, panels),
                 }
             }
@@ -192,9 +226,53 @@ unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(
     // SAFETY: the operands cover R rows and P panels.
     unsafe {
         let mut sums = [[L::splat(0.0); P]; R];
-        for k in 0..o.depth {
+        match E::GROUP {
+            None => columns::<L, E, R, P>(o, 0, 0..o.depth, &mut sums),
+            Some(width) => {
+                for first in (0..o.depth).step_by(width) {
+                    group::<L, E, R, P>(o, first..first + width, &mut sums);
+                }
+            }
+        }
+        o.store(sums);
+    }
+}
+
+/// Adds the products of a group of columns, which have a scale: their own chain times it.
+#[inline(always)]
+unsafe fn group<L: Lanes, E: DenseElement, const R: usize, const P: usize>(
+    o: &PanelOperands<f32>,
+    of: Range<usize>,
+    sums: &mut [[L; P]; R],
+) {
+    let at = of.start / of.len() * LANES * (SCALE_BYTES + of.len() * E::BYTES);
+    let mut products = [[L::splat(0.0); P]; R];
+    // SAFETY: the caller's contract is passed on; a group begins with its scales.
+    unsafe {
+        columns::<L, E, R, P>(o, at + LANES * SCALE_BYTES, of, &mut products);
+        for p in 0..P {
+            let scale = L::load(&*o.panel.add(p * o.panel_bytes + at).cast());
+            let scale = scale.mul(L::splat(E::UNIT));
+            for r in 0..R {
+                sums[r][p] = products[r][p].mul_add(scale, sums[r][p]);
+            }
+        }
+    }
+}
+
+/// Adds the products of some columns, whose weights begin at byte `at` of each panel.
+#[inline(always)]
+unsafe fn columns<L: Lanes, E: DenseElement, const R: usize, const P: usize>(
+    o: &PanelOperands<f32>,
+    at: usize,
+    of: Range<usize>,
+    sums: &mut [[L; P]; R],
+) {
+    for (i, k) in of.enumerate() {
+        // SAFETY: the operands cover R rows, P panels and these columns.
+        unsafe {
             let w: [L; P] = std::array::from_fn(|p| {
-                E::load(o.panel.add(p * o.panel_bytes + k * LANES * E::BYTES))
+                E::load(o.panel.add(p * o.panel_bytes + at + i * LANES * E::BYTES))
             });
             for (r, row) in sums.iter_mut().enumerate() {
                 let x = L::splat(*o.x.add(k * o.x_stride + r));
@@ -203,6 +281,5 @@ unsafe fn multiply<L: Lanes, E: DenseElement, const R: usize, const P: usize>(
                 }
             }
         }
-        o.store(sums);
     }
 }

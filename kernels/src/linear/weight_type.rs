@@ -1,11 +1,14 @@
 //! The types in which files keep weights: their names, their ids in GGUF files, and their blocks.
+//!
+//! Those of Hugging Face's files are blocks that a reader puts together of tensors of codes, scales
+//! and zeros: `scale f32 [, zero u8], codes`. The number in their names is that of columns.
 
 use super::format;
 use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
 macro_rules! weight_types {
-    ($($variant:ident = $id:literal, $name:literal: $columns:literal in $bytes:literal;)*) => {
+    ($($variant:ident $(= $id:literal)?, $name:literal: $columns:literal in $bytes:literal;)*) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum WeightType {
             $($variant,)*
@@ -15,19 +18,20 @@ macro_rules! weight_types {
             /// The type that has this id in GGUF files.
             pub fn from_gguf(id: u32) -> Option<Self> {
                 match id {
-                    $($id => Some(Self::$variant),)*
+                    $($($id => Some(Self::$variant),)?)*
                     _ => None,
                 }
             }
 
-            /// Its id in GGUF files.
-            pub fn gguf_id(self) -> u32 {
+            /// Its id in GGUF files; `None`: they do not have it.
+            pub fn gguf_id(self) -> Option<u32> {
                 match self {
-                    $(Self::$variant => $id,)*
+                    $($(Self::$variant => Some($id),)?)*
+                    _ => None,
                 }
             }
 
-            /// Its name as GGUF has it, such as `Q4_K`.
+            /// Its name, such as `Q4_K`.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -79,9 +83,22 @@ weight_types! {
     TQ1_0 = 34, "TQ1_0": 256 in 54;
     TQ2_0 = 35, "TQ2_0": 256 in 66;
     MXFP4 = 39, "MXFP4": 32 in 17;
+    Int4By32, "INT4_32": 32 in 21;
+    Int4By64, "INT4_64": 64 in 37;
+    Int4By128, "INT4_128": 128 in 69;
+    Int8By32, "INT8_32": 32 in 37;
+    Int8By128, "INT8_128": 128 in 133;
+    E4M3By32, "F8_E4M3_32": 32 in 36;
+    E4M3By128, "F8_E4M3_128": 128 in 132;
+    E5M2By32, "F8_E5M2_32": 32 in 36;
 }
 
 impl WeightType {
+    /// Whether each value stands for itself.
+    pub fn is_dense(self) -> bool {
+        self.block_size() == 1
+    }
+
     /// The bytes that so many values, whole blocks, take in the memory of a CPU.
     pub fn cpu_bytes(self, count: usize) -> usize {
         format::of(self).map_or(count / self.block_size() * self.type_size(), |format| {

@@ -93,122 +93,109 @@ impl Op for Conv {
     }
 }
 
-struct Delta(DeltaShape);
-
-impl Delta {
-    /// What a head forgets, and the bias: negative rates, so that some is kept.
-    fn rates(&self) -> [Tensor; 2] {
-        let decay: Vec<f32> = (0..self.0.value_heads).map(|h| -0.05 - 0.1 * h as f32).collect();
-        [Tensor::new(decay, &Device::Cpu).unwrap(), random(&[self.0.value_heads], 8)]
-    }
-
-    /// The part of the rows that holds queries, keys and values, and that of the gates.
-    fn split(&self, x: &Tensor) -> [Tensor; 2] {
-        let width = self.0.width();
-        let gates = 2 * self.0.value_heads;
-        [(0, width), (width, gates)]
-            .map(|(first, len)| x.narrow(1, first, len).unwrap().contiguous().unwrap())
-    }
+/// An op over what was convolved and the rates at which heads write and forget.
+enum Rule {
+    Delta(DeltaShape),
+    Scan(ScanShape),
 }
-
-impl Op for Delta {
-    fn input(&self) -> usize {
-        self.0.width() + 2 * self.0.value_heads
-    }
-
-    fn state(&self) -> usize {
-        self.0.state_len()
-    }
-
-    fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
-        let [qkv, gates] = self.split(x);
-        let [decay, decay_bias] = self.rates();
-        let out = poisoned(&[x.dims()[0], self.0.value_heads * self.0.value_dim]);
-        compute().delta_rule(&DeltaRuleArgs {
-            shape: self.0,
-            qkv: (&qkv).into(),
-            gates: (&gates).into(),
-            decay: (&decay).into(),
-            decay_bias: (&decay_bias).into(),
-            states: states.into(),
-            moves: Moves::of(step).views(),
-            out: (&out).into(),
-        })?;
-        Ok(out)
-    }
-
-    fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
-        let rows = x.len() / self.input();
-        let x = Tensor::from_slice(x, (rows, self.input()), &Device::Cpu).unwrap();
-        let [qkv, gates] = self.split(&x).map(|part| values(&part));
-        let [decay, bias] = self.rates().map(|part| values(&part));
-        let mut out = vec![f32::NAN; rows * self.0.value_heads * self.0.value_dim];
-        reference::delta_rule(self.0, [&qkv, &gates, &decay, &bias], state, &mut out);
-        out
-    }
-}
-
-struct Scan(ScanShape);
 
 /// Some steps are below the least, and some above the largest.
 const STEP_LIMITS: [f32; 2] = [0.4, 1.1];
 
-impl Scan {
-    /// What a head forgets, the bias of its steps, and how much its own values count.
-    fn factors(&self) -> [Tensor; 3] {
-        let decay: Vec<f32> = (0..self.0.heads).map(|h| -0.05 - 0.1 * h as f32).collect();
-        let decay = Tensor::new(decay, &Device::Cpu).unwrap();
-        [decay, random(&[self.0.heads], 8), random(&[self.0.heads], 7)]
+impl Rule {
+    /// The widths of what was convolved, of the rates and of the results, and the number of heads.
+    fn sizes(&self) -> [usize; 4] {
+        match self {
+            Self::Delta(s) => {
+                [s.width(), 2 * s.value_heads, s.value_heads * s.value_dim, s.value_heads]
+            }
+            Self::Scan(s) => [s.width(), s.heads, s.heads * s.head_dim, s.heads],
+        }
     }
 
+    /// What a head forgets, negative rates so that some is kept; a bias of that; and how much its
+    /// own values count, which the delta rule does not ask for.
+    fn factors(&self) -> [Tensor; 3] {
+        let [.., heads] = self.sizes();
+        let decay: Vec<f32> = (0..heads).map(|h| -0.05 - 0.1 * h as f32).collect();
+        let decay = Tensor::new(decay, &Device::Cpu).unwrap();
+        [decay, random(&[heads], 8), random(&[heads], 7)]
+    }
+
+    /// The part of the rows that was convolved, and that of the rates.
     fn split(&self, x: &Tensor) -> [Tensor; 2] {
-        [(0, self.0.width()), (self.0.width(), self.0.heads)]
+        let [width, rates, ..] = self.sizes();
+        [(0, width), (width, rates)]
             .map(|(first, len)| x.narrow(1, first, len).unwrap().contiguous().unwrap())
     }
 }
 
-impl Op for Scan {
+impl Op for Rule {
     fn input(&self) -> usize {
-        self.0.width() + self.0.heads
+        let [width, rates, ..] = self.sizes();
+        width + rates
     }
 
     fn state(&self) -> usize {
-        self.0.state_len()
+        match self {
+            Self::Delta(shape) => shape.state_len(),
+            Self::Scan(shape) => shape.state_len(),
+        }
     }
 
     fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor> {
-        let ([xbc, steps], [decay, step_bias, skip]) = (self.split(x), self.factors());
-        let out = poisoned(&[x.dims()[0], self.0.heads * self.0.head_dim]);
-        compute().selective_scan(&SelectiveScanArgs {
-            shape: self.0,
-            xbc: (&xbc).into(),
-            steps: (&steps).into(),
-            decay: (&decay).into(),
-            step_bias: (&step_bias).into(),
-            skip: (&skip).into(),
-            step_limits: STEP_LIMITS,
-            states: states.into(),
-            moves: Moves::of(step).views(),
-            out: (&out).into(),
-        })?;
+        let [_, _, inner, _] = self.sizes();
+        let ([input, rates], [decay, bias, skip]) = (self.split(x), self.factors());
+        let (out, moves) = (poisoned(&[x.dims()[0], inner]), Moves::of(step));
+        match *self {
+            Self::Delta(shape) => compute().delta_rule(&DeltaRuleArgs {
+                shape,
+                qkv: (&input).into(),
+                gates: (&rates).into(),
+                decay: (&decay).into(),
+                decay_bias: (&bias).into(),
+                states: states.into(),
+                moves: moves.views(),
+                out: (&out).into(),
+            })?,
+            Self::Scan(shape) => compute().selective_scan(&SelectiveScanArgs {
+                shape,
+                xbc: (&input).into(),
+                steps: (&rates).into(),
+                decay: (&decay).into(),
+                step_bias: (&bias).into(),
+                skip: (&skip).into(),
+                step_limits: STEP_LIMITS,
+                states: states.into(),
+                moves: moves.views(),
+                out: (&out).into(),
+            })?,
+        }
         Ok(out)
     }
 
     fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32> {
-        let rows = x.len() / self.input();
+        let (rows, [_, _, inner, _]) = (x.len() / self.input(), self.sizes());
         let x = Tensor::from_slice(x, (rows, self.input()), &Device::Cpu).unwrap();
-        let [xbc, steps] = self.split(&x).map(|part| values(&part));
+        let [input, rates] = self.split(&x).map(|part| values(&part));
         let [decay, bias, skip] = self.factors().map(|part| values(&part));
-        let mut out = vec![f32::NAN; rows * self.0.heads * self.0.head_dim];
-        let inputs = [&xbc, &steps, &decay, &bias, &skip].map(|part| &part[..]);
-        reference::selective_scan(self.0, inputs, STEP_LIMITS, state, &mut out);
+        let mut out = vec![f32::NAN; rows * inner];
+        match *self {
+            Self::Delta(shape) => {
+                reference::delta_rule(shape, [&input, &rates, &decay, &bias], state, &mut out);
+            }
+            Self::Scan(shape) => {
+                let inputs = [&input, &rates, &decay, &bias, &skip].map(|part| &part[..]);
+                reference::selective_scan(shape, inputs, STEP_LIMITS, state, &mut out);
+            }
+        }
         out
     }
 }
 
-fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadMap) -> Delta {
+fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadMap) -> Rule {
     let [key_dim, value_dim] = dims;
-    Delta(DeltaShape { key_heads, value_heads, key_dim, value_dim, head_map })
+    Rule::Delta(DeltaShape { key_heads, value_heads, key_dim, value_dim, head_map })
 }
 
 fn ops() -> Vec<Box<dyn Op>> {
@@ -219,9 +206,9 @@ fn ops() -> Vec<Box<dyn Op>> {
         Box::new(delta(1, 1, [4, 3], HeadMap::Grouped)),
         Box::new(delta(2, 4, [16, 40], HeadMap::Grouped)),
         Box::new(delta(2, 4, [16, 32], HeadMap::Tiled)),
-        Box::new(Scan(ScanShape { heads: 1, head_dim: 1, groups: 1, state_dim: 1 })),
-        Box::new(Scan(ScanShape { heads: 4, head_dim: 20, groups: 2, state_dim: 7 })),
-        Box::new(Scan(ScanShape { heads: 3, head_dim: 64, groups: 1, state_dim: 16 })),
+        Box::new(Rule::Scan(ScanShape { heads: 1, head_dim: 1, groups: 1, state_dim: 1 })),
+        Box::new(Rule::Scan(ScanShape { heads: 4, head_dim: 20, groups: 2, state_dim: 7 })),
+        Box::new(Rule::Scan(ScanShape { heads: 3, head_dim: 64, groups: 1, state_dim: 16 })),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! The arguments of the rotation and the write into the cache.
 
-use super::{OP, RopeStyle};
+use super::{LATENT, OP, RopeStyle};
 use crate::Result;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
@@ -13,6 +13,7 @@ pub struct RopeArgs<V: Operand> {
     /// `[n, (heads + 2 * kv_heads) * head_dim]` activations (f32 or, on a device, bf16).
     pub qkv: V,
     pub heads: usize,
+    /// 0 in layers that read what an earlier one wrote: then the caches stay as they are.
     pub kv_heads: usize,
     pub head_dim: usize,
     /// `[n]`: each is below the number of positions in `table`.
@@ -50,6 +51,81 @@ pub struct QkNorm<V> {
     pub eps: f32,
 }
 
+/// The rotation of latent attention, where each token caches one vector for all heads, of which the
+/// last `table.rotary_dim` values are a key that is rotated. Queries are put together from the
+/// parts that meet the two parts of that vector. DeepSeek-AI 2024, "DeepSeek-V2".
+#[derive(Clone, Copy, Debug)]
+pub struct RopeLatentArgs<V: Operand> {
+    /// `[n, heads, rank]` f32: the parts of queries that are not rotated.
+    pub plain: V,
+    /// `[n, heads, rotary_dim]` f32: those that are.
+    pub rotary: V,
+    /// `[n, rank + rotary_dim]` f32: what is cached, the key not yet rotated.
+    pub latent: V,
+    pub heads: usize,
+    pub rank: usize,
+    /// `[n]` each, as those of [`RopeArgs`].
+    pub positions: V::Indices,
+    pub slots: V::Indices,
+    pub table: RopeTable<V>,
+    /// `[positions]` f32: the queries of a position are multiplied by this.
+    pub scales: Option<V>,
+    /// `[n, heads, rank + rotary_dim]` f32: the queries.
+    pub queries: V,
+    /// f32 or f16 `[blocks, rank + rotary_dim, block_size]`: K of one head as [`RopeArgs`] says.
+    /// Like `queries` it shares no memory with anything else.
+    pub cache: V,
+    pub block_size: usize,
+}
+
+impl<V: Operand> RopeLatentArgs<V> {
+    /// Values that a token caches.
+    pub(super) fn width(&self) -> usize {
+        self.rank + self.table.rotary_dim
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let &Self { plain, rotary, latent, heads, rank, positions, slots, .. } = self;
+        let &Self { table, scales, queries, cache, block_size, .. } = self;
+        let (width, rotary_dim) = (self.width(), table.rotary_dim);
+        let sized = |n: usize| {
+            plain.len() == n * heads * rank
+                && rotary.len() == n * heads * rotary_dim
+                && latent.len() == n * width
+                && queries.len() == n * heads * width
+        };
+        ensure(LATENT, heads > 0 && rank > 0 && rotary_dim > 0, || {
+            format!("{heads} heads of {rank} and {rotary_dim} values")
+        })?;
+        let floats = [plain, rotary, latent, queries].iter().all(|x| x.kind() == Kind::F32);
+        let fits = floats && V::count(slots) == V::count(positions);
+        ensure(LATENT, fits && V::count(positions).is_some_and(sized), || {
+            format!("{plain:?}, {rotary:?}, {latent:?} and {queries:?} for {heads} heads")
+        })?;
+        let block = block_size * width;
+        ensure(LATENT, block > 0 && cache.len().is_multiple_of(block), || {
+            format!("{cache:?} in blocks of {block_size} vectors of {width}")
+        })?;
+        check_table(LATENT, &table, rotary_dim)?;
+        let positions = table.cos.len().checked_div(rotary_dim / 2);
+        let fits = |scales: V| scales.kind() == Kind::F32 && Some(scales.len()) == positions;
+        ensure(LATENT, scales.is_none_or(fits), || format!("{scales:?} for {positions:?}"))?;
+        distinct(LATENT, queries, &[plain, rotary, latent, cache])?;
+        distinct(LATENT, cache, &[plain, rotary, latent])
+    }
+}
+
+fn check_table<V: Operand>(op: &'static str, table: &RopeTable<V>, head_dim: usize) -> Result<()> {
+    let &RopeTable { cos, sin, rotary_dim, .. } = table;
+    let fits = cos.kind() == Kind::F32
+        && sin.kind() == Kind::F32
+        && sin.len() == cos.len()
+        && rotary_dim.is_multiple_of(2)
+        && rotary_dim <= head_dim
+        && cos.len().is_multiple_of((rotary_dim / 2).max(1));
+    ensure(op, fits, || format!("{cos:?} and {sin:?} for {rotary_dim} of {head_dim} values"))
+}
+
 impl<V: Operand> RopeArgs<V> {
     /// Returns the number of tokens.
     pub(super) fn check(&self) -> Result<usize> {
@@ -64,7 +140,7 @@ impl<V: Operand> RopeArgs<V> {
         distinct(OP, qkv, &[self.k_cache, self.v_cache])?;
         distinct(OP, self.k_cache, &[self.v_cache])?;
         self.check_caches()?;
-        self.check_table()?;
+        check_table(OP, &self.table, head_dim)?;
         let weights = self.qk_norm.map_or(vec![], |norm| vec![norm.q, norm.k]);
         ensure(OP, weights.iter().all(|w| w.kind() == Kind::F32 && w.len() == head_dim), || {
             format!("{weights:?} for heads of {head_dim}")
@@ -77,23 +153,10 @@ impl<V: Operand> RopeArgs<V> {
         let block = block_size * kv_heads * head_dim;
         let fits = k_cache.kind() == v_cache.kind()
             && k_cache.len() == v_cache.len()
-            && block > 0
-            && k_cache.len().is_multiple_of(block);
+            && block_size * head_dim > 0
+            && (kv_heads == 0 || k_cache.len().is_multiple_of(block));
         ensure(OP, fits, || {
             format!("{k_cache:?} and {v_cache:?} for {kv_heads} heads of {head_dim}")
-        })
-    }
-
-    fn check_table(&self) -> Result<()> {
-        let RopeTable { cos, sin, rotary_dim, .. } = self.table;
-        let fits = cos.kind() == Kind::F32
-            && sin.kind() == Kind::F32
-            && sin.len() == cos.len()
-            && rotary_dim.is_multiple_of(2)
-            && rotary_dim <= self.head_dim
-            && cos.len().is_multiple_of((rotary_dim / 2).max(1));
-        ensure(OP, fits, || {
-            format!("{cos:?} and {sin:?} for {rotary_dim} of {} values", self.head_dim)
         })
     }
 }

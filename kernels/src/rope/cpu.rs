@@ -6,7 +6,7 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::{OP, QkNorm, Rope, RopeArgs, RopeStyle};
+use super::{OP, QkNorm, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable, latent};
 use crate::element::{Element, load_some};
 use crate::gpu::Kind;
 use crate::operand::{Operand, TensorView};
@@ -16,17 +16,22 @@ use crate::{Compute, Result};
 use half::f16;
 
 /// With fewer values than this, waking a thread costs more than it saves.
-const VALUES_PER_TASK: usize = 16 * 1024;
+pub(super) const VALUES_PER_TASK: usize = 16 * 1024;
 
 impl Rope for Compute {
     fn rope_kv_write(&self, args: &RopeArgs<TensorView>) -> Result<()> {
         args.check()?;
-        check_indices(args)?;
+        let cached = args.k_cache.len() / (args.kv_heads * args.head_dim);
+        check_indices(OP, args.positions, args.slots, &args.table, cached)?;
         match args.k_cache.kind() {
             Kind::F32 => run::<f32>(self, args),
             Kind::F16 => run::<f16>(self, args),
             _ => Err(wrong_type(OP, args.k_cache)),
         }
+    }
+
+    fn rope_latent(&self, args: &RopeLatentArgs<TensorView>) -> Result<()> {
+        latent::run(self, args)
     }
 }
 
@@ -60,22 +65,24 @@ fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
 }
 
 /// Checks everything that an index could reach before anything is written: a wrong slot is another
-/// sequence's memory.
-fn check_indices(args: &RopeArgs<TensorView>) -> Result<()> {
-    let half = args.table.rotary_dim / 2;
-    let positions = args.table.cos.len().checked_div(half).unwrap_or(usize::MAX);
-    let beyond = args.positions.iter().find(|position| **position as usize >= positions);
-    ensure(OP, beyond.is_none(), || {
-        format!("position {beyond:?} is beyond the table's {positions}")
-    })?;
-    let mut slots = args.slots.to_vec();
+/// sequence's memory. `cached`: the slots that there are.
+pub(super) fn check_indices(
+    op: &'static str,
+    positions: &[u32],
+    slots: &[u32],
+    table: &RopeTable<TensorView>,
+    cached: usize,
+) -> Result<()> {
+    let count = table.cos.len().checked_div(table.rotary_dim / 2).unwrap_or(usize::MAX);
+    let beyond = positions.iter().find(|position| **position as usize >= count);
+    ensure(op, beyond.is_none(), || format!("position {beyond:?} is beyond the table's {count}"))?;
+    let mut slots = slots.to_vec();
     slots.sort_unstable();
     if let Some(slot) = slots.windows(2).find_map(|w| (w[0] == w[1]).then_some(w[0])) {
-        return Err(shape(OP, format!("slot {slot} is given to two tokens")));
+        return Err(shape(op, format!("slot {slot} is given to two tokens")));
     }
-    let cached = args.k_cache.len() / (args.kv_heads * args.head_dim);
     let last = slots.last().filter(|last| **last as usize >= cached);
-    ensure(OP, last.is_none(), || format!("slot {last:?} is beyond the cache's {cached}"))
+    ensure(op, last.is_none(), || format!("slot {last:?} is beyond the cache's {cached}"))
 }
 
 /// The places to which keys and values are written.
@@ -119,18 +126,34 @@ fn token_with<L: Lanes, E: Element>(
         let values = start + offset * dim;
         // SAFETY: the slot is this token's alone.
         let out = unsafe { cache.v.slice(values..values + dim) };
-        for ((k, v), (i, out)) in
-            k.chunks(LANES).zip(v.chunks(LANES)).zip(out.chunks_mut(LANES).enumerate())
-        {
-            let (mut keys, mut values) = ([E::default(); LANES], [E::default(); LANES]);
-            E::store(load_some::<L, f32>(k), &mut keys);
+        for (v, out) in v.chunks(LANES).zip(out.chunks_mut(LANES)) {
+            let mut values = [E::default(); LANES];
             E::store(load_some::<L, f32>(v), &mut values);
             out.copy_from_slice(&values[..out.len()]);
-            for (d, key) in keys.into_iter().take(k.len()).enumerate() {
-                let at = start + (i * LANES + d) * block_size + offset;
-                // SAFETY: as above.
-                unsafe { cache.k.slice(at..at + 1)[0] = key };
-            }
+        }
+        // SAFETY: as above.
+        unsafe { store_key::<L, E>(k, &cache.k, start + offset, block_size) };
+    }
+}
+
+/// Writes a key from place `at` of the cache on, one value in each `stride`.
+///
+/// # Safety
+/// The key's slot is this thread's alone.
+#[inline(always)]
+pub(super) unsafe fn store_key<L: Lanes, E: Element>(
+    key: &[f32],
+    cache: &Parts<E>,
+    at: usize,
+    stride: usize,
+) {
+    for (i, part) in key.chunks(LANES).enumerate() {
+        let mut stored = [E::default(); LANES];
+        E::store(load_some::<L, f32>(part), &mut stored);
+        for (d, value) in stored.into_iter().take(part.len()).enumerate() {
+            let at = at + (i * LANES + d) * stride;
+            // SAFETY: the caller's promise.
+            unsafe { cache.slice(at..at + 1)[0] = value };
         }
     }
 }
@@ -146,11 +169,15 @@ fn rotate_heads(
         if let (Some(weight), Some(QkNorm { eps, .. })) = (norm, args.qk_norm) {
             normalise(head, weight, eps);
         }
-        let rotary = &mut head[..2 * cos.len()];
-        match args.table.style {
-            RopeStyle::Neox => rotate_halves(rotary, cos, sin),
-            RopeStyle::Interleaved => rotate_pairs(rotary, cos, sin),
-        }
+        rotate(args.table.style, &mut head[..2 * cos.len()], cos, sin);
+    }
+}
+
+#[inline(always)]
+pub(super) fn rotate(style: RopeStyle, rotary: &mut [f32], cos: &[f32], sin: &[f32]) {
+    match style {
+        RopeStyle::Neox => rotate_halves(rotary, cos, sin),
+        RopeStyle::Interleaved => rotate_pairs(rotary, cos, sin),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Launches the kernels of `rope.cu` on a device: QK-norm, rotary embedding and the write into the
 //! paged cache.
 
-use super::{OP, Rope, RopeArgs, RopeStyle, RopeTable};
+use super::{LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable};
 use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
+use crate::storage::{ensure, unsupported};
 use crate::{Result, args};
 
 const HEADS_PER_BLOCK: usize = 8;
@@ -14,7 +14,9 @@ impl Rope for DeviceOps {
         let n = args.check()?;
         let &RopeArgs { qkv, heads, kv_heads, head_dim, positions, slots, .. } = args;
         let &RopeArgs { table, qk_norm: norm, k_cache, v_cache, .. } = args;
-        ensure(OP, k_cache.kind() == qkv.kind(), || format!("{k_cache:?} for {qkv:?}"))?;
+        // Models with queries alone are refused on a device, as they need other ops that it lacks.
+        let fits = kv_heads > 0 && k_cache.kind() == qkv.kind();
+        ensure(OP, fits, || format!("{k_cache:?} for {qkv:?} of {kv_heads} KV heads"))?;
         let items = n * (heads + 2 * kv_heads);
         if items == 0 {
             return Ok(());
@@ -32,6 +34,10 @@ impl Rope for DeviceOps {
         let args = [&buffers[..], &sizes, &args![interleaved]].concat();
         let blocks = [items.div_ceil(HEADS_PER_BLOCK) as u32, 1, 1];
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
+    }
+
+    fn rope_latent(&self, _: &RopeLatentArgs<View>) -> Result<()> {
+        Err(unsupported(LATENT, "on a device: run the model on the CPU".into()))
     }
 }
 

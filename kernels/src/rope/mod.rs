@@ -4,17 +4,19 @@
 mod args;
 mod cpu;
 mod gpu;
+mod latent;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use args::{QkNorm, RopeArgs, RopeTable};
+pub use args::{QkNorm, RopeArgs, RopeLatentArgs, RopeTable};
 
 use crate::Result;
 use crate::operand::OpMemory;
 
 const OP: &str = "rope_kv_write";
+const LATENT: &str = "rope_latent";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
@@ -29,4 +31,8 @@ pub trait Rope: OpMemory {
     /// The CPU checks every position and slot before it writes anything. A device fails the step if
     /// one is outside of the tables or the cache.
     fn rope_kv_write(&self, args: &RopeArgs<Self::View<'_>>) -> Result<()>;
+
+    /// Puts queries together and writes what latent attention caches. A device has no kernel for it
+    /// yet.
+    fn rope_latent(&self, args: &RopeLatentArgs<Self::View<'_>>) -> Result<()>;
 }

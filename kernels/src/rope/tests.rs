@@ -55,12 +55,16 @@ impl Case {
     }
 
     fn run(&self, positions: &[u32], slots: &[u32]) -> Result<()> {
+        self.run_with(KV_HEADS, positions, slots)
+    }
+
+    fn run_with(&self, kv_heads: usize, positions: &[u32], slots: &[u32]) -> Result<()> {
         let (cos, sin) = ((&self.cos).into(), (&self.sin).into());
         let rotary_dim = 2 * self.cos.dims()[1];
         compute().rope_kv_write(&RopeArgs {
             qkv: (&self.qkv).into(),
             heads: HEADS,
-            kv_heads: KV_HEADS,
+            kv_heads,
             head_dim: self.dim,
             positions,
             slots,
@@ -133,6 +137,19 @@ fn equals_the_reference() {
     }
 }
 
+/// A layer that reads what an earlier one wrote has queries alone.
+#[test]
+fn queries_alone_leave_the_caches_as_they_are() {
+    let whole = Case::new(2, 64, 32, RopeStyle::Neox, true);
+    let want = [whole.want(0, 3)[0].clone(), whole.want(1, 4)[0].clone()].concat();
+    let q = whole.qkv.narrow(1, 0, HEADS * 64).unwrap().contiguous().unwrap();
+    let alone = Case { qkv: q, ..whole };
+    alone.run_with(0, &[3, 4], &[5, 5]).unwrap();
+    assert_close(&values(&alone.qkv), &want, 1e-5, "queries");
+    assert!([&alone.k, &alone.v].iter().all(|cache| values(cache).iter().all(|x| x.is_nan())));
+    assert!(alone.run_with(0, &[3, 50], &[0, 1]).is_err());
+}
+
 #[test]
 fn values_beyond_f16_become_its_largest() {
     let case = Case::new(1, 64, 64, RopeStyle::Neox, false);
@@ -175,4 +192,105 @@ fn bad_indices_are_refused_before_anything_is_written() {
         assert!(values(&case.k).iter().all(|x| x.is_nan()));
         assert_eq!(values(&case.qkv), values(&random(&[2, (HEADS + 2 * KV_HEADS) * 64], 1)));
     }
+}
+
+/// The operands of latent attention, whose vectors have `RANK` values that are not rotated.
+struct LatentCase {
+    plain: Tensor,
+    rotary: Tensor,
+    latent: Tensor,
+    scales: Option<Tensor>,
+    queries: Tensor,
+    cache: Tensor,
+}
+
+const RANK: usize = 19;
+const ROTARY: usize = 6;
+
+impl LatentCase {
+    fn new(n: usize, scaled: bool) -> Self {
+        Self {
+            plain: random(&[n, HEADS, RANK], 1),
+            rotary: random(&[n, HEADS, ROTARY], 2),
+            latent: random(&[n, RANK + ROTARY], 3),
+            scales: scaled.then(|| random(&[50], 6)),
+            queries: poisoned(&[n, HEADS, RANK + ROTARY]),
+            cache: poisoned(&[BLOCKS, RANK + ROTARY, BLOCK_SIZE]),
+        }
+    }
+
+    fn run(&self, style: RopeStyle, positions: &[u32], slots: &[u32]) -> Result<()> {
+        let [cos, sin] = angles();
+        compute().rope_latent(&RopeLatentArgs {
+            plain: (&self.plain).into(),
+            rotary: (&self.rotary).into(),
+            latent: (&self.latent).into(),
+            heads: HEADS,
+            rank: RANK,
+            positions,
+            slots,
+            table: RopeTable { cos: (&cos).into(), sin: (&sin).into(), rotary_dim: ROTARY, style },
+            scales: self.scales.as_ref().map(Into::into),
+            queries: (&self.queries).into(),
+            cache: (&self.cache).into(),
+            block_size: BLOCK_SIZE,
+        })
+    }
+}
+
+fn angles() -> [Tensor; 2] {
+    [4, 5].map(|seed| random(&[50, ROTARY / 2], seed))
+}
+
+fn row(of: &Tensor, i: usize) -> Vec<f32> {
+    values(&of.narrow(0, i, 1).unwrap())
+}
+
+#[test]
+fn latent_vectors_and_their_queries_equal_the_reference() {
+    let positions: Vec<u32> = (0..37).map(|i| (i * 7) % 50).collect();
+    let slots: Vec<u32> = (0..37).map(|i| (i * 11) % 48).collect();
+    for (style, scaled) in [(RopeStyle::Neox, false), (RopeStyle::Interleaved, true)] {
+        let case = LatentCase::new(37, scaled);
+        case.run(style, &positions, &slots).unwrap();
+        let half = LatentCase::new(37, scaled);
+        let half = LatentCase { cache: half.cache.to_dtype(DType::F16).unwrap(), ..half };
+        half.run(style, &positions, &slots).unwrap();
+        for (i, (position, slot)) in positions.iter().zip(&slots).enumerate() {
+            let [cos, sin] = angles().map(|angles| row(&angles, *position as usize));
+            let scale = case.scales.as_ref().map_or(1.0, |all| values(all)[*position as usize]);
+            let (plain, rotary) = (row(&case.plain, i), row(&case.rotary, i));
+            let mut want = Vec::new();
+            for head in 0..HEADS {
+                let mut turned = rotary[head * ROTARY..(head + 1) * ROTARY].to_vec();
+                reference::rotate(&mut turned, &cos, &sin, style);
+                let whole = plain[head * RANK..(head + 1) * RANK].iter().chain(&turned);
+                want.extend(whole.map(|x| x * scale));
+            }
+            assert_close(&row(&case.queries, i), &want, 1e-6, "queries");
+            let mut want = row(&case.latent, i);
+            reference::rotate(&mut want[RANK..], &cos, &sin, style);
+            let kept = |cache: &Tensor| {
+                let (block, offset) = (*slot as usize / BLOCK_SIZE, *slot as usize % BLOCK_SIZE);
+                let token = cache.narrow(0, block, 1).unwrap().narrow(2, offset, 1).unwrap();
+                values(&token.to_dtype(DType::F32).unwrap())
+            };
+            assert_close(&kept(&case.cache), &want, 1e-6, "cache");
+            let rounded: Vec<f32> =
+                kept(&case.cache).iter().map(|x| f16::from_f32(*x).to_f32()).collect();
+            assert_eq!(kept(&half.cache), rounded, "in f16");
+        }
+    }
+}
+
+#[test]
+fn bad_indices_of_latent_vectors_are_refused_before_anything_is_written() {
+    for (positions, slots) in [([0, 50], [0, 1]), ([0, 1], [0, 48]), ([0, 1], [5, 5])] {
+        let case = LatentCase::new(2, false);
+        let result = case.run(RopeStyle::Neox, &positions, &slots);
+        assert!(matches!(result, Err(Error::Shape { .. })));
+        assert!(values(&case.cache).iter().chain(&values(&case.queries)).all(|x| x.is_nan()));
+    }
+    let short = LatentCase { scales: Some(random(&[49], 6)), ..LatentCase::new(1, false) };
+    assert!(matches!(short.run(RopeStyle::Neox, &[0], &[0]), Err(Error::Shape { .. })));
 }

@@ -94,6 +94,26 @@ impl Lanes for Avx2 {
         Self(half(0), half(16))
     }
     #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        // SAFETY: the features were found at run time, and the array has room for 16 lanes.
+        let half = |i| unsafe {
+            let wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(from.as_ptr().add(i).cast()));
+            // The sign stays where it is, and all other bits but one copy of it move up.
+            let moved = _mm_slli_epi16::<7>(wide);
+            _mm256_cvtph_ps(_mm_and_si128(moved, _mm_set1_epi16(0xbf80_u16 as i16)))
+        };
+        Self(half(0), half(8))
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        // SAFETY: the features were found at run time, and the array has room for 16 lanes.
+        let half = |i| unsafe {
+            let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.as_ptr().add(i).cast()));
+            _mm256_cvtph_ps(_mm_slli_epi16::<8>(wide))
+        };
+        Self(half(0), half(8))
+    }
+    #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
         // SAFETY: the features were found at run time, and the array has room for 16 lanes.
         let half = |i| unsafe {

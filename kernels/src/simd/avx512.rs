@@ -89,6 +89,24 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        // SAFETY: the features were found at run time, and the array has room for 16 lanes.
+        unsafe {
+            let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+            // The sign stays where it is, and all other bits but one copy of it move up.
+            let moved = _mm256_slli_epi16::<7>(wide);
+            Self(_mm512_cvtph_ps(_mm256_and_si256(moved, _mm256_set1_epi16(0xbf80_u16 as i16))))
+        }
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        // SAFETY: the features were found at run time, and the array has room for 16 lanes.
+        unsafe {
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.as_ptr().cast()));
+            Self(_mm512_cvtph_ps(_mm256_slli_epi16::<8>(wide)))
+        }
+    }
+    #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
         // SAFETY: the features were found at run time, and the array has room for 16 lanes.
         Self(unsafe {

@@ -16,6 +16,7 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
 
+use half::f16;
 use std::sync::OnceLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,26 @@ pub enum InstructionSetError {
 
 pub(crate) const LANES: usize = 16;
 
+/// By how much the f16 with the bits of an E4M3 float is smaller: their exponents are biased by 15
+/// and by 7.
+pub(crate) const E4M3_UNIT: f32 = 256.0;
+
+/// The value of a float with a sign, four bits of exponent and three of mantissa, divided by
+/// [`E4M3_UNIT`]. The codes `0x7f` and `0xff`, which stand for no number, become ±480.
+/// Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
+#[inline(always)]
+pub(crate) fn e4m3(code: u8) -> f32 {
+    let code = u16::from(code);
+    f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
+}
+
+/// The value of a float with a sign, five bits of exponent and two of mantissa: the upper half of
+/// an f16.
+#[inline(always)]
+pub(crate) fn e5m2(code: u8) -> f32 {
+    f16::from_bits(u16::from(code) << 8).to_f32()
+}
+
 /// A vector of [`LANES`] f32.
 pub(crate) trait Lanes: Copy {
     fn splat(x: f32) -> Self;
@@ -120,6 +141,10 @@ pub(crate) trait Lanes: Copy {
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self;
     /// Loads signed bytes.
     fn load_i8(from: &[u8; LANES]) -> Self;
+    /// Loads floats of eight bits (E4M3), divided by [`E4M3_UNIT`].
+    fn load_e4m3(from: &[u8; LANES]) -> Self;
+    /// Loads floats of eight bits (E5M2).
+    fn load_e5m2(from: &[u8; LANES]) -> Self;
     /// `self * 2^n` for integral `n` in [-127, 128]; -127 gives zero.
     fn scale(self, n: Self) -> Self;
 
@@ -235,6 +260,44 @@ mod tests {
         }
     }
     vectorised!(fn exp_slice(data: &mut [f32]) = exp_all);
+
+    #[inline(always)]
+    fn floats_of_eight_bits<L: Lanes>(codes: &[u8; LANES], out: &mut [[f32; LANES]; 2]) {
+        L::load_e4m3(codes).mul(L::splat(E4M3_UNIT)).store(&mut out[0]);
+        L::load_e5m2(codes).store(&mut out[1]);
+    }
+    vectorised!(
+        fn eight_bits(codes: &[u8; LANES], out: &mut [[f32; LANES]; 2]) = floats_of_eight_bits
+    );
+
+    /// The value by the definition of a float of eight bits with so many bits of mantissa.
+    fn float_of(code: u8, mantissa: i32, bias: i32) -> f64 {
+        let sign = if code >> 7 == 1 { -1.0 } else { 1.0 };
+        let (exponent, rest) =
+            (i32::from(code & 127) >> mantissa, i32::from(code) % (1 << mantissa));
+        let part = f64::from(rest) / f64::from(1 << mantissa);
+        let (leading, power) = if exponent == 0 { (0.0, 1 - bias) } else { (1.0, exponent - bias) };
+        sign * (leading + part) * 2f64.powi(power)
+    }
+
+    #[test]
+    fn every_float_of_eight_bits_has_its_value() {
+        let codes: Vec<u8> = (0..=255).collect();
+        for isa in Isa::available() {
+            for codes in codes.as_chunks::<LANES>().0 {
+                let mut got = [[f32::NAN; LANES]; 2];
+                eight_bits(isa, codes, &mut got);
+                for (i, code) in codes.iter().copied().enumerate() {
+                    let want = [float_of(code, 3, 7), float_of(code, 2, 15)];
+                    assert_eq!(f64::from(got[0][i]), want[0], "{isa:?}: E4M3 {code:#x}");
+                    // The highest exponent of E5M2 stands for infinity and for no number.
+                    let finite = code & 0x7c != 0x7c;
+                    assert!(!finite || f64::from(got[1][i]) == want[1], "{isa:?}: E5M2 {code:#x}");
+                    assert_eq!(got[1][i].is_finite(), finite, "{isa:?}: E5M2 {code:#x}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn exp_is_close_everywhere_it_matters() {

@@ -1,6 +1,6 @@
 //! Sixteen lanes as plain arrays, for any machine.
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, e4m3, e5m2};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]
@@ -63,6 +63,14 @@ impl Lanes for Portable {
     #[inline(always)]
     fn load_bf16(from: &[u8; 2 * LANES]) -> Self {
         Self(std::array::from_fn(|i| bf16::from_le_bytes([from[2 * i], from[2 * i + 1]]).to_f32()))
+    }
+    #[inline(always)]
+    fn load_e4m3(from: &[u8; LANES]) -> Self {
+        Self(from.map(e4m3))
+    }
+    #[inline(always)]
+    fn load_e5m2(from: &[u8; LANES]) -> Self {
+        Self(from.map(e5m2))
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {

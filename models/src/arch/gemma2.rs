@@ -35,7 +35,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = gguf_decoder(keys, LAYERS_OF_27B)?;
     let window = keys.size("attention.sliding_window")?.unwrap_or(WINDOW);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
-    config.sliding = Some(Sliding { window, layers, rope: None });
+    config.sliding = Some(Sliding { window, layers, rope: None, heads: None });
     config.attention_softcap = keys.float("attn_logit_softcapping")?;
     Ok(ArchSpec { config, options: OPTIONS })
 }

@@ -23,8 +23,12 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
     let rope =
         Some(RopeConfig { theta, rotary_dim: config.rope.rotary_dim, scaling: RopeScaling::None });
-    config.sliding =
-        keys.size("attention.sliding_window")?.map(|window| Sliding { window, layers, rope });
+    config.sliding = keys.size("attention.sliding_window")?.map(|window| Sliding {
+        window,
+        layers,
+        rope,
+        heads: None,
+    });
     Ok(ArchSpec { config, options: LayerOptions { qk_norm: QkNorms::EachHead, ..OPTIONS } })
 }
 

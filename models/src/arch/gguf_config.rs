@@ -13,6 +13,10 @@ use std::collections::BTreeSet;
 const IGNORED: [&str; 3] =
     ["tensor_data_layout", "rope.scaling.finetuned", "attention.value_length_swa"];
 
+/// The numbers of the functions by which experts are routed.
+pub(super) const SOFTMAX: usize = 1;
+pub(super) const SIGMOID: usize = 2;
+
 pub(super) struct GgufConfigKeys<'a> {
     file: &'a GgufFile,
     architecture: String,
@@ -69,6 +73,32 @@ impl<'a> GgufConfigKeys<'a> {
         })
     }
 
+    /// A number for each layer, or one for all.
+    pub(super) fn counts(&mut self, key: &str) -> Result<Option<Vec<usize>>> {
+        self.get(key, |value| match value {
+            Value::Array(counts) => counts.iter().map(Value::as_usize).collect(),
+            one => one.as_usize().map(|count| vec![count]),
+        })
+    }
+
+    /// Refuses numbers of layers, if there is one for each, of which not all that `concerns` holds
+    /// for are `expected`.
+    pub(super) fn check_alike(
+        &self,
+        key: &str,
+        counts: &[usize],
+        expected: usize,
+        concerns: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let mut own = (0..).zip(counts).filter(|(layer, _)| concerns(*layer));
+        match own.find(|(_, count)| counts.len() > 1 && **count != expected) {
+            None => Ok(()),
+            Some((layer, count)) => Err(self.unsupported(&format!(
+                "{key} is {count} in layer {layer}, where layers alike have {expected}"
+            ))),
+        }
+    }
+
     /// How many pairs of each head are rotated by each axis of a position.
     pub(super) fn sections(&mut self, key: &str) -> Result<Option<Vec<usize>>> {
         self.get(key, |value| match value {
@@ -81,29 +111,27 @@ impl<'a> GgufConfigKeys<'a> {
         Error::Unsupported(format!("{}: {what}", self.file.path().display()))
     }
 
-    fn bad(&self, what: &str) -> Error {
+    pub(super) fn bad(&self, what: &str) -> Error {
         damaged(self.file.path(), what)
     }
 
     /// Reads what every decoder has. The heads of K and of V must have one size.
     pub(super) fn decoder(&mut self) -> Result<ModelConfig> {
         let kv_heads = self.size("attention.head_count_kv")?;
-        self.decoder_with(kv_heads)
+        let width = self.mlp_width()?;
+        self.decoder_with(kv_heads, width)
     }
 
     /// Reads the same of a decoder whose layers have KV heads, equally many, or none. Says of each
     /// layer whether it has none.
     pub(super) fn decoder_with_gaps(&mut self) -> Result<(ModelConfig, Vec<bool>)> {
-        let counts = |value: &Value| match value {
-            Value::Array(counts) => counts.iter().map(Value::as_usize).collect(),
-            one => one.as_usize().map(|count| vec![count]),
-        };
-        let counts: Vec<usize> = self.get("attention.head_count_kv", counts)?.unwrap_or_default();
+        let counts = self.counts("attention.head_count_kv")?.unwrap_or_default();
         let most = counts.iter().copied().max().filter(|most| *most > 0);
         if counts.iter().any(|count| *count > 0 && Some(*count) != most) {
             return Err(self.unsupported("layers have different numbers of KV heads"));
         }
-        let config = self.decoder_with(most)?;
+        let width = self.mlp_width()?;
+        let config = self.decoder_with(most, width)?;
         let layers = config.layers;
         let gap = |layer: usize| counts.get(layer).is_some_and(|count| *count == 0);
         if counts.len() > 1 && counts.len() != layers {
@@ -112,7 +140,12 @@ impl<'a> GgufConfigKeys<'a> {
         Ok((config, (0..layers).map(gap).collect()))
     }
 
-    fn decoder_with(&mut self, kv_heads: Option<usize>) -> Result<ModelConfig> {
+    /// The same with numbers that may differ from layer to layer.
+    pub(super) fn decoder_with(
+        &mut self,
+        kv_heads: Option<usize>,
+        mlp_width: usize,
+    ) -> Result<ModelConfig> {
         let (hidden_size, heads) =
             (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let head_dim = self.size("attention.key_length")?.unwrap_or(hidden_size / heads);
@@ -121,14 +154,24 @@ impl<'a> GgufConfigKeys<'a> {
                 "keys and values of different sizes are not supported".into(),
             ));
         }
+        self.decoder_of(kv_heads.unwrap_or(heads), head_dim, mlp_width)
+    }
+
+    /// Reads a decoder whose heads have this size.
+    pub(super) fn decoder_of(
+        &mut self,
+        kv_heads: usize,
+        head_dim: usize,
+        intermediate_size: usize,
+    ) -> Result<ModelConfig> {
         let epsilon = self.float("attention.layer_norm_rms_epsilon")?;
         let config = ModelConfig {
             vocab_size: self.vocabulary()?,
-            hidden_size,
-            intermediate_size: self.mlp_width()?,
+            hidden_size: self.needed("embedding_length")?,
+            intermediate_size,
             layers: self.needed("block_count")?,
-            heads,
-            kv_heads: kv_heads.unwrap_or(heads),
+            heads: self.needed("attention.head_count")?,
+            kv_heads,
             head_dim,
             rms_norm_eps: epsilon
                 .ok_or_else(|| self.bad("attention.layer_norm_rms_epsilon is missing"))?,
@@ -137,6 +180,8 @@ impl<'a> GgufConfigKeys<'a> {
             sliding: None,
             recurrent: None,
             mixture: None,
+            shared_kv_layers: 0,
+            latent: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -152,7 +197,7 @@ impl<'a> GgufConfigKeys<'a> {
     }
 
     /// Files whose layers all have experts may state the width of those alone.
-    fn mlp_width(&mut self) -> Result<usize> {
+    pub(super) fn mlp_width(&mut self) -> Result<usize> {
         let all = "feed_forward_length";
         let of_experts = "expert_feed_forward_length";
         self.needed(if !self.has(all) && self.has(of_experts) { of_experts } else { all })
@@ -187,28 +232,49 @@ impl<'a> GgufConfigKeys<'a> {
 
     /// Reads the settings of experts that are routed by sigmoids, behind the first layers.
     pub(super) fn sigmoid_mixture(&mut self, config: &ModelConfig) -> Result<MixtureConfig> {
-        const SIGMOID: usize = 2;
         let function = self.needed("expert_gating_func")?;
-        if function != SIGMOID {
-            return Err(self.unsupported(&format!(
-                "experts are routed by the function {function} (expert_gating_func), where \
-                 {SIGMOID} is supported"
-            )));
-        }
-        let groups = self.size("expert_group_count")?.unwrap_or(1);
-        let kept = self.size("expert_group_used_count")?.unwrap_or(1);
+        self.later_mixture(config, function, &[SIGMOID], true)
+    }
+
+    /// Reads the settings of experts behind the first layers, which are routed by one of some
+    /// `supported` functions. `normalise` is as in [`Self::mixture`].
+    pub(super) fn later_mixture(
+        &mut self,
+        config: &ModelConfig,
+        function: usize,
+        supported: &[usize],
+        normalise: bool,
+    ) -> Result<MixtureConfig> {
+        let scoring = self.scoring(function, supported)?;
         let dense = self.count("leading_dense_block_count")?.unwrap_or(0);
-        let mixture = self.mixture(config, true)?;
+        let mixture = self.mixture(config, normalise)?;
         let shared = self.count("expert_shared_count")?.filter(|count| *count > 0);
         Ok(MixtureConfig {
-            scoring: RouterScoring::Sigmoid { groups, kept },
+            scoring,
             scale: self.float("expert_weights_scale")?.unwrap_or(1.0),
             shared: shared.map(|count| SharedConfig {
-                width: count * mixture.intermediate_size,
+                width: count.saturating_mul(mixture.intermediate_size),
                 gated: false,
             }),
             layers: (0..config.layers).map(|layer| layer >= dense).collect(),
             ..mixture
+        })
+    }
+
+    /// How experts are routed by a function, which must be one of those that are supported.
+    fn scoring(&mut self, function: usize, supported: &[usize]) -> Result<RouterScoring> {
+        if !supported.contains(&function) {
+            return Err(self.unsupported(&format!(
+                "experts are routed by the function {function} (expert_gating_func), where \
+                 {supported:?} are supported"
+            )));
+        }
+        let groups = self.size("expert_group_count")?.unwrap_or(1);
+        let kept = self.size("expert_group_used_count")?.unwrap_or(1);
+        Ok(match function {
+            SIGMOID => RouterScoring::Sigmoid { groups, kept },
+            _ if groups > 1 => RouterScoring::GroupedSoftmax { groups, kept },
+            _ => RouterScoring::Softmax,
         })
     }
 
@@ -221,6 +287,10 @@ impl<'a> GgufConfigKeys<'a> {
         }
         config.layers -= further;
         Ok(further)
+    }
+
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.file.tensors.contains_key(name)
     }
 
     /// Whether the name of any tensor ends like this.
@@ -269,6 +339,7 @@ impl<'a> GgufConfigKeys<'a> {
             beta_slow: self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             original_max_positions: original,
             truncate: true,
+            mscale_all_dim: 0.0,
         })
     }
 

@@ -3,9 +3,9 @@
 //! GLM-4.5 Team 2025.
 
 use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config};
-use crate::config::{MixtureConfig, RouterScoring, SharedConfig};
+use crate::Result;
+use crate::config::RouterScoring;
 use crate::loader::tensors::{NameMap, Presence};
-use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
@@ -42,7 +42,9 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     keys.default("rms_norm_eps", EPSILON);
     let part = keys.rotated_part(ROTATED)?;
     let mut config = keys.decoder_with(false, part)?;
-    config.mixture = Some(mixture(keys, &config)?);
+    let [groups, kept] = keys.expert_groups()?;
+    let scoring = RouterScoring::Sigmoid { groups, kept };
+    config.mixture = Some(keys.later_mixture(&config, scoring)?);
     let qk_norm = keys.flag("use_qk_norm")?;
     let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
@@ -52,21 +54,4 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         ..OPTIONS
     };
     Ok(ArchSpec { config, options })
-}
-
-/// Reads the settings of experts behind the first layers.
-fn mixture(keys: &mut hf_config::HfConfigKeys, config: &ModelConfig) -> Result<MixtureConfig> {
-    let width: usize = keys.required("moe_intermediate_size")?;
-    let dense = keys.take("first_k_dense_replace")?.unwrap_or(1);
-    let groups = keys.take("n_group")?.unwrap_or(1);
-    let kept = keys.take("topk_group")?.unwrap_or(1);
-    let shared: usize = keys.take("n_shared_experts")?.unwrap_or(1);
-    Ok(MixtureConfig {
-        scoring: RouterScoring::Sigmoid { groups, kept },
-        normalise: keys.take("norm_topk_prob")?.unwrap_or(true),
-        scale: keys.take("routed_scaling_factor")?.unwrap_or(1.0),
-        shared: (shared > 0).then_some(SharedConfig { width: shared * width, gated: false }),
-        layers: (0..config.layers).map(|layer| layer >= dense).collect(),
-        ..keys.mixture(width, config.layers)?
-    })
 }

@@ -44,7 +44,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let window = keys.needed("attention.sliding_window")?;
     let layers = keys.sliding_layers(config.layers, 2)?;
-    config.sliding = Some(Sliding { window, layers, rope: None });
+    config.sliding = Some(Sliding { window, layers, rope: None, heads: None });
     config.mixture = Some(keys.mixture(&config, true)?);
     // GGUF has no key for this.
     if let RopeScaling::Yarn(yarn) = &mut config.rope.scaling {

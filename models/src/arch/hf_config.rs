@@ -1,7 +1,7 @@
 //! Reads a decoder's shape from a Hugging Face `config.json`, each key of which must be understood.
 
 use super::hf_rope;
-use crate::config::{MixtureConfig, RouterScoring, Sliding};
+use crate::config::{MixtureConfig, RouterScoring, SharedConfig, Sliding};
 use crate::loader::damaged;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::activation::Activation;
@@ -26,11 +26,13 @@ const OFF: [&str; 7] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 18] = [
+const TOWERS: [&str; 20] = [
     "audio_config",
     "audio_token_id",
+    "boa_token_id",
     "boi_token_id",
     "boi_token_index",
+    "eoa_token_index",
     "eoi_token_id",
     "eoi_token_index",
     "image_token_id",
@@ -95,8 +97,27 @@ impl HfConfigKeys {
         self.take(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
     }
 
+    /// Takes a key out that may be null and not absent.
+    pub(super) fn nullable<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>> {
+        match self.values.get(key) {
+            Some(_) => self.take(key),
+            None => self.required(key).map(Some),
+        }
+    }
+
     pub(super) fn flag(&mut self, key: &str) -> Result<bool> {
         Ok(self.take(key)?.unwrap_or(false))
+    }
+
+    /// Takes a key out that may have no other value than `only`.
+    pub(super) fn only(&mut self, key: &str, only: impl Into<Value>) -> Result<()> {
+        let (found, only) = (self.take::<Value>(key)?, only.into());
+        match found.filter(|value| *value != only) {
+            None => Ok(()),
+            Some(other) => {
+                Err(self.unsupported(&format!("`{key}` is {other}, where {only} is supported")))
+            }
+        }
     }
 
     /// Takes a key out of the object that `key` is, if it is one.
@@ -113,6 +134,11 @@ impl HfConfigKeys {
     /// Takes an object out, whose own keys must be understood too.
     pub(super) fn object(&mut self, key: &str) -> Result<Option<Self>> {
         Ok(self.take(key)?.map(|values| Self { path: self.path.clone(), values }))
+    }
+
+    /// The same of an object that must be there.
+    pub(super) fn required_object(&mut self, key: &str) -> Result<Self> {
+        self.object(key)?.ok_or_else(|| self.bad(&format!("{key} is missing")))
     }
 
     pub(super) fn bad(&self, what: &str) -> Error {
@@ -150,6 +176,8 @@ impl HfConfigKeys {
             sliding: None,
             recurrent: None,
             mixture: None,
+            shared_kv_layers: 0,
+            latent: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,
@@ -231,6 +259,31 @@ impl HfConfigKeys {
         })
     }
 
+    /// How many groups of experts there are, and of how many experts are chosen.
+    pub(super) fn expert_groups(&mut self) -> Result<[usize; 2]> {
+        Ok([self.take("n_group")?.unwrap_or(1), self.take("topk_group")?.unwrap_or(1)])
+    }
+
+    /// Reads the settings of experts behind the first layers, beside one that computes every token.
+    pub(super) fn later_mixture(
+        &mut self,
+        config: &ModelConfig,
+        scoring: RouterScoring,
+    ) -> Result<MixtureConfig> {
+        let width: usize = self.required("moe_intermediate_size")?;
+        let dense = self.take("first_k_dense_replace")?.unwrap_or(1);
+        let shared: usize = self.take("n_shared_experts")?.unwrap_or(1);
+        Ok(MixtureConfig {
+            scoring,
+            normalise: self.take("norm_topk_prob")?.unwrap_or(true),
+            scale: self.take("routed_scaling_factor")?.unwrap_or(1.0),
+            shared: (shared > 0)
+                .then_some(SharedConfig { width: shared.saturating_mul(width), gated: false }),
+            layers: (0..config.layers).map(|layer| layer >= dense).collect(),
+            ..self.mixture(width, config.layers)?
+        })
+    }
+
     pub(super) fn activation(&mut self, key: &str, usual: Activation) -> Result<Activation> {
         match self.take::<String>(key)?.as_deref() {
             None => Ok(usual),
@@ -273,7 +326,7 @@ impl HfConfigKeys {
         let window = window.ok_or_else(|| {
             self.bad("`layer_types` asks for a `sliding_window`, which is missing")
         })?;
-        Ok(Some(Sliding { window, layers, rope: None }))
+        Ok(Some(Sliding { window, layers, rope: None, heads: None }))
     }
 
     fn is_sliding(&self, kind: &str) -> Result<bool> {
@@ -284,15 +337,20 @@ impl HfConfigKeys {
         }
     }
 
-    /// Refuses keys that nothing asked for: they may change the computation.
-    pub(super) fn finish(self) -> Result<()> {
+    /// The keys that nothing asked for.
+    pub(super) fn left(&self) -> Vec<&str> {
         let silent = |key: &str, value: &Value| {
             value.is_null()
                 || IGNORED.lines().any(|ignored| ignored == key)
                 || (OFF.contains(&key) && *value == Value::Bool(false))
         };
-        let unknown = self.values.iter().filter(|(key, value)| !silent(key, value));
-        let unknown: Vec<&str> = unknown.map(|(key, _)| key.as_str()).collect();
+        let left = self.values.iter().filter(|(key, value)| !silent(key, value));
+        left.map(|(key, _)| key.as_str()).collect()
+    }
+
+    /// Refuses keys that nothing asked for: they may change the computation.
+    pub(super) fn finish(self) -> Result<()> {
+        let unknown = self.left();
         if unknown.is_empty() {
             return Ok(());
         }

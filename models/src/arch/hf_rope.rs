@@ -6,6 +6,8 @@ use crate::config::{RopeConfig, RopeScaling, Yarn};
 use crate::{ModelConfig, Result};
 
 const THETA: f32 = 10_000.0;
+/// A divisor of frequencies with which no position is turned, as GGUF's converter writes it.
+const UNTURNED: f32 = 1e30;
 
 /// The values used if the parameters give none, and the length that a scaling is relative to.
 #[derive(Clone, Copy)]
@@ -93,6 +95,13 @@ fn rope(
             original_max_positions: original,
         },
         Some("yarn") => RopeScaling::Yarn(yarn(&mut keys, base.max_positions, original)?),
+        Some("proportional") => {
+            let factor = keys.take("factor")?.unwrap_or(1.0);
+            let part: f32 = keys.take("partial_rotary_factor")?.unwrap_or(1.0);
+            let turned = (part * base.head_dim as f32) as usize / 2;
+            let factors = |pair| if pair < turned { factor } else { UNTURNED };
+            RopeScaling::Factors((0..base.head_dim / 2).map(factors).collect())
+        }
         Some("longrope" | "su") => long_rope(&mut keys, base.max_positions, original)?,
         Some(other) => {
             return Err(keys.unsupported(&format!("RoPE scaling {other:?} is not supported")));
@@ -110,7 +119,7 @@ fn rope(
 fn yarn(keys: &mut HfConfigKeys, max_positions: usize, original: usize) -> Result<Yarn> {
     let factor = keys.take("factor")?.unwrap_or(max_positions as f32 / original as f32);
     let grown = |mscale: f32| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
-    let mscales = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
+    let mscales @ (_, all_dim) = (keys.take("mscale")?, keys.take("mscale_all_dim")?);
     let usual = match mscales {
         (Some(mscale), Some(all_dim)) if mscale != 0.0 && all_dim != 0.0 => {
             grown(mscale) / grown(all_dim)
@@ -124,6 +133,7 @@ fn yarn(keys: &mut HfConfigKeys, max_positions: usize, original: usize) -> Resul
         beta_slow: keys.take("beta_slow")?.unwrap_or(1.0),
         original_max_positions: original,
         truncate: keys.take("truncate")?.unwrap_or(true),
+        mscale_all_dim: all_dim.unwrap_or(0.0),
     })
 }
 

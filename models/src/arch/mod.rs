@@ -1,17 +1,23 @@
 //! One file per architecture: the names it goes by, how its config is read, and its layer.
 
+mod deepseek;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod gguf_config;
 mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hf_config;
+mod hf_quantisation;
 mod hf_rope;
+mod latent;
 mod lfm2;
 mod llama;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod olmo2;
 mod phi3;
@@ -32,6 +38,8 @@ use crate::{Error, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
+use gemma4::Gemma4Parts;
+pub use hf_quantisation::quantisation;
 use std::path::Path;
 
 /// How files of one architecture become a decoder.
@@ -42,7 +50,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 22] = [
+pub static REGISTRY: [Architecture; 28] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -61,8 +69,14 @@ pub static REGISTRY: [Architecture; 22] = [
     granite_hybrid::GRANITE_HYBRID,
     gemma2::GEMMA2,
     gemma3::GEMMA3,
+    gemma4::GEMMA4,
+    gemma4::GEMMA4_UNIFIED,
     gpt_oss::GPT_OSS,
     glm4_moe::GLM4_MOE,
+    glm4_moe_lite::GLM4_MOE_LITE,
+    deepseek::DEEPSEEK_V2,
+    deepseek::DEEPSEEK_V3,
+    mistral4::MISTRAL4,
     olmo2::OLMO2,
     olmo2::OLMO3,
 ];
@@ -79,6 +93,7 @@ pub enum LayerKind {
     Llama,
     Gemma2,
     Olmo2,
+    Gemma4(Gemma4Parts),
 }
 
 /// Norms on Q and K before they are rotated.
@@ -97,6 +112,7 @@ pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn 
         LayerKind::Llama => Box::new(llama::LlamaLayer::load(loader)?),
         LayerKind::Gemma2 => Box::new(gemma2::Gemma2Layer::load(loader)?),
         LayerKind::Olmo2 => Box::new(olmo2::Olmo2Layer::load(loader)?),
+        LayerKind::Gemma4(parts) => Box::new(gemma4::Gemma4Layer::load(loader, parts)?),
     })
 }
 
@@ -112,12 +128,18 @@ pub struct LayerOptions {
     pub output_bias: Presence,
     pub mlp_bias: Presence,
     pub qk_norm: QkNorms,
+    /// Each head of V is normed, without weights.
+    pub value_norm: bool,
+    /// In layers without a window V is what K is before its norm.
+    pub full_key_is_value: bool,
     /// A gate on the results of attention, whose rows follow those of each head of Q.
     pub attention_gate: bool,
     /// A score for each head that takes part in the softmax of attention and has no value.
     pub sinks: bool,
     /// Biases of experts and of their router.
     pub expert_bias: bool,
+    /// A factor for each expert, by which its weights are multiplied.
+    pub expert_factors: bool,
     /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
     /// experts that are not quantised are transposed.
     pub experts_in_turn: bool,
@@ -137,9 +159,12 @@ impl LayerOptions {
             output_bias: Presence::Never,
             mlp_bias: Presence::Never,
             qk_norm: QkNorms::None,
+            value_norm: false,
+            full_key_is_value: false,
             attention_gate: false,
             sinks: false,
             expert_bias: false,
+            expert_factors: false,
             experts_in_turn: false,
             further_layers: 0,
             names: NameMap::USUAL,
@@ -174,13 +199,8 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let found = known().find(|(name, _)| *name == kind);
     let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
     let spec = build(&mut keys)?;
-    if let Some(method) = keys.quantisation() {
-        return Err(Error::Unsupported(format!(
-            "{}: the weights are quantised by {method} (quantization_config), which this build \
-             cannot read: use the release's bf16, f16 or f32 files, or a GGUF file",
-            path.display()
-        )));
-    }
+    // How weights are quantised changes nothing else; only GPT-OSS has taken it out.
+    hf_quantisation::take(&mut keys)?;
     keys.finish()?;
     spec.checked(path)
 }

@@ -43,7 +43,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
         let layers = keys.sliding_layers(config.layers, PATTERN)?;
         let theta = keys.float("rope.freq_base_swa")?.unwrap_or(config.rope.theta);
         let rope = Some(RopeConfig { theta, scaling: RopeScaling::None, ..config.rope.clone() });
-        config.sliding = Some(Sliding { window, layers, rope });
+        config.sliding = Some(Sliding { window, layers, rope, heads: None });
     }
     Ok(ArchSpec { config, options: OPTIONS })
 }

@@ -1,7 +1,8 @@
 //! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
-use crate::config::RouterScoring;
+use crate::config::{KvHeads, QueryGrowth, RouterScoring};
+use crate::loader::quantised::{CodeLayout, Quantisation};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -65,7 +66,7 @@ fn the_config_of_gpt_oss_is_understood() {
     };
     assert!(refused("experts_per_token", json!(2)).contains("differs from `num_experts_per_tok`"));
     assert!(refused("swiglu_limit", json!(-1.0)).contains("must be positive"));
-    assert!(refused("quantization_config", json!({"quant_method": "awq"})).contains("by awq"));
+    assert!(refused("quantization_config", json!({"quant_method": "hqq"})).contains("by hqq"));
     assert!(read(&json!({"quantization_config": {"quant_method": "mxfp4"}})).is_err());
 }
 
@@ -208,6 +209,61 @@ fn the_first_gemma_3_leaves_usual_values_out() {
 }
 
 /// The config of the 1.2B release, with the values that it repeats in further keys.
+/// The smallest published Gemma 4, in the layout of its first releases.
+fn gemma4() -> Value {
+    let sliding = ["sliding_attention"; 4];
+    let types: Vec<_> =
+        (0..35).map(|at| sliding.get(at % 5).unwrap_or(&"full_attention")).collect();
+    json!({
+        "model_type": "gemma4_text", "vocab_size": 262_144, "hidden_size": 1536,
+        "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8,
+        "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+        "max_position_embeddings": 131_072, "sliding_window": 512, "layer_types": types,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+        "num_kv_shared_layers": 20, "use_double_wide_mlp": true, "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": "vision",
+    })
+}
+
+#[test]
+fn gemma_4_is_read_in_both_layouts() {
+    let older = gemma4();
+    let config = parse(&older).unwrap();
+    let heads = [0, 4, 34].map(|layer| config.kv_heads_of(layer));
+    let [window, full] = [256, 512].map(|dim| KvHeads { count: 1, dim });
+    assert_eq!(heads, [window, full, full]);
+    assert_eq!(
+        [14, 15, 19, 33, 34].map(|layer| config.donor(layer)),
+        [None, Some(13), Some(14), Some(13), Some(14)]
+    );
+    assert_eq!((config.attention_scale, config.kv_width()), (1.0, 512));
+    let mut newer = older.clone();
+    newer["global_head_dim"] = Value::Null;
+    let full: Vec<usize> = (4..35).step_by(5).collect();
+    let own: Value = full.iter().map(|at| (at.to_string(), json!({ "head_dim": 512 }))).collect();
+    newer["per_layer_config"] = own.clone();
+    assert_eq!(parse(&newer).unwrap(), config);
+    let mut wrong = newer.clone();
+    wrong["per_layer_config"]["3"] = json!({ "head_dim": 512 });
+    let mut mixed = newer.clone();
+    mixed["per_layer_config"]["9"] = json!({ "head_dim": 256 });
+    for (key, value, part) in [
+        ("per_layer_config", wrong["per_layer_config"].clone(), "without a window"),
+        ("per_layer_config", mixed["per_layer_config"].clone(), "different heads"),
+        ("use_bidirectional_attention", "all".into(), "use_bidirectional_attention"),
+        ("num_kv_shared_layers", 31.into(), "find no K and V"),
+        ("num_kv_shared_layers", 99.into(), "find no K and V"),
+        ("vocab_size_per_layer_input", 7.into(), "vocab_size_per_layer_input"),
+        ("head_dim", 384.into(), "share no blocks"),
+        ("enable_moe_block", true.into(), "num_experts"),
+    ] {
+        let mut config = newer.clone();
+        config[key] = value;
+        let error = parse(&config).unwrap_err().to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
 fn lfm2() -> Value {
     json!({
         "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": true, "block_dim": 2048,
@@ -341,6 +397,179 @@ fn experts_routed_by_sigmoids_are_read() {
     }
 }
 
+/// The keys and numbers of the published config of DeepSeek-V3, with fewer layers.
+fn deepseek_v3() -> Value {
+    let config = r#"{
+        "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "auto_map": {}, "aux_loss_alpha": 0.001, "bos_token_id": 0,
+        "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+        "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "max_position_embeddings": 163840, "model_type": "deepseek_v3",
+        "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+        "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_key_value_heads": 128,
+        "num_nextn_predict_layers": 1, "pretraining_tp": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-6,
+        "rope_scaling": { "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn" },
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "seq_aux": true, "tie_word_embeddings": false, "topk_group": 4,
+        "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "use_cache": true,
+        "v_head_dim": 128, "vocab_size": 129280
+    }"#;
+    serde_json::from_str(config).unwrap()
+}
+
+#[test]
+fn latent_attention_is_read() {
+    let release = deepseek_v3();
+    let config = parse(&release).unwrap();
+    assert_eq!((config.heads, config.kv_heads, config.head_dim), (128, 1, 576));
+    assert_eq!(config.rope.rotary_dim, 64);
+    let longer = 0.1 * 40f32.ln() + 1.0;
+    assert!((config.attention_scale - longer * longer / 192f32.sqrt()).abs() < 1e-7);
+    // Bytes of a token in f32, and 70 272 in sixteen bits with all 61 layers.
+    assert_eq!(config.kv_block_bytes(1), 4 * 576 * 4);
+    let mixture = config.mixture.clone().unwrap();
+    assert_eq!(mixture.layers, [false, false, false, true]);
+    assert_eq!(mixture.scoring, RouterScoring::Sigmoid { groups: 8, kept: 4 });
+    assert_eq!((mixture.normalise, mixture.scale), (true, 2.5));
+    // What transformers 5 adds, and what it leaves out of the rotation's settings.
+    let mut newer = release.clone();
+    for (key, value) in [("head_dim", json!(64)), ("qk_head_dim", json!(192))] {
+        newer[key] = value;
+    }
+    assert_eq!(parse(&newer).unwrap(), config);
+    for key in ["n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor"] {
+        newer.as_object_mut().unwrap().remove(key);
+        assert_eq!(parse(&newer).unwrap(), config, "without {key}");
+    }
+    for (key, value, part) in [
+        ("q_lora_rank", json!("absent"), "q_lora_rank is missing"),
+        ("kv_lora_rank", json!(0), "latent attention of the sizes"),
+        ("v_head_dim", json!(null), "v_head_dim is missing"),
+        ("head_dim", json!(100), "`head_dim` is 100, where heads have 192"),
+        ("attention_bias", json!(true), "attention_bias"),
+        ("scoring_func", json!("softmax"), "`scoring_func` is \"softmax\""),
+        ("topk_method", json!("greedy"), "`topk_method`"),
+        ("moe_layer_freq", json!(2), "`moe_layer_freq` is 2, where 1 is supported"),
+        ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor`"),
+        ("n_shared_experts", json!(u64::MAX), "experts"),
+        ("quantization_config", json!({ "quant_method": "fp8" }), "by fp8"),
+    ] {
+        let mut config = release.clone();
+        config[key] = value;
+        config.as_object_mut().unwrap().retain(|_, value| value != "absent");
+        let error = parse(&config).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
+/// The differences of the published configs of DeepSeek-V2-Lite and V2.
+#[test]
+fn experts_routed_by_a_softmax_in_groups_are_read() {
+    let mut lite = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("deepseek_v2")),
+        ("q_lora_rank", json!(null)),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("topk_method", json!("greedy")),
+        ("scoring_func", json!("softmax")),
+        ("norm_topk_prob", json!(false)),
+        ("routed_scaling_factor", json!(1.0)),
+        ("n_shared_experts", json!(2)),
+        ("num_nextn_predict_layers", json!(null)),
+    ] {
+        lite[key] = value;
+    }
+    let config = parse(&lite).unwrap();
+    assert_eq!(config.latent.unwrap().query_rank, None);
+    let mixture = config.mixture.unwrap();
+    assert_eq!((mixture.scoring, mixture.normalise), (RouterScoring::Softmax, false));
+    assert_eq!(mixture.shared.unwrap().width, 2 * 2048);
+    let with = |key: &str, value: Value| {
+        let mut config = lite.clone();
+        config["topk_method"] = json!("group_limited_greedy");
+        config["n_group"] = json!(8);
+        config["topk_group"] = json!(3);
+        config[key] = value;
+        parse(&config).map(|config| config.mixture.unwrap().scoring)
+    };
+    let groups = RouterScoring::GroupedSoftmax { groups: 8, kept: 3 };
+    assert_eq!(with("n_group", json!(8)).unwrap(), groups);
+    for (key, value, part) in [
+        ("norm_topk_prob", json!(true), "`norm_topk_prob` is true"),
+        ("topk_method", json!("noaux_tc"), "`topk_method` \"noaux_tc\""),
+        ("n_group", json!(7), "3 of 7 groups"),
+    ] {
+        let error = with(key, value).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
+#[test]
+fn dense_layers_may_be_listed() {
+    let mut glm = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("glm4_moe_lite")),
+        ("rope_scaling", json!(null)),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("first_k_dense_replace", json!(1)),
+        ("v_head_dim", json!(256)),
+    ] {
+        glm[key] = value;
+    }
+    let layers = |config: &Value| parse(config).map(|config| config.mixture.unwrap().layers);
+    assert_eq!(layers(&glm).unwrap(), [false, true, true, true]);
+    glm["mlp_layer_types"] = json!(["dense", "sparse", "sparse", "sparse"]);
+    assert_eq!(layers(&glm).unwrap(), [false, true, true, true]);
+    for (types, part) in [
+        (json!(["dense", "dense", "sparse", "sparse"]), "differ"),
+        (json!(["dense", "sparse", "thick", "sparse"]), "thick"),
+    ] {
+        glm["mlp_layer_types"] = types;
+        let error = layers(&glm).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn queries_that_grow_are_read() {
+    let mut release = deepseek_v3();
+    for (key, value) in [
+        ("model_type", json!("mistral4")),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("first_k_dense_replace", json!(0)),
+        ("head_dim", json!(192)),
+        ("scoring_func", json!(null)),
+        ("topk_method", json!(null)),
+        ("num_nextn_predict_layers", json!(null)),
+        ("rope_scaling", json!(null)),
+        (
+            "rope_parameters",
+            json!({ "beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0, "rope_theta": 10_000.0,
+                "llama_4_scaling_beta": 0.2, "max_position_embeddings": 1_048_576, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192,
+                "partial_rotary_factor": 1.0 / 3.0, "type": "yarn" }),
+        ),
+    ] {
+        release[key] = value;
+    }
+    let growth = parse(&release).unwrap().latent.unwrap().growth;
+    assert_eq!(growth, Some(QueryGrowth { beta: 0.2, length: 8192 }));
+    for (key, value, part) in
+        [("n_group", json!(2), "n_group"), ("rope_parameters", json!(null), "YaRN")]
+    {
+        let mut config = release.clone();
+        config[key] = value;
+        let error = parse(&config).expect_err(key).to_string();
+        assert!(error.contains(part), "{key}: {error}");
+    }
+}
+
 #[test]
 fn recurrent_layers_that_are_not_understood_are_refused() {
     let check = |mut config: Value, at: &str, value: Value, part: &str| {
@@ -393,4 +622,132 @@ fn keys_that_are_missing_or_wrong_are_named() {
         let error = read(&change).expect_err(&change.to_string()).to_string();
         assert!(error.contains("config.json") && error.contains(part), "{change}: {error}");
     }
+}
+
+/// What a config says of its weights, or why it is refused.
+fn quantised(config: &Value) -> Result<Option<Quantisation>> {
+    let json = usual(&json!({ "quantization_config": config })).to_string();
+    from_hf(Path::new("config.json"), json.as_bytes())?;
+    super::quantisation(Path::new("config.json"), json.as_bytes())
+}
+
+/// A config of compressed-tensors, as its own tools write it, for weights in a format.
+fn compressed(format: &str, weights: &Value) -> Value {
+    let mut own = json!({
+        "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": true,
+        "dynamic": false, "observer": "minmax", "observer_kwargs": {}, "actorder": null,
+        "block_structure": null,
+    });
+    for (key, value) in weights.as_object().unwrap() {
+        own[key] = value.clone();
+    }
+    json!({
+        "quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"],
+        "quantization_status": "compressed", "global_compression_ratio": 1.5,
+        "kv_cache_scheme": null, "sparsity_config": {}, "transform_config": {}, "version": "0.9",
+        "config_groups": { "group_0": { "targets": ["Linear"], "weights": own,
+            "input_activations": { "num_bits": 8, "dynamic": true }, "output_activations": null } },
+    })
+}
+
+#[test]
+fn quantisations_of_releases_are_understood() {
+    let of = |layout, bits, block, group| Quantisation { layout, bits, block, group };
+    let bytes = |block, group| of(CodeLayout::Bytes, 8, block, group);
+    let gptq =
+        |zeros_less_one, bits, group| of(CodeLayout::Gptq { zeros_less_one }, bits, None, group);
+    let row = json!({"num_bits": 8, "strategy": "channel", "group_size": null, "type": "float"});
+    let whole = json!({"num_bits": 8, "strategy": "tensor", "group_size": null, "type": "int"});
+    let block = json!({"num_bits": 8, "strategy": "block", "group_size": null, "type": "float",
+        "block_structure": [128, 128]});
+    for (config, want) in [
+        (
+            json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}),
+            bytes(Some([128, 128]), None),
+        ),
+        (
+            json!({"activation_scheme": "static", "dequantize": false, "quant_method": "fp8",
+                "weight_block_size": null, "modules_to_not_convert": []}),
+            bytes(None, None),
+        ),
+        (compressed("float-quantized", &row), bytes(None, None)),
+        (compressed("float-quantized", &block), bytes(Some([128, 128]), None)),
+        (compressed("int-quantized", &whole), bytes(None, None)),
+        (compressed("pack-quantized", &json!({})), of(CodeLayout::Rows, 4, None, Some(128))),
+        (
+            json!({"bits": 4, "damp_percent": 0.1, "desc_act": true, "group_size": 128,
+                "model_file_base_name": "model", "model_name_or_path": null, "static_groups": false,
+                "quant_method": "gptq", "sym": true, "true_sequential": true,
+                "is_marlin_format": false}),
+            gptq(true, 4, Some(128)),
+        ),
+        (
+            json!({"bits": 8, "checkpoint_format": "gptq_v2", "group_size": -1, "lm_head": false,
+                "meta": {"quantizer": ["gptqmodel:1.2"]}, "pack_dtype": "int32",
+                "quant_method": "gptq", "dynamic": null}),
+            gptq(false, 8, None),
+        ),
+        (
+            json!({"bits": 4, "group_size": 64, "modules_to_not_convert": null, "version": "gemm",
+                "quant_method": "awq", "zero_point": true}),
+            of(CodeLayout::Awq, 4, None, Some(64)),
+        ),
+    ] {
+        assert_eq!(quantised(&config).unwrap(), Some(want), "{config}");
+    }
+    assert_eq!(quantised(&Value::Null).unwrap(), None);
+}
+
+/// What is not understood is refused in a sentence that names the key.
+#[test]
+fn other_quantisations_are_refused() {
+    let refused = |config: Value, words: &[&str]| {
+        let text = quantised(&config).unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{config}: {text}");
+    };
+    let gptq = |key: &str, value: Value| {
+        let mut config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+        config[key] = value;
+        config
+    };
+    let files = "use the release's bf16, f16 or f32 files, or a GGUF file";
+    refused(json!({"quant_method": "hqq"}), &["by hqq (quantization_config)", files]);
+    refused(json!({"quant_method": "mxfp4"}), &["by mxfp4", files]);
+    refused(json!({"bits": 4}), &["by an unnamed method", files]);
+    refused(gptq("bits", json!(3)), &["`bits` 3", "[4, 8]", files]);
+    refused(gptq("bits", Value::Null), &["bits is missing"]);
+    refused(gptq("group_size", json!(0)), &["`group_size` must be positive or -1"]);
+    refused(gptq("checkpoint_format", json!("marlin")), &["`checkpoint_format` \"marlin\"", files]);
+    refused(gptq("is_marlin_format", json!(true)), &["`is_marlin_format`", files]);
+    refused(gptq("dynamic", json!({"+:.*": {"bits": 8}})), &["`dynamic`", files]);
+    refused(gptq("twisted", json!(1)), &["with the unknown keys twisted", files]);
+    let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv"});
+    refused(awq, &["`version` \"gemv\" in place of gemm", files]);
+    let whole = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": false});
+    refused(whole, &["`zero_point` false", files]);
+    let zero = json!({"quant_method": "fp8", "weight_block_size": [0, 128]});
+    refused(zero, &["`weight_block_size` must be positive"]);
+    refused(json!({"quant_method": "fp8", "fmt": "e3m4"}), &["`fmt` \"e3m4\"", files]);
+
+    let more = |weights: Value| compressed("pack-quantized", &weights);
+    refused(more(json!({"num_bits": 3})), &["`num_bits` 3", files]);
+    refused(more(json!({"dynamic": true})), &["`dynamic`", files]);
+    refused(more(json!({"strategy": "tensor_group"})), &["`strategy` \"tensor_group\"", files]);
+    refused(more(json!({"group_size": null})), &["group_size is missing"]);
+    refused(more(json!({"rounds": 3})), &["unknown keys rounds", files]);
+    refused(compressed("nvfp4-pack-quantized", &json!({})), &["`format` \"nvfp4", files]);
+    let changed = |key: &str, value: Value| {
+        let mut config = more(json!({}));
+        config[key] = value;
+        config
+    };
+    refused(changed("transform_config", json!({"config_groups": {}})), &["`transform_config`"]);
+    refused(changed("sparsity_config", json!({"format": "sparse-24"})), &["`sparsity_config`"]);
+    refused(changed("config_groups", Value::Null), &["config_groups is missing"]);
+    refused(changed("config_groups", json!({})), &["config_groups is empty"]);
+    let mut two = more(json!({}));
+    two["config_groups"]["group_1"] =
+        compressed("", &json!({"num_bits": 8}))["config_groups"]["group_0"].clone();
+    refused(two, &["with several formats (`config_groups`)", files]);
 }

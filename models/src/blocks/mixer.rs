@@ -1,8 +1,8 @@
 //! The part of a layer that mixes tokens: attention, or a recurrence.
 
 use super::attention::SelfAttention;
-use super::delta_rule::DeltaRule;
-use super::selective_scan::SelectiveScan;
+use super::latent_attention::LatentAttention;
+use super::recurrence::RecurrentMixer;
 use super::short_conv::ShortConv;
 use crate::Result;
 use crate::config::RecurrentKind;
@@ -11,24 +11,27 @@ use cresset_kernels::Ops;
 
 pub enum TokenMixer<O: Ops> {
     Attention(Box<SelfAttention<O>>),
+    Latent(Box<LatentAttention<O>>),
     ShortConv(Box<ShortConv<O>>),
-    DeltaRule(Box<DeltaRule<O>>),
-    SelectiveScan(Box<SelectiveScan<O>>),
+    Recurrence(Box<RecurrentMixer<O>>),
 }
 
 impl<O: Ops> TokenMixer<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
         Some(match l.spec.config.recurrence(l.layer) {
-            None => Self::Attention(Box::new(SelfAttention::load(l, prefix)?)),
+            None => match l.spec.config.latent {
+                Some(latent) => Self::Latent(Box::new(LatentAttention::load(l, prefix, latent)?)),
+                None => Self::Attention(Box::new(SelfAttention::load(l, prefix)?)),
+            },
             Some(RecurrentKind::ShortConv { taps }) => {
                 Self::ShortConv(Box::new(ShortConv::load(l, prefix, taps)?))
             }
             Some(RecurrentKind::DeltaRule { shape, taps }) => {
-                Self::DeltaRule(Box::new(DeltaRule::load(l, prefix, shape, taps)?))
+                Self::Recurrence(Box::new(RecurrentMixer::delta_rule(l, prefix, shape, taps)?))
             }
             Some(RecurrentKind::SelectiveScan(config)) => {
-                Self::SelectiveScan(Box::new(SelectiveScan::load(l, prefix, config)?))
+                Self::Recurrence(Box::new(RecurrentMixer::selective_scan(l, prefix, config)?))
             }
         })
     }
@@ -37,9 +40,9 @@ impl<O: Ops> TokenMixer<O> {
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         match self {
             Self::Attention(attention) => attention.forward(s, x),
+            Self::Latent(attention) => attention.forward(s, x),
             Self::ShortConv(conv) => conv.forward(s, x),
-            Self::DeltaRule(rule) => rule.forward(s, x),
-            Self::SelectiveScan(scan) => scan.forward(s, x),
+            Self::Recurrence(recurrence) => recurrence.forward(s, x),
         }
     }
 }

@@ -12,6 +12,7 @@ use cresset_kernels::activation::{Activation, GatedArgs};
 use cresset_kernels::experts::{
     CombineArgs, ExpertLinearArgs, RouteArgs, RouteScoring, Routes, SharedExpert,
 };
+use cresset_kernels::factors::ChoiceFactorsArgs;
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::operand::Operand;
 
@@ -28,6 +29,8 @@ pub struct Mixture<O: Ops> {
     config: MixtureConfig,
     /// `[experts]` f32: biases by which experts are chosen, beside their sigmoids.
     choice_bias: Option<O::Buffer>,
+    /// `[experts]` f32: by which the weights of experts are multiplied.
+    factors: Option<O::Buffer>,
     /// `[tokens, experts]` f32: the router's results.
     scores: Activations<O>,
     /// `[tokens, chosen]` f32
@@ -72,6 +75,8 @@ const SHARED: MlpNames = MlpNames {
 
 /// The name of the biases of a router that weighs by sigmoids.
 const CHOICE_BIAS: &str = "mlp.gate.e_score_correction_bias";
+/// The name of the factors of experts.
+const FACTORS: &str = "router.per_expert_scale";
 
 impl<O: Ops> Mixture<O> {
     /// `prefix` ends with a dot.
@@ -87,17 +92,22 @@ impl<O: Ops> Mixture<O> {
             Some(None)
         };
         let choice_bias = match config.scoring {
-            RouterScoring::Softmax => Some(None),
+            RouterScoring::Softmax | RouterScoring::GroupedSoftmax { .. } => Some(None),
             RouterScoring::Sigmoid { .. } => {
                 l.tensors.vector(&format!("{prefix}{CHOICE_BIAS}"), experts, |bias| bias).map(Some)
             }
+        };
+        let factors = if l.spec.options.expert_factors {
+            l.tensors.vector(&format!("{prefix}{FACTORS}"), experts, |factor| factor).map(Some)
+        } else {
+            Some(None)
         };
         let shared = match config.shared {
             Some(shared) => Shared::load(l, prefix, shared).map(Some),
             None => Some(None),
         };
         let (router, gate_up, down) = (router?, gate_up?, down?);
-        let (biases, choice_bias, shared) = (biases?, choice_bias?, shared?);
+        let (biases, choice_bias, factors, shared) = (biases?, choice_bias?, factors?, shared?);
         l.quantised |= O::is_quantised(&gate_up) || O::is_quantised(&down);
         let plan = Routes::<O::View<'_>>::plan_len(1, experts, chosen);
         Some(Self {
@@ -109,6 +119,7 @@ impl<O: Ops> Mixture<O> {
             activation: l.spec.options.activation,
             config: config.clone(),
             choice_bias,
+            factors,
             scores: l.rows_of(Kind::F32, "router scores", experts)?,
             weights: l.rows_of(Kind::F32, "expert weights", chosen)?,
             plan: l.rows_of(Kind::U32, "expert plan", plan)?,
@@ -120,16 +131,28 @@ impl<O: Ops> Mixture<O> {
 
     /// `x.input()` → `x.sublayer_out()`.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
-        let rows = x.rows();
-        if rows == 0 {
+        if x.rows() == 0 {
             // This is the last layer of a step without logits.
             return Ok(());
         }
-        let routes = self.route(s, x)?;
+        let out = x.sublayer_out();
+        self.compute(s, x, [x.input(); 2], out)
+    }
+
+    /// What the router reads and what the experts read → `out`.
+    pub fn compute<'a>(
+        &'a self,
+        s: &LayerStep<'a, O>,
+        x: &Stream<'a, O>,
+        [router_input, input]: [O::View<'a>; 2],
+        out: O::View<'a>,
+    ) -> Result<()> {
+        let rows = x.rows();
+        let routes = self.route(s, rows, router_input)?;
         let [gate_up, activated, results] =
             [&self.projected, &self.activated, &self.results].map(|buffer| buffer.first(rows));
         let (w, bias) = (O::matrix(&self.gate_up), self.bias(|biases| &biases.gate_up));
-        let args = ExpertLinearArgs { x: x.input(), w, bias, routes, out: gate_up };
+        let args = ExpertLinearArgs { x: input, w, bias, routes, out: gate_up };
         s.ops.expert_linear(&args)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width / self.config.chosen;
@@ -141,7 +164,6 @@ impl<O: Ops> Mixture<O> {
             Some(shared) => Some(shared.forward(s, x)?),
             None => None,
         };
-        let out = x.sublayer_out();
         Ok(s.ops.combine(&CombineArgs { x: results, routes, shared, out })?)
     }
 
@@ -149,10 +171,14 @@ impl<O: Ops> Mixture<O> {
         self.biases.as_ref().map(|biases| O::view(of(biases)))
     }
 
-    /// Chooses the experts of each row of `x.input()`.
-    fn route<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<Routes<O::View<'a>>> {
+    /// Chooses the experts of each of `rows` rows.
+    fn route<'a>(
+        &'a self,
+        s: &LayerStep<'a, O>,
+        rows: usize,
+        input: O::View<'a>,
+    ) -> Result<Routes<O::View<'a>>> {
         let &MixtureConfig { experts, chosen, normalise, scale, scoring, .. } = &self.config;
-        let rows = x.rows();
         let len = Routes::<O::View<'_>>::plan_len(rows, experts, chosen);
         let plan = self.plan.first(rows).slice(0..len);
         let routes = Routes { experts, chosen, weights: self.weights.first(rows), plan };
@@ -161,13 +187,19 @@ impl<O: Ops> Mixture<O> {
             (RouterScoring::Sigmoid { groups, kept }, Some(bias)) => {
                 RouteScoring::Sigmoid { bias: O::view(bias), groups, kept }
             }
+            (RouterScoring::GroupedSoftmax { groups, kept }, _) => {
+                RouteScoring::GroupedSoftmax { groups, kept }
+            }
             _ => RouteScoring::Softmax,
         };
         in_f32(|| {
             let bias = self.biases.as_ref().map(|biases| &biases.router);
-            s.linear(&self.router, bias, x.input(), scores)?;
+            s.linear(&self.router, bias, input, scores)?;
             let args = RouteArgs { scores, scoring, normalise, scale, routes };
-            s.ops.route(&args).map_err(Error::from)
+            s.ops.route(&args)?;
+            let Some(factors) = &self.factors else { return Ok(()) };
+            let factors = O::view(factors);
+            s.ops.choice_factors(&ChoiceFactorsArgs { routes, factors }).map_err(Error::from)
         })?;
         Ok(routes)
     }

@@ -27,7 +27,7 @@ pub struct MlpNames {
     pub activated: &'static str,
 }
 
-const ALONE: MlpNames =
+pub const ALONE: MlpNames =
     MlpNames { module: "mlp", projected: "mlp gate and up", activated: "mlp activated" };
 
 impl<O: Ops> Mlp<O> {

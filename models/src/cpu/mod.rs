@@ -72,6 +72,8 @@ impl CpuModel {
     pub fn forward(&mut self, batch: &ForwardBatch) -> Result<Tensor> {
         self.check(batch)?;
         let logits = self.logits(batch.logits_indices.len())?;
+        let parted = batch.in_parts(&self.kv.layout.parts, self.kv.block_size);
+        let batch = parted.as_ref().unwrap_or(batch);
         let slots = batch.slot_mapping.chunks(batch.input_ids.len());
         let tables = batch.block_tables.chunks(batch.seq_lens.len());
         let group = |(slots, block_tables)| GroupBatch {

@@ -4,7 +4,7 @@
 
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
-use crate::arch::{self, ArchSpec};
+use crate::arch::{self, ArchSpec, LayerKind};
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 use crate::loader::store::WeightStore;
 use crate::loader::tensors::{Reading, Tensors};
@@ -46,8 +46,8 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     pub quantised: bool,
     ops: &'l O,
     options: DecoderOptions,
-    /// Activations that all layers use in turn, by name.
-    rows: BTreeMap<&'static str, Activations<O>>,
+    /// Activations that all layers use in turn, by name and width.
+    rows: BTreeMap<(&'static str, usize), Activations<O>>,
     rope: Option<Arc<RopeBuffers<O>>>,
     /// The RoPE table of the layers with a sliding window, if they use a different one.
     sliding_rope: Option<Arc<RopeBuffers<O>>>,
@@ -61,7 +61,8 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
         format!("model.layers.{}.", self.layer)
     }
 
-    /// `[max_tokens, width]` activations. Layers that ask with one name get the same memory.
+    /// `[max_tokens, width]` activations. Layers that ask with one name and width get the same
+    /// memory.
     pub fn rows(&mut self, name: &'static str, width: usize) -> Option<Activations<O>> {
         self.rows_of(self.options.kind, name, width)
     }
@@ -89,14 +90,13 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
         rows: usize,
         width: usize,
     ) -> Option<Activations<O>> {
-        if let Some(known) = self.rows.get(name) {
-            assert_eq!(known.width, width, "invariant: activations of one name have one width");
+        if let Some(known) = self.rows.get(&(name, width)) {
             return Some(known.clone());
         }
         let allocated = self.ops.allocate(kind, rows * width);
         let buffer = self.tensors.keep(name, allocated.map_err(Into::into))?;
         let rows = Activations { buffer: Arc::new(buffer), width };
-        self.rows.insert(name, rows.clone());
+        self.rows.insert((name, width), rows.clone());
         Some(rows)
     }
 
@@ -117,7 +117,8 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
         if cached.is_none() {
             let positions = self.options.positions(config);
             let style = self.spec.options.rope_style;
-            let table = rope::upload(self.ops, own, style, positions);
+            let growth = config.latent.and_then(|latent| latent.growth);
+            let table = rope::upload(self.ops, own, style, growth, positions);
             *cached = self.tensors.keep("the RoPE table", table).map(Arc::new);
         }
         cached.clone()
@@ -213,9 +214,12 @@ impl<O: Ops> Decoder<O> {
 
 /// Refuses a model that these ops cannot compute.
 fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
+    let is_gemma4 = matches!(spec.options.layer, LayerKind::Gemma4(_));
     let lacking = [
         (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
         (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
+        (is_gemma4 && !O::HAS_FACTORS, "layers with factors and inputs of their own"),
+        (spec.config.latent.is_some() && !O::TAKES_PREFIXES, "layers with latent attention"),
     ];
     let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };
     t.refuse(&format!(

@@ -1,7 +1,7 @@
 //! RoPE tables for every scaling.
 
 use crate::Result;
-use crate::config::{RopeConfig, RopeScaling, Yarn};
+use crate::config::{QueryGrowth, RopeConfig, RopeScaling, Yarn};
 use cresset_kernels::Ops;
 use cresset_kernels::rope::{RopeStyle, RopeTable};
 use std::f32::consts::PI;
@@ -10,6 +10,8 @@ use std::f32::consts::PI;
 pub struct RopeBuffers<O: Ops> {
     cos: O::Buffer,
     sin: O::Buffer,
+    /// `[positions]`: the factors of queries, if they grow with their positions.
+    query_scales: Option<O::Buffer>,
     rotary_dim: usize,
     style: RopeStyle,
 }
@@ -19,6 +21,10 @@ impl<O: Ops> RopeBuffers<O> {
         let Self { rotary_dim, style, .. } = *self;
         RopeTable { cos: O::view(&self.cos), sin: O::view(&self.sin), rotary_dim, style }
     }
+
+    pub fn query_scales(&self) -> Option<O::View<'_>> {
+        self.query_scales.as_ref().map(O::view)
+    }
 }
 
 /// Computes the table of the first `positions` positions and puts it where the ops read it.
@@ -26,11 +32,17 @@ pub fn upload<O: Ops>(
     ops: &O,
     config: &RopeConfig,
     style: RopeStyle,
+    growth: Option<QueryGrowth>,
     positions: usize,
 ) -> Result<RopeBuffers<O>> {
     let [cos, sin] = table(config, positions);
     let (cos, sin) = (ops.upload(&cos)?, ops.upload(&sin)?);
-    Ok(RopeBuffers { cos, sin, rotary_dim: config.rotary_dim, style })
+    let scale = |growth: QueryGrowth| {
+        let factor = |position| 1.0 + growth.beta * (1.0 + (position / growth.length) as f32).ln();
+        ops.upload(&(0..positions).map(factor).collect::<Vec<_>>())
+    };
+    let query_scales = growth.map(scale).transpose()?;
+    Ok(RopeBuffers { cos, sin, query_scales, rotary_dim: config.rotary_dim, style })
 }
 
 /// Computes the cosines and the sines of all positions, each `[positions, rotary_dim / 2]`.
@@ -190,6 +202,7 @@ mod tests {
             beta_slow: 1.0,
             original_max_positions: 1024,
             truncate: true,
+            mscale_all_dim: 0.0,
         };
         check(RopeScaling::Yarn(yarn), [1.0, 0.075, 0.005, 0.000_25]);
     }

@@ -145,7 +145,8 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         argument(OpFault::Epsilon, self.config.rms_norm_eps, |eps| eps * 1e3)
     }
 
-    fn norm(
+    /// Norms `x`, after adding `delta` to it if there is one, into `out`.
+    pub fn norm(
         &self,
         x: O::View<'a>,
         delta: Option<O::View<'a>>,
@@ -185,6 +186,21 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         self.select(from.first(x.rows), to, rows)?;
         (x.residual, x.rows) = (self.selected, rows);
         Ok(to)
+    }
+
+    /// The rows of `from`, which has one for each token of the step, that are still computed. If
+    /// they are fewer they are copied to `to`.
+    pub fn remaining_rows(
+        &self,
+        x: &Stream<'a, O>,
+        from: &'a Activations<O>,
+        to: &'a Activations<O>,
+    ) -> Result<O::View<'a>> {
+        if x.rows == self.batch.tokens {
+            return Ok(from.first(x.rows));
+        }
+        self.select(from.first(self.batch.tokens), to, x.rows)?;
+        Ok(to.first(x.rows))
     }
 
     /// In the last layer of a step without logits, stops: no further row is computed. Returns

@@ -85,7 +85,7 @@ fn in_turn(len: usize, turns: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The rows of a matrix, whose parts take turns, by part.
-fn in_rows(one: Raw, transposed: bool, parts: usize) -> Vec<u8> {
+pub(super) fn in_rows(one: Raw, transposed: bool, parts: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(one.bytes.len());
     if !transposed {
         in_turn(one.rows, parts).for_each(|row| out.extend_from_slice(one.slice(row, 1).bytes));

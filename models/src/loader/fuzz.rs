@@ -98,7 +98,7 @@ fn safetensors() {
     bolero::check!().with_iterations(5_000).with_type().for_each(|mutation: &Mutation| {
         check(&file, &mutated(&seeds, mutation), || {
             let source = ModelSource::hf_folder(folder.path().to_owned());
-            if let Ok(mut read) = Checkpoint::open(&source, folder.path()) {
+            if let Ok(mut read) = Checkpoint::open(&source, folder.path(), None) {
                 let names: Vec<String> = read.names().map(str::to_owned).collect();
                 for name in names {
                     assert!(read.shape(&name).is_some());

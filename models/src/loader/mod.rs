@@ -6,8 +6,10 @@ mod file;
 #[cfg(test)]
 mod fuzz;
 pub mod gguf;
+mod heads;
 mod mxfp4;
 pub(crate) mod names;
+pub(crate) mod quantised;
 pub mod safetensors;
 mod source;
 pub(crate) mod store;
@@ -62,8 +64,10 @@ pub(crate) fn read<M: OpMemory, T>(
         }
         FileLayout::HfFolder(folder) => {
             let config = source.read_needed("config.json")?;
-            let spec = arch::from_hf(&folder.join("config.json"), &config)?;
-            let files = Checkpoint::open(source, folder)?;
+            let path = folder.join("config.json");
+            let spec = arch::from_hf(&path, &config)?;
+            let quantisation = arch::quantisation(&path, &config)?;
+            let files = Checkpoint::open(source, folder, quantisation.as_ref())?;
             let shards = files.shards.clone();
             let built = fill(spec, Container::Checkpoint(files), folder)?;
             if whole {

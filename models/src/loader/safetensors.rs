@@ -3,8 +3,9 @@
 use super::damaged;
 use super::file::{Bytes, FileReader, TensorReader};
 use super::mxfp4::{self, CODES, SCALES};
+use super::quantised::{self, JoinedForm, JoinedTensor, MatrixRefusal, Quantisation};
 use super::source::ModelSource;
-use crate::Result;
+use crate::{Error, Result};
 use cresset_kernels::linear::WeightType;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
@@ -23,8 +24,14 @@ const TEXT_PARTS: [[&str; 2]; 3] = [
     ["language_model.model.", "language_model.lm_head."],
 ];
 /// The names of the other parts of such a model contain one of these.
-const TOWERS: [&str; 5] =
-    ["vision_tower.", "audio_tower.", "multi_modal_projector.", "embed_vision.", "visual."];
+const TOWERS: [&str; 6] = [
+    "vision_tower.",
+    "audio_tower.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "embed_audio.",
+    "visual.",
+];
 /// The names of the heads that predict further tokens, which are not used, begin with this.
 const FURTHER_TOKENS: &str = "mtp.";
 /// Bytes before the header, which hold its length.
@@ -32,14 +39,23 @@ const PREFIX: usize = size_of::<u64>();
 /// Headers are far smaller, so a larger one is damage.
 const MAX_HEADER_BYTES: usize = 100 << 20;
 
-struct ShardEntry {
-    shard: usize,
-    shape: Vec<usize>,
-    /// `None` are bytes, of which a quantised tensor consists.
+pub(super) struct ShardEntry {
+    pub shard: usize,
+    pub shape: Vec<usize>,
+    /// The type of the stored values.
+    pub stored: Dtype,
+    /// `None`: they are no weights by themselves, but part of a quantised tensor.
     dtype: Option<WeightType>,
     range: Range<usize>,
-    /// The shard with the scales, if they are in a tensor of their own.
-    scales: Option<usize>,
+    /// The stored tensors that it is made of, if it is not stored itself.
+    joined: Option<JoinedTensor>,
+}
+
+impl ShardEntry {
+    pub(super) fn joined(shape: Vec<usize>, dtype: WeightType, joined: JoinedTensor) -> Self {
+        let (dtype, joined) = (Some(dtype), Some(joined));
+        Self { shard: 0, shape, stored: Dtype::U8, dtype, range: 0..0, joined }
+    }
 }
 
 /// The tensors of a folder by name.
@@ -57,8 +73,12 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Reads the headers of all shards.
-    pub fn open(source: &ModelSource, folder: &Path) -> Result<Self> {
+    /// Reads the headers of all shards, whose matrices may be quantised.
+    pub fn open(
+        source: &ModelSource,
+        folder: &Path,
+        quantisation: Option<&Quantisation>,
+    ) -> Result<Self> {
         let mut checkpoint = Self {
             folder: folder.to_owned(),
             shards: Vec::new(),
@@ -68,7 +88,7 @@ impl Checkpoint {
         let index_path = folder.join(INDEX);
         let Some(index) = source.read(INDEX)? else {
             checkpoint.add_shard(source, SINGLE)?;
-            checkpoint.join_scales()?;
+            checkpoint.join(quantisation)?;
             return Ok(checkpoint);
         };
         let index: Index =
@@ -80,14 +100,44 @@ impl Checkpoint {
             checkpoint.add_shard(source, name)?;
         }
         checkpoint.check_index(&index_path, &index)?;
-        checkpoint.join_scales()?;
+        checkpoint.join(quantisation)?;
         Ok(checkpoint)
     }
 
+    /// Makes one entry of the tensors of each quantised matrix.
+    fn join(&mut self, quantisation: Option<&Quantisation>) -> Result<()> {
+        self.join_mxfp4()?;
+        if let Some(quantisation) = quantisation {
+            let unused = quantised::join(&mut self.entries, quantisation);
+            for (name, shard) in unused.map_err(|what| self.refused(what))? {
+                self.readers[shard].ignore(&name);
+            }
+        }
+        match self.entries.iter().find(|(_, entry)| entry.dtype.is_none()) {
+            Some((name, entry)) => {
+                let what = format!("tensor {name:?} has the dtype {:?}", entry.stored);
+                let unsaid =
+                    if quantisation.is_some() { "" } else { " and no quantization_config" };
+                Err(damaged(&self.folder, &format!("{what}{unsaid}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn refused(&self, what: MatrixRefusal) -> Error {
+        match what {
+            MatrixRefusal::Damaged(what) => damaged(&self.folder, &what),
+            MatrixRefusal::Unsupported(what) => {
+                Error::Unsupported(format!("{}: {what}", self.folder.display()))
+            }
+        }
+    }
+
     /// Makes one entry of the codes and the scales of each tensor in MXFP4.
-    fn join_scales(&mut self) -> Result<()> {
-        let is_bytes =
-            |(name, entry): (&String, &ShardEntry)| entry.dtype.is_none().then(|| name.clone());
+    fn join_mxfp4(&mut self) -> Result<()> {
+        let is_bytes = |(name, entry): (&String, &ShardEntry)| {
+            (entry.stored == Dtype::U8).then(|| name.clone())
+        };
         let bytes: Vec<String> = self.entries.iter().filter_map(is_bytes).collect();
         for name in bytes.iter().filter_map(|name| name.strip_suffix(CODES)) {
             let parts = [CODES, SCALES].map(|end| self.entries.remove(&format!("{name}{end}")));
@@ -98,14 +148,13 @@ impl Checkpoint {
                 let what = format!("{:?} scales for {:?} codes", scales.shape, codes.shape);
                 damaged(&self.folder, &format!("tensor {name:?} has {what}"))
             })?;
-            let dtype = Some(WeightType::MXFP4);
-            let joined = ShardEntry { shape, dtype, scales: Some(scales.shard), ..codes };
-            self.entries.insert(name.to_owned(), joined);
+            let parts = [(CODES, codes.shard), (SCALES, scales.shard)];
+            let parts = parts.map(|(end, shard)| (format!("{name}{end}"), shard)).to_vec();
+            let joined = JoinedTensor { parts, form: JoinedForm::Mxfp4 };
+            let entry = ShardEntry::joined(shape, WeightType::MXFP4, joined);
+            self.entries.insert(name.to_owned(), entry);
         }
-        match self.entries.iter().find_map(is_bytes) {
-            Some(name) => Err(damaged(&self.folder, &format!("tensor {name:?} has the dtype U8"))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn add_shard(&mut self, source: &ModelSource, name: &str) -> Result<()> {
@@ -169,25 +218,29 @@ impl Checkpoint {
         self.entries.get(name).map(|entry| &entry.shape[..])
     }
 
-    pub(super) fn dtype(&self, name: &str) -> Option<WeightType> {
+    pub(crate) fn dtype(&self, name: &str) -> Option<WeightType> {
         self.entries.get(name)?.dtype
     }
 
     /// Takes a tensor's bytes.
-    pub(super) fn take(&mut self, name: &str) -> Result<Bytes> {
-        let &ShardEntry { shard, scales, .. } = &self.entries[name];
-        let Some(scales) = scales else { return self.readers[shard].take(name) };
-        let codes = self.readers[shard].take(&format!("{name}{CODES}"))?;
-        let scales = self.readers[scales].take(&format!("{name}{SCALES}"))?;
-        Ok(Arc::new(mxfp4::blocks(&codes, &scales)))
+    pub(crate) fn take(&mut self, name: &str) -> Result<Bytes> {
+        let ShardEntry { shard, joined, .. } = &self.entries[name];
+        let Some(joined) = joined else { return self.readers[*shard].take(name) };
+        let part = |(name, shard): &(String, usize)| self.readers[*shard].take(name);
+        let parts = joined.parts.iter().map(part).collect::<Result<Vec<_>>>()?;
+        let blocks = joined.blocks(&parts).map_err(|what| self.refused(what.of(name)))?;
+        Ok(Arc::new(blocks))
     }
 
     /// The tensor will not be taken.
-    pub(super) fn ignore(&mut self, name: &str) {
-        let &ShardEntry { shard, scales, .. } = &self.entries[name];
-        let Some(scales) = scales else { return self.readers[shard].ignore(name) };
-        self.readers[shard].ignore(&format!("{name}{CODES}"));
-        self.readers[scales].ignore(&format!("{name}{SCALES}"));
+    pub(crate) fn ignore(&mut self, name: &str) {
+        let ShardEntry { shard, joined, .. } = &self.entries[name];
+        match joined {
+            Some(joined) => {
+                joined.parts.iter().for_each(|(name, shard)| self.readers[*shard].ignore(name));
+            }
+            None => self.readers[*shard].ignore(name),
+        }
     }
 
     /// Reads the rest of all files and checks their digests.
@@ -203,14 +256,11 @@ fn entries(file: &mut FileReader, shard: usize) -> Result<Vec<(String, ShardEntr
     }
     let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         let (start, end) = info.data_offsets;
-        let dtype = weight_type(info.dtype);
-        if dtype.is_none() && info.dtype != Dtype::U8 {
-            return Err(format!("tensor {name:?} has the dtype {:?}", info.dtype));
-        }
-        let range = data_start + start..data_start + end;
-        Ok((name, ShardEntry { shard, shape: info.shape.clone(), dtype, range, scales: None }))
+        let (stored, dtype) = (info.dtype, weight_type(info.dtype));
+        let (shape, range) = (info.shape.clone(), data_start + start..data_start + end);
+        (name, ShardEntry { shard, shape, stored, dtype, range, joined: None })
     };
-    metadata.tensors().into_iter().map(entry).collect()
+    Ok(metadata.tensors().into_iter().map(entry).collect())
 }
 
 /// The header, and the position of the byte behind it.

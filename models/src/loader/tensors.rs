@@ -3,6 +3,7 @@
 
 use super::file::Bytes;
 use super::gguf::{GgufFile, ShardReaders};
+use super::heads::rows_of_parts;
 use super::names;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
@@ -107,8 +108,20 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Takes matrices of the same width, one below the other; a tensor may hold several of them.
     pub fn stack(&mut self, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
+        self.stack_of(parts, cols, parts.len())
+    }
+
+    /// The same with so many matrices: the last one stands for those of which there is no tensor.
+    pub fn stack_of(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        matrices: usize,
+    ) -> Option<M::Matrix> {
         let found = self.raws(parts, cols)?;
-        let stacked = self.store.matrix(&found.iter().map(TensorBytes::raw).collect::<Vec<_>>());
+        let copies = found.last().into_iter().cycle();
+        let raws = found.iter().chain(copies).take(matrices).map(TensorBytes::raw);
+        let stacked = self.store.matrix(&raws.collect::<Vec<_>>());
         self.keep(parts[0].0, stacked)
     }
 
@@ -174,6 +187,12 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.keep(name, norm)
     }
 
+    /// The weights of a norm that has none in its file.
+    pub fn ones(&mut self, len: usize) -> Option<M::Buffer> {
+        let norm = self.store.norm(vec![1.0; len]);
+        self.keep("the weights of a norm", norm)
+    }
+
     /// Takes a vector whose values are changed by `map`, in f32.
     pub fn vector(
         &mut self,
@@ -207,11 +226,7 @@ impl<M: OpMemory> Tensors<'_, M> {
         let found = self.raws(parts, cols)?;
         let mut raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
         let first = raws[0];
-        let rows = if self.reading == Reading::Whole { first.rows } else { 0 };
-        let halves = [0, 1].map(|half| {
-            let heads = (half * head_dim..rows).step_by(2 * head_dim);
-            heads.flat_map(|row| first.slice(row, head_dim).bytes).copied().collect::<Vec<u8>>()
-        });
+        let halves = rows_of_parts(&found[0], [head_dim; 2], self.reading);
         let [own, gates] =
             halves.each_ref().map(|bytes| Raw { bytes, rows: first.rows / 2, ..first });
         raws[0] = own;
@@ -253,6 +268,14 @@ impl<M: OpMemory> Tensors<'_, M> {
     pub fn ignore(&mut self, suffix: &str) {
         let ignored = self.stored_names().filter(|n| n.ends_with(suffix));
         self.leave_out(ignored.map(str::to_owned).collect());
+    }
+
+    /// Leaves a tensor unused, on purpose, if the file has it.
+    pub fn ignore_one(&mut self, name: &str) {
+        let stored = self.stored_name(name);
+        if self.shape(&stored).is_some() {
+            self.leave_out(vec![stored]);
+        }
     }
 
     /// Leaves all tensors of a layer unused, on purpose.

@@ -99,8 +99,8 @@ fn gguf_settings_that_are_not_understood_are_refused() {
 fn hf_settings_that_are_not_understood_are_refused() {
     check(folder(|_, c| c["layer_scale"] = json!(1.0)), &["layer_scale"]);
     check(
-        folder(|_, c| c["quantization_config"] = json!({"quant_method": "awq"})),
-        &["quantised by awq", "quantization_config", "GGUF"],
+        folder(|_, c| c["quantization_config"] = json!({"quant_method": "hqq"})),
+        &["quantised by hqq", "quantization_config", "GGUF"],
     );
     check(folder(|_, c| c["hidden_act"] = json!("relu")), &["hidden_act"]);
     check(folder(|_, c| c["sliding_window"] = json!(64)), &["sliding_window"]);

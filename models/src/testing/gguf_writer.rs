@@ -97,7 +97,8 @@ impl GgufWriter {
             for dimension in shape.iter().rev() {
                 put_size(&mut out, *dimension);
             }
-            out.extend(dtype.gguf_id().to_le_bytes());
+            let id = dtype.gguf_id().expect("invariant: a type that GGUF files have");
+            out.extend(id.to_le_bytes());
             put_size(&mut out, offset);
             let blocks = shape.iter().product::<usize>() / dtype.block_size();
             offset += (blocks * dtype.type_size()).next_multiple_of(ALIGNMENT);

@@ -60,11 +60,14 @@ impl Case {
                 self.put_experts_apart(name, shape, &mut writer);
                 continue;
             }
+            if name.ends_with("kv_b_proj.weight") {
+                self.put_latent_heads(name, shape, &mut writer);
+                continue;
+            }
             // The usual name of a tensor, and of which expert it is.
-            let usual =
-                names.hf.iter().fold(name.clone(), |name, (to, from)| name.replace(from, to));
+            let usual = self.usual_name(name, names.hf);
             if let Some((module, expert)) = usual.split_once(".experts.")
-                && let (expert, part) = expert.split_once('.').unwrap()
+                && let Some((expert, part)) = expert.split_once('.')
                 && let Ok(expert) = expert.parse()
             {
                 let whole = format!("{module}.experts.{part}");
@@ -110,6 +113,14 @@ impl Case {
         file
     }
 
+    /// The usual name of a tensor whose family has a name of its own for it.
+    fn usual_name(&self, name: &str, own: &[(&str, &str)]) -> String {
+        let replace = |name: String, (to, from): &(&str, &str)| name.replace(from, to);
+        let usual = own.iter().fold(name.to_owned(), replace);
+        let stacked = self.kind() == "mistral4" && usual.contains(".experts.");
+        if stacked { usual + ".weight" } else { usual }
+    }
+
     /// The shape that the converter gives a tensor.
     fn converted_shape(&self, name: &str, shape: &[usize]) -> Vec<usize> {
         match *shape {
@@ -122,6 +133,24 @@ impl Case {
             }
             _ => shape.to_vec(),
         }
+    }
+
+    /// Writes the matrices that make keys and values of a latent vector apart, those of keys
+    /// transposed.
+    fn put_latent_heads(&self, name: &str, shape: &[usize], writer: &mut GgufWriter) {
+        let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
+        let (heads, plain) = (size("num_attention_heads"), size("qk_nope_head_dim"));
+        let (rank, value) = (shape[1], size("v_head_dim"));
+        let values = self.weights(name, shape);
+        let (mut keys, mut rest) = (Vec::new(), Vec::new());
+        for head in values.chunks((plain + value) * rank) {
+            let (own, values) = head.split_at(plain * rank);
+            keys.extend((0..rank).flat_map(|col| own[col..].iter().step_by(rank)));
+            rest.extend_from_slice(values);
+        }
+        let name = |part: &str| names::gguf(&name.replace("kv_b_proj", part), &[]).unwrap();
+        writer.f32(&name("k_b_proj"), &[heads, rank, plain], &keys);
+        writer.f32(&name("v_b_proj"), &[heads, value, rank], &rest);
     }
 
     /// Writes the two halves of each matrix of a tensor, gate and up, as tensors of their own.
@@ -268,7 +297,7 @@ fn every_family_equals_transformers() {
     }
 }
 
-fn case_of(name: &str) -> Case {
+pub fn case_of(name: &str) -> Case {
     goldens().cases.into_iter().find(|case| case.name == name).unwrap()
 }
 
@@ -279,7 +308,9 @@ fn rows_do_not_depend_on_the_batch() {
     let recurrent =
         ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd", "qwen3.5-moe", "granite-hybrid"];
     let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4", "glm4-moe"];
-    let others = ["olmo2", "olmo3", "glm4-moe-groups"];
+    let gemma4 = ["gemma4", "gemma4-inputs", "gemma4-experts", "gemma4-odd"];
+    let latent = ["deepseek-v2", "deepseek-v3", "deepseek-v3-odd", "glm4-moe-lite", "mistral4"];
+    let others = ["olmo2", "olmo3", "glm4-moe-groups"].into_iter().chain(gemma4).chain(latent);
     for name in experts.into_iter().chain(recurrent).chain(others) {
         let case = case_of(name);
         let mut model = case.in_folder(&case.config, |source| case.load_as(source, false));
@@ -545,5 +576,71 @@ fn the_kernels_of_this_machine_are_close() {
             assert!(error.most < 1e-3, "{error:?}");
             assert!(error.relative < if error.rounded { 1e-8 } else { 1e-9 }, "{error:?}");
         }
+    }
+}
+
+/// The oldest files have one tensor that makes keys and values of latent vectors, which may be
+/// quantised, and give the sizes of heads as those of keys and values.
+#[test]
+fn one_tensor_may_make_keys_and_values_of_latent_vectors() {
+    let case = case_of("deepseek-v3");
+    let file = case.gguf_file(case.gguf.as_ref().unwrap());
+    let source = ModelSource::gguf(file.path().to_owned());
+    let want = alone(&mut case.load(&source), &case.tokens, 40);
+    let mut writer = GgufWriter::read(file.path()).unwrap();
+    writer.metadata.retain(|(key, _)| !key.ends_with("_mla"));
+    for (key, value) in [("key_length", 24), ("value_length", 12), ("head_count_kv", 4)] {
+        writer.set(&format!("deepseek2.attention.{key}"), Value::U32(value));
+    }
+    let of_heads = |name: &str| name.contains("attn_k_b") || name.contains("attn_v_b");
+    writer.tensors.retain(|(name, ..)| !of_heads(name));
+    for (name, shape) in case.tensors.iter().filter(|(name, _)| name.contains("kv_b_proj")) {
+        let data = case.weights(name, shape);
+        writer.f32(&names::gguf(name, &[]).unwrap(), shape, &data);
+    }
+    let logits = |writer: &GgufWriter, dequantise| {
+        std::fs::write(file.path(), writer.to_bytes()).unwrap();
+        alone(&mut case.load_as(&source, dequantise), &case.tokens, 40)
+    };
+    assert_eq!(logits(&writer, false), want);
+    let blocks = |name: &str| name.contains("attn_kv_b").then_some(WeightType::Q8_0);
+    writer.quantise(blocks).unwrap();
+    let (got, exact) = (logits(&writer, false), logits(&writer, true));
+    assert_ne!(exact, want);
+    for (got, exact) in got.iter().zip(&exact) {
+        let largest = exact.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let error = got.iter().zip(exact).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(error <= 1e-3 * largest, "{error} of {largest}");
+    }
+}
+
+/// Files of DeepSeek-V2 do not say how experts are routed; others that do not are refused.
+#[test]
+fn experts_of_unknown_routing_are_refused() {
+    let without_function = |name: &str| {
+        let case = case_of(name);
+        let file = case.gguf_file(case.gguf.as_ref().unwrap());
+        let mut writer = GgufWriter::read(file.path()).unwrap();
+        writer.metadata.retain(|(key, _)| !key.ends_with("expert_gating_func"));
+        std::fs::write(file.path(), writer.to_bytes()).unwrap();
+        let source = ModelSource::gguf(file.path().to_owned());
+        load(&source, &options()).map(|mut model| alone(&mut model, &case.tokens, 40))
+    };
+    assert_close(&without_function("deepseek-v2").unwrap(), &rows(&logits()["deepseek-v2"]), "V2");
+    for name in ["deepseek-v3", "glm4-moe-lite"] {
+        let error = without_function(name).err().unwrap().to_string();
+        assert!(error.contains("expert_gating_func") && error.contains("scoring_func"), "{error}");
+    }
+}
+
+/// A token takes one vector in each layer, and no more.
+#[test]
+fn latent_vectors_are_kept_once() {
+    for (name, width) in [("deepseek-v3", 32 + 8), ("deepseek-v3-odd", 48 + 16)] {
+        let case = case_of(name);
+        let model = case.folder(&case.config);
+        assert_eq!(model.config().kv_block_bytes(1), 3 * width * 4, "{name}");
+        let blocks = model.num_blocks() * BLOCK_SIZE * 3 * width * 4;
+        assert_eq!(model.memory_bytes() - model.weight_bytes(), blocks, "{name}");
     }
 }

@@ -1,6 +1,7 @@
 //! Weights as candle reads and dequantises them, under Hugging Face's names and in its layout.
 
 use super::facts::{Facts, open};
+use super::lacking::QuantisedFolder;
 use super::{Absence, WitnessResult, lacking, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::TensorInfo;
@@ -26,6 +27,13 @@ fn sizes(source: &ModelSource) -> WitnessResult<Vec<(String, u64)>> {
                 let (_, entries) = header(&mut File::open(file)?)?;
                 let count = |entry: &Entry| entry.shape.iter().product::<usize>() as u64;
                 found.extend(entries.into_iter().map(|(name, entry)| (name, count(&entry))));
+            }
+            if let Some(quantised) = quantised(source, folder)? {
+                found.retain(|(name, _)| quantised.is_dense(name));
+                let matrices = quantised.matrices().into_iter();
+                found.extend(
+                    matrices.map(|(name, shape)| (name, shape.iter().product::<usize>() as u64)),
+                );
             }
         }
     }
@@ -55,15 +63,33 @@ fn header(file: &mut File) -> WitnessResult<(u64, BTreeMap<String, Entry>)> {
     Ok((8 + length, all.into_iter().filter_map(entry).collect()))
 }
 
+/// The folder's matrices, if a tensor holds something else than floats.
+fn quantised(source: &ModelSource, folder: &Path) -> WitnessResult<Option<QuantisedFolder>> {
+    for file in shards(folder)? {
+        let (_, entries) = header(&mut File::open(file)?)?;
+        if entries.values().any(|entry| entry.dtype().is_none()) {
+            return QuantisedFolder::open(source, folder).map(Some).map_err(Absence::Failed);
+        }
+    }
+    Ok(None)
+}
+
 impl Entry {
-    /// The values as f32.
-    fn read(&self, file: &mut File, header: u64) -> WitnessResult<Tensor> {
-        let dtype = match self.dtype.as_str() {
+    /// The type of its values, if they are floats that candle has.
+    fn dtype(&self) -> Option<DType> {
+        Some(match self.dtype.as_str() {
             "F64" => DType::F64,
             "F32" => DType::F32,
             "F16" => DType::F16,
             "BF16" => DType::BF16,
-            other => return unknown(format!("it has values of the type {other}")),
+            _ => return None,
+        })
+    }
+
+    /// The values as f32.
+    fn read(&self, file: &mut File, header: u64) -> WitnessResult<Tensor> {
+        let Some(dtype) = self.dtype() else {
+            return unknown(format!("it has values of the type {}", self.dtype));
         };
         let [first, end] = self.data_offsets;
         let mut bytes = Vec::new();
@@ -107,12 +133,19 @@ fn for_each(
             }
         }
         FileLayout::HfFolder(folder) => {
+            let quantised = quantised(source, folder)?;
+            let is_read = |name: &str| {
+                wanted(name) && quantised.as_ref().is_none_or(|quantised| quantised.is_dense(name))
+            };
             for file in shards(folder)? {
                 let mut file = File::open(file)?;
                 let (length, entries) = header(&mut file)?;
-                for (name, entry) in entries.iter().filter(|(name, _)| wanted(name)) {
+                for (name, entry) in entries.iter().filter(|(name, _)| is_read(name)) {
                     each(name, entry.read(&mut file, length)?)?;
                 }
+            }
+            if let Some(quantised) = quantised {
+                quantised.for_each(wanted, each)?;
             }
         }
     }

@@ -1,12 +1,16 @@
-//! GGUF files with blocks that candle cannot read: it then gets the header from this crate's
-//! reader, and the values of those blocks, and no others, from the kernels' decoding, which the
-//! kernels' check compares with the values of ggml's own package.
+//! Files with blocks that candle cannot read: it then gets their header from this crate's reader,
+//! and the values of those blocks, and no others, from the kernels' decoding, which the kernels'
+//! check compares with values that other programs read.
 
 use super::WitnessResult;
+use crate::ModelSource;
+use crate::arch;
 use crate::loader::gguf::{GgufFile, TensorInfo, Value};
+use crate::loader::safetensors::Checkpoint;
 use crate::loader::store::Raw;
 use candle_core::quantized::gguf_file::{self, Content, VersionedMagic};
 use candle_core::{Device, Tensor};
+use cresset_kernels::linear::WeightType;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -39,11 +43,56 @@ pub(super) fn values(file: &mut (impl Read + Seek), info: &TensorInfo) -> Witnes
     let mut bytes = vec![0; info.range.len()];
     file.seek(SeekFrom::Start(info.range.start as u64))?;
     file.read_exact(&mut bytes)?;
-    let cols = info.shape.last().copied().unwrap_or(0);
-    let rows = info.shape.iter().product::<usize>() / cols.max(1);
-    let raw = Raw { dtype: info.dtype, bytes: &bytes, rows, cols };
+    decoded(info.dtype, &bytes, &info.shape)
+}
+
+fn decoded(dtype: WeightType, bytes: &[u8], shape: &[usize]) -> WitnessResult<Tensor> {
+    let cols = shape.last().copied().unwrap_or(0);
+    let rows = shape.iter().product::<usize>() / cols.max(1);
+    let raw = Raw { dtype, bytes, rows, cols };
     let values = raw.values().map_err(super::Absence::Failed)?;
-    Ok(Tensor::from_vec(values, info.shape.clone(), &Device::Cpu)?)
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+}
+
+/// A folder with matrices whose codes and scales are in tensors of their own.
+pub(super) struct QuantisedFolder(Checkpoint);
+
+impl QuantisedFolder {
+    pub(super) fn open(source: &ModelSource, folder: &Path) -> crate::Result<Self> {
+        let config = source.read_needed("config.json")?;
+        let quantisation = arch::quantisation(&folder.join("config.json"), &config)?;
+        Ok(Self(Checkpoint::open(source, folder, quantisation.as_ref())?))
+    }
+
+    /// Whether a stored tensor stands for itself.
+    pub(super) fn is_dense(&self, stored: &str) -> bool {
+        self.0.dtype(stored).is_some_and(WeightType::is_dense)
+    }
+
+    /// The matrices that are quantised, with their shapes.
+    pub(super) fn matrices(&self) -> Vec<(String, Vec<usize>)> {
+        let names = self.0.names().filter(|name| !self.is_dense(name));
+        let shape = |name: &str| self.0.shape(name).unwrap_or_default().to_vec();
+        names.map(|name| (name.to_owned(), shape(name))).collect()
+    }
+
+    /// Calls `each` with the values of those that are wanted.
+    pub(super) fn for_each(
+        mut self,
+        wanted: &dyn Fn(&str) -> bool,
+        each: &mut dyn FnMut(&str, Tensor) -> WitnessResult<()>,
+    ) -> WitnessResult<()> {
+        let all: Vec<String> = self.0.names().map(str::to_owned).collect();
+        let matrices = self.matrices();
+        let is_read = |name: &str| wanted(name) && matrices.iter().any(|(own, _)| own == name);
+        all.iter().filter(|name| !is_read(name)).for_each(|name| self.0.ignore(name));
+        for (name, shape) in matrices.iter().filter(|(name, _)| wanted(name)) {
+            let dtype = self.0.dtype(name).expect("invariant: it is one of the files'");
+            let bytes = self.0.take(name).map_err(super::Absence::Failed)?;
+            each(name, decoded(dtype, &bytes, shape)?)?;
+        }
+        Ok(())
+    }
 }
 
 fn in_candle(value: Value) -> gguf_file::Value {

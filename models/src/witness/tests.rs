@@ -7,6 +7,7 @@ use crate::cpu::CpuModel;
 use crate::goldens::{goldens, logits};
 use crate::testing::TinyLlama;
 use crate::tests::goldens::Case;
+use crate::tests::quantised::quantised_case;
 use crate::tests::{alone, options, rows};
 use cresset_kernels::linear::WeightType;
 use half::f16;
@@ -221,6 +222,17 @@ fn planted_faults_stand_far_above_the_noise() {
     for (name, fault) in faults {
         let worst = difference(&theirs, &spoiled(case, *fault));
         assert!(worst > 1e-3, "{name}: {worst}");
+    }
+}
+
+/// candle reads no codes of folders, and computes the models all the same.
+#[test]
+fn quantised_folders_are_read_for_candle() {
+    for name in ["fp8-blocks", "int4-groups", "gptq-int4", "awq-int4"] {
+        let case = quantised_case(name);
+        let theirs = case.in_folder(|source| witnessed(source, &case.tokens).unwrap());
+        let worst = difference(&theirs, &case.logits());
+        assert!(worst < 1e-3, "{name}: {worst}");
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn choose(
     let in_layout = |name: &&String| {
         HF_FILES.contains(&name.as_str()) || (is_safetensors(name) && !name.contains('/'))
     };
-    let ggufs: Vec<&String> = names.iter().filter(|name| is_first(name)).collect();
+    let ggufs = ggufs_of(names);
     let layout: Vec<String> = names.iter().filter(in_layout).cloned().collect();
     if names.iter().any(|name| name == ADAPTER) && !names.iter().any(|name| name == NEEDED[0]) {
         return Err(format!(
@@ -63,9 +63,13 @@ pub(super) fn choose(
     }
 }
 
-/// Whether a name is that of a GGUF file, and of no shard but the first.
-fn is_first(name: &str) -> bool {
-    is_gguf(name) && ShardName::parse(name).is_none_or(|shard| shard.number == 1)
+/// The GGUF files, of a model in shards the first one that is there.
+fn ggufs_of(names: &[String]) -> Vec<&String> {
+    let follows = |shard: ShardName| {
+        shard.all().take(shard.number - 1).any(|earlier| names.contains(&earlier))
+    };
+    let is_first = |name: &&String| is_gguf(name) && !ShardName::parse(name).is_some_and(follows);
+    names.iter().filter(is_first).collect()
 }
 
 fn listed(names: &[&String]) -> String {
@@ -87,7 +91,7 @@ pub(super) fn with_shards(name: &str, names: &[String]) -> Result<Vec<String>, S
 
 /// Chooses the one GGUF file whose name ends with a quantisation, such as `Q4_K_M`, or its shards.
 pub(super) fn choose_quantised(names: &[String], tag: &str) -> Result<Vec<String>, String> {
-    let ggufs: Vec<&String> = names.iter().filter(|name| is_first(name)).collect();
+    let ggufs = ggufs_of(names);
     let ends_with_tag = |name: &&&String| {
         let name = name.to_ascii_lowercase();
         let whole = name.strip_suffix(".gguf").unwrap_or(&name);

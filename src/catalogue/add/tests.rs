@@ -132,6 +132,10 @@ fn a_repository_with_several_ggufs_asks_for_one() {
     check(&[first, second, "w-Q4_K_M.gguf"], "o/r:q8_0", Ok(&[first, second]));
     check(&[first, second], &format!("o/r/{second}"), Ok(&[first, second]));
     check(&[first], "o/r", Err("split into 2 files, of which q/w-Q8_0-00002-of-00002.gguf"));
+    let missing = Err("split into 2 files, of which q/w-Q8_0-00001-of-00002.gguf is missing");
+    for target in ["o/r", "o/r:q8_0", &format!("o/r/{second}")] {
+        check(&[second, "README.md"], target, missing);
+    }
     check(&["adapter_config.json", "adapter_model.safetensors"], "o/r", Err("LoRA adapter"));
     check(&["README.md"], "o/r", Err("neither"));
     check(&["config.json", "model.safetensors"], "o/r", Err("no tokenizer.json"));
@@ -195,9 +199,11 @@ fn the_shards_of_a_model_are_added_together() {
     let options = ModelOptions { threads: 1, kv_bytes: 1 << 20, ..ModelOptions::default() };
     cresset_models::load(&source, &options).unwrap();
     fs::remove_file(folder.join(names[0])).unwrap();
-    let error = catalogue.add(&folder.join(names[1]), Some("x"), &inspect, &mut |_| {});
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("Tiny-00001-of-00002.gguf is missing"), "{error}");
+    for given in [folder.join(names[1]), folder] {
+        let error = catalogue.add(&given, Some("x"), &inspect, &mut |_| {}).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("Tiny-00001-of-00002.gguf is missing"), "{error}");
+    }
 }
 
 #[test]

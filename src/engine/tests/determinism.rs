@@ -9,11 +9,9 @@ use crate::engine::runner::{RowResult, Runner};
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::cache_kinds::NO_STATE;
-use cresset_models::goldens::goldens;
 use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use std::collections::HashMap;
-use std::path::Path;
 
 /// Starts an engine with given options and a number of steps in flight.
 type Start<'a> = &'a dyn Fn(&EngineOptions, usize) -> EngineHandle;
@@ -234,15 +232,6 @@ fn neighbours_change_no_token_of_a_real_model() {
     check_model(&ModelSource::gguf(path), &CacheKinds::default(), 2 * 2 * 16, 0);
 }
 
-/// The tiny model of this name, written to `folder`, with a context that holds the mixes.
-fn golden_model(name: &str, folder: &Path) -> ModelSource {
-    let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
-    let mut config = case.config.clone();
-    config["max_position_embeddings"] = 128.into();
-    case.write(folder, &config).unwrap();
-    ModelSource::hf_folder(folder.to_owned())
-}
-
 /// The first model has two layers that see everything and one with a window, the other two of each,
 /// with sinks and experts.
 #[test]
@@ -251,9 +240,17 @@ fn neighbours_change_no_token_of_a_model_with_a_window() {
     let gpt_oss = ("gpt-oss", &[None, Some(8)][..], 2 * 2 * 16);
     for (name, windows, width) in [gemma, gpt_oss] {
         let folder = tempfile::tempdir().unwrap();
-        let source = golden_model(name, folder.path());
+        let source = golden_model(name, folder.path(), 128);
         check_model(&source, &of_windows(windows), width, 0);
     }
+}
+
+/// Each token has one vector of 40 values in each of three layers, in place of K and V.
+#[test]
+fn neighbours_change_no_token_of_a_model_with_latent_attention() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = golden_model("deepseek-v3", folder.path(), 128);
+    check_model(&source, &CacheKinds::default(), 3 * 40 / 2, 0);
 }
 
 /// Models most of whose layers are recurrent.
@@ -263,12 +260,12 @@ fn neighbours_change_no_token_of_a_model_with_states() {
     let qwen = ("qwen3.5", 2 * 32, 3 * (3 * 128 + 4 * 16 * 16) * 4);
     for (name, width, state_bytes) in [lfm2, qwen] {
         let folder = tempfile::tempdir().unwrap();
-        let source = golden_model(name, folder.path());
+        let source = golden_model(name, folder.path(), 128);
         check_model(&source, &with_states(150), width, state_bytes);
     }
 }
 
-/// `width` is the number of values that a token's K has in one block.
+/// `width` is the number of values that a token's K has in one block, or half of what it has there.
 fn check_model(source: &ModelSource, cache: &CacheKinds, width: usize, state_bytes: usize) {
     check_every_mix(cache, &|options, depth| {
         let options = &EngineOptions { cache: cache.clone(), ..options.clone() };

@@ -52,7 +52,8 @@ use driver::Driver;
 use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
-use nodes::{Tenure, ToldFacts};
+use nodes::Tenure;
+use peers::ToldFacts;
 pub use peers::{ListedNode, NodeFacts, ReleasePrices};
 pub use place::PostgresConfig;
 use pool::SessionPool;
@@ -86,7 +87,7 @@ pub(super) struct PostgresBackend {
     /// False from a failure to reopen until a success, and after the end.
     is_open: AtomicBool,
     /// What this node says of itself to the others.
-    about: ToldFacts,
+    about: Arc<ToldFacts>,
     /// The time of the database, once somebody keeps it.
     clock: OnceLock<Arc<DatabaseClock>>,
     /// What this process holds in the table of nodes, once it has claimed the ledger.
@@ -135,7 +136,7 @@ impl PostgresBackend {
             tenure: Mutex::default(),
             was_left_open: AtomicBool::new(false),
             was_distrusted: AtomicBool::new(false),
-            about: Arc::new(Mutex::new(place.about.clone())),
+            about: Arc::new(ToldFacts::new(place.about.clone())),
         })
     }
 
@@ -149,10 +150,6 @@ impl PostgresBackend {
 
     fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn about(&self) -> MutexGuard<'_, NodeFacts> {
-        self.about.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
@@ -301,7 +298,7 @@ impl LedgerReader for PostgresBackend {
     }
 
     fn tell(&self, change: &mut dyn FnMut(&mut NodeFacts)) {
-        change(&mut self.about());
+        change(&mut self.about.facts());
     }
 
     fn is_alive(&self, node: Uuid) -> bool {
@@ -309,13 +306,9 @@ impl LedgerReader for PostgresBackend {
     }
 
     fn tell_prices(&self, prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
-        let about = {
-            let mut about = self.about();
-            about.prices = prices;
-            about.clone()
-        };
-        let boot = self.boot().unwrap_or(BootId(Uuid::nil()));
-        let telling = self.read(async move |session| Ok(peers::tell(session, boot, &about).await?));
+        self.about.facts().prices = prices;
+        let (boot, told) = (self.boot().unwrap_or(BootId(Uuid::nil())), &self.about);
+        let telling = self.read(async move |session| Ok(peers::tell(session, boot, told).await?));
         Box::pin(telling)
     }
 
@@ -370,7 +363,7 @@ impl Backend for PostgresBackend {
     }
 
     fn claim(&self, boot: BootId) -> StoreResult {
-        let (lease, about) = (self.place.lease, self.about().clone());
+        let (lease, about) = (self.place.lease, self.about.facts().clone());
         // Under another boot a node goes on with what the others have been told.
         let is_first = self.tenure().is_none();
         // Everything was audited since, as there was no seal.

@@ -9,7 +9,7 @@
 use super::clock::DatabaseClock;
 use super::distrust;
 use super::failure::Failure;
-use super::peers::{self, NodeFacts};
+use super::peers::{self, NodeFacts, ToldFacts};
 use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
@@ -75,14 +75,6 @@ pub(super) struct Heard {
     pub alive: Mutex<Vec<Uuid>>,
 }
 
-/// What this node says of itself, as it is with the next renewal.
-pub(super) type ToldFacts = Arc<Mutex<NodeFacts>>;
-
-/// As it is stored.
-fn told(facts: &ToldFacts) -> String {
-    peers::text(&facts.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
 impl Heard {
     pub(super) fn alive(&self) -> MutexGuard<'_, Vec<Uuid>> {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner)
@@ -93,7 +85,7 @@ impl Tenure {
     pub(super) fn begin(
         boot: BootId,
         lease: Duration,
-        about: ToldFacts,
+        about: Arc<ToldFacts>,
         connector: Arc<Connector>,
         clock: Option<Arc<DatabaseClock>>,
     ) -> Self {
@@ -115,7 +107,7 @@ impl Drop for Tenure {
 struct Renewals {
     boot: BootId,
     lease: Duration,
-    about: ToldFacts,
+    about: Arc<ToldFacts>,
     connector: Arc<Connector>,
     clock: Option<Arc<DatabaseClock>>,
     heard: Arc<Heard>,
@@ -165,7 +157,8 @@ impl Renewals {
     /// have ended left reservations.
     async fn renew(&self, session: &DatabaseSession) -> Result<(Vec<OtherLease>, bool), Failure> {
         let renew = Ask::new(RENEW).with(self.boot.0).with(milliseconds(self.lease));
-        let renew = renew.with(told(&self.about));
+        let (_turn, about) = self.about.turn().await;
+        let renew = renew.with(peers::text(&about));
         let asks = vec![renew, others_of(self.boot.0), Ask::new(LEFT_BEHIND), distrust::ask()];
         let answers = session.pipeline(asks).await?;
         let [renewed, others, left_behind, distrust] = &answers[..] else {

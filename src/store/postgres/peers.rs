@@ -5,6 +5,8 @@ use super::session::{Ask, DatabaseSession};
 use crate::ids::BootId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync;
 use uuid::Uuid;
 
 const OTHERS: &str = "select about from nodes where state = 0 and boot <> $1";
@@ -41,6 +43,30 @@ pub struct NodeFacts {
     /// The prices of each release that it serves, by the release's id: nodes charge alike.
     #[serde(default)]
     pub prices: BTreeMap<String, ReleasePrices>,
+}
+
+/// What this node says of itself, as it is with the next renewal of its lease.
+#[derive(Default)]
+pub(super) struct ToldFacts {
+    facts: Mutex<NodeFacts>,
+    sending: sync::Mutex<()>,
+}
+
+impl ToldFacts {
+    pub(super) fn new(facts: NodeFacts) -> Self {
+        Self { facts: Mutex::new(facts), ..Self::default() }
+    }
+
+    pub(super) fn facts(&self) -> MutexGuard<'_, NodeFacts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the node says now, and a guard that is held until the database has it: so nothing that
+    /// was read earlier is stored later.
+    pub(super) async fn turn(&self) -> (sync::MutexGuard<'_, ()>, NodeFacts) {
+        let guard = self.sending.lock().await;
+        (guard, self.facts().clone())
+    }
 }
 
 /// What a release costs at a node, microcredits for a million tokens.
@@ -103,14 +129,16 @@ pub(super) async fn compare(
 pub(super) async fn tell(
     session: &DatabaseSession,
     boot: BootId,
-    about: &NodeFacts,
+    told: &ToldFacts,
 ) -> Result<Vec<String>, Failure> {
     session.script("begin").await?;
     session.ask(Ask::new(ONE_BY_ONE)).await?;
-    session.ask(Ask::new(TELL).with(boot.0).with(text(about))).await?;
+    let (turn, about) = told.turn().await;
+    session.ask(Ask::new(TELL).with(boot.0).with(text(&about))).await?;
+    drop(turn);
     let others = others(session, boot.0).await?;
     session.script("commit").await?;
-    Ok(others.iter().flat_map(|other| price_differences(about, other)).collect())
+    Ok(others.iter().flat_map(|other| price_differences(&about, other)).collect())
 }
 
 /// What the nodes that use the ledger now say of themselves, but for this one.
@@ -185,6 +213,8 @@ fn plan_difference(own: &NodeFacts, other: &NodeFacts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
 
     fn facts(plans: &[(&str, &str)]) -> NodeFacts {
         let plans = plans.iter().map(|(name, text)| ((*name).into(), (*text).into())).collect();
@@ -206,6 +236,21 @@ mod tests {
             assert!(found.unwrap_or_default().contains(named.unwrap_or_default()));
         }
         assert_eq!(read("no such text"), NodeFacts::default());
+    }
+
+    /// A renewal that was under way stored the prices from before a change after those.
+    #[tokio::test]
+    async fn what_was_read_earlier_is_not_sent_later() {
+        let told = ToldFacts::new(NodeFacts { machine: "one".into(), ..NodeFacts::default() });
+        let (turn, earlier) = told.turn().await;
+        told.facts().machine = "two".into();
+        let mut next = pin!(told.turn());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(next.as_mut().poll(&mut context).is_pending(), "the other is being sent");
+        told.facts().machine = "three".into();
+        drop(turn);
+        let (_turn, later) = next.await;
+        assert_eq!((&*earlier.machine, &*later.machine), ("one", "three"));
     }
 
     #[test]

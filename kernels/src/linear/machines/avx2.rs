@@ -26,6 +26,19 @@ impl IntegerLanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums {
+        // SAFETY: the caller enables the features and gives sixteen bytes.
+        unsafe {
+            let zeros = _mm_loadu_si128(zeros.cast());
+            let offset = _mm256_set1_epi32(offset);
+            [
+                _mm256_mullo_epi32(_mm256_cvtepu8_epi32(zeros), offset),
+                _mm256_mullo_epi32(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(zeros)), offset),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
         // SAFETY: the planes hold 32 columns of sixteen outputs.
         unsafe {

@@ -62,6 +62,15 @@ impl IntegerLanes for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums {
+        // SAFETY: the caller enables the features and gives sixteen bytes.
+        unsafe {
+            let zeros = _mm512_cvtepu8_epi32(_mm_loadu_si128(zeros.cast()));
+            (_mm512_setzero_si512(), _mm512_mullo_epi32(zeros, _mm512_set1_epi32(offset)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> __m512i {
         let f = const { Q::FORMAT };
         // SAFETY: the planes hold 32 columns.

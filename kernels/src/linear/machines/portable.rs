@@ -22,6 +22,13 @@ impl IntegerLanes for Portable {
     }
 
     #[inline(always)]
+    unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums {
+        // SAFETY: the caller's contract.
+        let zeros = unsafe { zeros.cast::<[u8; LANES]>().read() };
+        zeros.map(|zero| i32::from(zero) * offset)
+    }
+
+    #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
         let f = const { Q::FORMAT };
         // SAFETY: the planes hold 32 columns.

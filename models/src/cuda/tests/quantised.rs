@@ -6,6 +6,7 @@ use crate::goldens::blocks;
 use crate::loader::gguf::Value;
 use crate::loader::store::{Raw, WeightStore};
 use crate::testing::GgufWriter;
+use crate::tests::quantised::quantised_case;
 use cresset_kernels::embedding::{Embedding, GatherArgs};
 use cresset_kernels::linear::WeightType;
 use cresset_kernels::operand::{MatrixBuffer, OpMemory};
@@ -44,6 +45,9 @@ fn every_format_of_the_files_is_kept_or_widened() {
         ("IQ4_XS", WeightType::IQ4XS, false),
         ("IQ2_XXS", WeightType::IQ2XXS, false),
         ("MXFP4", WeightType::MXFP4, false),
+        ("INT4_128", WeightType::Int4By128, false),
+        ("INT8_32", WeightType::Int8By32, false),
+        ("F8_E4M3_128", WeightType::E4M3By128, false),
         ("F16", WeightType::F16, false),
         ("BF16", WeightType::BF16, false),
     ] {
@@ -62,6 +66,25 @@ fn every_format_of_the_files_is_kept_or_widened() {
         let experts = rounded.experts(&[raw, raw]).unwrap();
         assert!(!DeviceOps::is_quantised(&experts), "{name}");
         assert_eq!(all_rows(gpu, experts), twice, "{name} of experts");
+    }
+}
+
+/// Matrices of Hugging Face's formats have no kernels on a device and are widened there.
+#[test]
+fn matrices_of_quantised_folders_are_widened() {
+    for name in ["fp8-blocks", "int4-groups", "awq-int4"] {
+        let case = quantised_case(name);
+        let len = case.tokens.len();
+        let sizes = ModelOptions { max_rows: len, gpu_graph_rows: 0, ..options(Kind::F32) };
+        let mut model = case.in_folder(|source| load_from(source, &sizes)).unwrap();
+        assert_close(&alone(&mut model, 0, &case.tokens, len), &case.logits(), name);
+        let sizes = ModelOptions { max_rows: len, gpu_graph_rows: 0, ..options(Kind::Bf16) };
+        let (mut model, card) = case.in_folder(|source| {
+            (load_from(source, &sizes).unwrap(), crate::inspect(source).unwrap())
+        });
+        assert!(model.weight_bytes().abs_diff(card.gpu_bytes as usize) < 1 << 10, "{name}");
+        let rounded = alone(&mut model, 0, &case.tokens, len);
+        assert!(error(&rounded, &case.logits()) < 0.05, "{name} in bf16");
     }
 }
 

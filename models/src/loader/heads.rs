@@ -1,0 +1,113 @@
+//! Matrices whose rows belong to the heads of attention.
+
+use super::experts::in_rows;
+use super::store::Raw;
+use super::tensors::{Reading, TensorBytes, Tensors};
+use crate::Result;
+use crate::config::LatentConfig;
+use cresset_kernels::OpMemory;
+use cresset_kernels::gpu::DeviceElement;
+use cresset_kernels::linear::WeightType;
+
+/// The rows of a tensor that has for each head so many rows of a first part and then so many of a
+/// second: those of each part, head by head.
+pub(super) fn rows_of_parts(
+    whole: &TensorBytes,
+    [first, second]: [usize; 2],
+    reading: Reading,
+) -> [Vec<u8>; 2] {
+    let raw = whole.raw();
+    let rows = if reading == Reading::Whole { raw.rows } else { 0 };
+    [(0, first), (first, second)].map(|(at, len)| {
+        let heads = (at..rows).step_by(first + second);
+        heads.flat_map(|row| raw.slice(row, len).bytes).copied().collect()
+    })
+}
+
+impl<M: OpMemory> Tensors<'_, M> {
+    /// Takes a matrix that has rows of two parts for each head, and returns the parts of all heads
+    /// apart.
+    pub fn split_heads(
+        &mut self,
+        name: &str,
+        heads: usize,
+        parts: [usize; 2],
+        cols: usize,
+    ) -> Option<[M::Matrix; 2]> {
+        let found = self.raw(name, &[heads * (parts[0] + parts[1]), cols])?;
+        let bytes = rows_of_parts(&found, parts, self.reading);
+        let part = |i: usize| Raw { bytes: &bytes[i], rows: heads * parts[i], ..found.raw() };
+        let [first, second] = [0, 1].map(|i| {
+            let kept = self.store.matrix(&[part(i)]);
+            self.keep(name, kept)
+        });
+        Some([first?, second?])
+    }
+
+    /// Takes the matrices of latent attention that each head has: `[rank, plain]`, which takes
+    /// queries to the latent vectors, and `[value, rank]`, which makes values of those. Files have
+    /// them so, or in one tensor that makes keys and values of latent vectors.
+    pub fn latent_heads(
+        &mut self,
+        prefix: &str,
+        heads: usize,
+        latent: LatentConfig,
+    ) -> Option<[M::Matrix; 2]> {
+        let LatentConfig { rank, plain, value, .. } = latent;
+        let [keys, values, both] =
+            ["k_b_proj", "v_b_proj", "kv_b_proj"].map(|part| format!("{prefix}{part}.weight"));
+        if self.has(&keys) {
+            let keys = self.experts(&[&keys], [heads, rank, plain]);
+            let values = self.experts(&[&values], [heads, value, rank]);
+            return Some([keys?, values?]);
+        }
+        let found = self.raw(&both, &[heads * (plain + value), rank])?;
+        let [keys, values] = rows_of_parts(&found, [plain, value], self.reading);
+        let raw = |bytes, rows| Raw { bytes, rows, ..found.raw() };
+        let keys = self.transposed(&both, &raw(&keys, heads * plain), heads);
+        let values = self.stack_of_heads(&both, &raw(&values, heads * value), heads);
+        Some([keys?, values?])
+    }
+
+    /// Puts the matrices of heads, one below the other, in parts of their own.
+    fn stack_of_heads(&mut self, name: &str, whole: &Raw, heads: usize) -> Option<M::Matrix> {
+        let rows = whole.rows / heads;
+        let head = |head| match self.reading {
+            Reading::Whole => whole.slice(head * rows, rows),
+            Reading::Headers => Raw { rows, ..*whole },
+        };
+        let raws: Vec<Raw> = (0..heads).map(head).collect();
+        let stacked = self.store.experts(&raws);
+        self.keep(name, stacked)
+    }
+
+    /// The same of transposed matrices. Blocks lie along rows, so their values are transposed.
+    fn transposed(&mut self, name: &str, whole: &Raw, heads: usize) -> Option<M::Matrix> {
+        let values;
+        let mut dense = *whole;
+        if whole.dtype.block_size() > 1 {
+            values = self.keep(name, in_f32(whole, self.reading))?;
+            dense = Raw { dtype: WeightType::F32, bytes: &values, ..*whole };
+        }
+        let rows = whole.rows / heads;
+        let bytes: Vec<u8> = match self.reading {
+            Reading::Whole => (0..heads)
+                .flat_map(|head| in_rows(dense.slice(head * rows, rows), true, 1))
+                .collect(),
+            Reading::Headers => Vec::new(),
+        };
+        let turned = Raw { bytes: &bytes, rows: heads * whole.cols, cols: rows, ..dense };
+        self.stack_of_heads(name, &turned, heads)
+    }
+}
+
+/// The bytes of a matrix's values in f32.
+fn in_f32(matrix: &Raw, reading: Reading) -> Result<Vec<u8>> {
+    if reading == Reading::Headers {
+        return Ok(Vec::new());
+    }
+    let values = matrix.values()?;
+    let mut bytes = vec![0; size_of_val(&values[..])];
+    f32::encode(&values, &mut bytes);
+    Ok(bytes)
+}
