@@ -21,7 +21,9 @@ pub(super) const VALUES_PER_TASK: usize = 16 * 1024;
 impl Rope for Compute {
     fn rope_kv_write(&self, args: &RopeArgs<TensorView>) -> Result<()> {
         args.check()?;
-        let cached = args.k_cache.len() / (args.kv_heads * args.head_dim);
+        // Without heads of K, nothing is written to a slot.
+        let width = args.kv_heads * args.head_dim;
+        let cached = args.k_cache.len().checked_div(width).unwrap_or(usize::MAX);
         check_indices(OP, args.positions, args.slots, &args.table, cached)?;
         match args.k_cache.kind() {
             Kind::F32 => run::<f32>(self, args),
