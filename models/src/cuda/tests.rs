@@ -119,8 +119,7 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
     }
 }
 
-/// Recurrent layers, attention with sinks, latent attention and Gemma 4's factors have no kernels for
-/// a device.
+/// Recurrent layers, sinks, latent attention and Gemma 4's factors have no kernels for a device.
 fn is_refused(case: &Case) -> bool {
     let recurrent = ["lfm2", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid"];
     let latent = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"];
