@@ -23,8 +23,9 @@ impl Rope for Compute {
         args.check()?;
         // Without heads of K, nothing is written to a slot.
         let width = args.kv_heads * args.head_dim;
-        let cached = args.k_cache.len().checked_div(width).unwrap_or(usize::MAX);
-        check_indices(OP, args.positions, args.slots, &args.table, cached)?;
+        let (slots, cached) =
+            args.k_cache.len().checked_div(width).map_or((&[][..], 0), |count| (args.slots, count));
+        check_indices(OP, args.positions, slots, &args.table, cached)?;
         match args.k_cache.kind() {
             Kind::F32 => run::<f32>(self, args),
             Kind::F16 => run::<f16>(self, args),
