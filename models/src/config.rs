@@ -218,7 +218,7 @@ pub struct Yarn {
     pub original_max_positions: usize,
     /// Whether the range between the two is widened to whole dimensions.
     pub truncate: bool,
-    /// How much latent attention is sharpened: see [`Yarn::sharpening`].
+    /// How much latent attention is sharpened: see `Yarn::sharpening`.
     pub mscale_all_dim: f32,
 }
 

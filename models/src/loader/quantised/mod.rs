@@ -1,6 +1,6 @@
 //! Matrices of Hugging Face's files whose codes, scales and zeros are in tensors of their own: as
 //! FP8, compressed-tensors, GPTQ and AWQ have them. A reader makes one entry of the tensors of a
-//! matrix, and of their bytes the blocks of a [`WeightType`], which hold the same numbers.
+//! matrix, and of their bytes the blocks of a `WeightType`, which hold the same numbers.
 
 mod codes;
 mod matrix;
