@@ -4,7 +4,7 @@ use super::args::{GATE, OP};
 use super::{Activation, GateArgs, Gated, GatedArgs};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::unsupported;
+use crate::storage::{no_kernel, unsupported};
 use crate::{Result, args};
 
 const THREADS: usize = 128;
@@ -32,7 +32,7 @@ impl Gated for DeviceOps {
 
     /// Only models with recurrent layers gate their attention, and a device takes none of them.
     fn gate(&self, _: &GateArgs<View>) -> Result<()> {
-        Err(unsupported(GATE, "on a device: run the model on the CPU".into()))
+        Err(no_kernel(GATE))
     }
 }
 

@@ -111,7 +111,7 @@ fn check_plan<'a>(
 struct RouteRule<'a> {
     /// The biases of sigmoids; `None` is a softmax.
     bias: Option<&'a [f32]>,
-    /// How many groups there are and are kept.
+    /// The number of groups that there are, and of those that are kept.
     groups: [usize; 2],
     normalise: bool,
     scale: f32,

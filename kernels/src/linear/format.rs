@@ -71,7 +71,7 @@ impl Format {
         self.zeros_offset() + LANES * self.zeros as usize
     }
 
-    /// Where in a header the codes that mean zero are.
+    /// The offset, in bytes of a header, of the codes that mean zero.
     pub(super) const fn zeros_offset(&self) -> usize {
         LANES * (self.scale_bytes() + 2 * self.min as usize)
     }

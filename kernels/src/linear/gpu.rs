@@ -9,7 +9,7 @@ pub use packed::{SCRATCH_BYTES, uses_scratch};
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
 use crate::operand::DeviceOps;
-use crate::storage::unsupported;
+use crate::storage::no_kernel;
 use crate::{Result, args};
 
 /// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
@@ -83,7 +83,7 @@ enum Algorithm {
 /// bytes; others take a simple one.
 impl Linear for DeviceOps {
     fn head_linear(&self, _: &HeadLinearArgs<View>) -> Result<()> {
-        Err(unsupported(HEADS, "on a device: run the model on the CPU".into()))
+        Err(no_kernel(HEADS))
     }
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {

@@ -6,28 +6,24 @@ use super::{DeltaRuleArgs, GatedNormArgs, Recurrence, SelectiveScanArgs, ShortCo
 use crate::Result;
 use crate::gpu::View;
 use crate::operand::DeviceOps;
-use crate::storage::unsupported;
-
-fn no_kernel(op: &'static str) -> Result<()> {
-    Err(unsupported(op, "on a device: run the model on the CPU".into()))
-}
+use crate::storage::no_kernel;
 
 impl Recurrence for DeviceOps {
     const AVAILABLE: bool = false;
 
     fn short_conv(&self, _: &ShortConvArgs<View>) -> Result<()> {
-        no_kernel(CONV)
+        Err(no_kernel(CONV))
     }
 
     fn delta_rule(&self, _: &DeltaRuleArgs<View>) -> Result<()> {
-        no_kernel(DELTA)
+        Err(no_kernel(DELTA))
     }
 
     fn selective_scan(&self, _: &SelectiveScanArgs<View>) -> Result<()> {
-        no_kernel(SCAN)
+        Err(no_kernel(SCAN))
     }
 
     fn gated_norm(&self, _: &GatedNormArgs<View>) -> Result<()> {
-        no_kernel(NORM)
+        Err(no_kernel(NORM))
     }
 }

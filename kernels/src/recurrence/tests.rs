@@ -113,8 +113,8 @@ impl Rule {
         }
     }
 
-    /// What a head forgets, negative rates so that some is kept; a bias of that; and how much its
-    /// own values count, which the delta rule does not ask for.
+    /// Three factors of each head: the rate at which it forgets, which is negative so that some is
+    /// kept; the bias of that rate; and the weight of its own values, which the delta rule ignores.
     fn factors(&self) -> [Tensor; 3] {
         let [.., heads] = self.sizes();
         let decay: Vec<f32> = (0..heads).map(|h| -0.05 - 0.1 * h as f32).collect();

@@ -4,7 +4,7 @@
 use super::{LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable};
 use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::{ensure, unsupported};
+use crate::storage::{ensure, no_kernel};
 use crate::{Result, args};
 
 const HEADS_PER_BLOCK: usize = 8;
@@ -37,7 +37,7 @@ impl Rope for DeviceOps {
     }
 
     fn rope_latent(&self, _: &RopeLatentArgs<View>) -> Result<()> {
-        Err(unsupported(LATENT, "on a device: run the model on the CPU".into()))
+        Err(no_kernel(LATENT))
     }
 }
 

@@ -107,7 +107,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(spec(config, parts, full_key_is_value, OPTIONS.activation))
 }
 
-/// What a GGUF file tells of each layer, or once for all.
+/// The numbers that a GGUF file gives for each layer, or once for all layers.
 struct LayerNumbers {
     kv_heads: Vec<usize>,
     /// The widths of MLPs.
@@ -163,7 +163,7 @@ fn sliding_in_gguf(
     Ok(Sliding { window, layers, rope: Some(rope), heads: Some(heads) })
 }
 
-/// What both kinds of files leave out.
+/// The same for both kinds of files: adds the settings that they do not state.
 fn spec(
     mut config: ModelConfig,
     parts: Gemma4Parts,
@@ -465,8 +465,8 @@ impl<O: Ops> SideExperts<O> {
 /// The inputs of all layers.
 const INPUTS: &str = "layer inputs";
 
-/// What the inputs of all layers are computed from: a row of a table for each token, and a
-/// projection of its embedding.
+/// Computes the inputs of all layers. They are made of a row of a table for each token and of a
+/// projection of the token's embedding.
 struct InputTable<O: Ops> {
     width: usize,
     /// `[vocab_size, layers * width]`

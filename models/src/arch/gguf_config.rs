@@ -261,7 +261,7 @@ impl<'a> GgufConfigKeys<'a> {
         })
     }
 
-    /// How experts are routed by a function, which must be one of those that are supported.
+    /// The scoring that the number of a gating function stands for. It must be a supported one.
     fn scoring(&mut self, function: usize, supported: &[usize]) -> Result<RouterScoring> {
         if !supported.contains(&function) {
             return Err(self.unsupported(&format!(

@@ -259,7 +259,7 @@ impl HfConfigKeys {
         })
     }
 
-    /// How many groups of experts there are, and of how many experts are chosen.
+    /// The number of groups of experts, and the number of groups from which experts are chosen.
     pub(super) fn expert_groups(&mut self) -> Result<[usize; 2]> {
         Ok([self.take("n_group")?.unwrap_or(1), self.take("topk_group")?.unwrap_or(1)])
     }
