@@ -1,7 +1,7 @@
 //! Clients that are too slow, flood the node or vanish, seen from the socket. The node goes on with
 //! other clients.
 
-use super::raw::{answers, ask, completion, header_lines, talk};
+use super::raw::{answers, ask, completion, header_lines, talk, until_closed};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
 use bytes::Bytes;
 use cresset::ledger::{AttemptState, JournalEntry};
@@ -359,6 +359,22 @@ async fn streams_finish_when_the_listener_stops() {
     while TcpStream::connect(world.address).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_head_has_begun_when_the_listener_stops_is_answered() {
+    let world = World::new().await;
+    let head = format!("GET /v1/me HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {}\r\n", world.key);
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // The node has read the first part before it stops.
+    assert_eq!(world.get("/v1/me").await.status, 200);
+    world.stop_listening();
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    stream.write_all(b"\r\n").await.unwrap();
+    let answer = until_closed(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer:?}");
     world.close().await;
 }
 

@@ -331,8 +331,10 @@ pub fn request(base: &str, head: &str, body: &str) -> Stream {
         body.len()
     )
     .unwrap();
-    let mut reader = BufReader::new(stream);
-    let status = line(&mut reader).split(' ').nth(1).unwrap().parse().unwrap();
+    let (mut reader, sent) = (BufReader::new(stream), Instant::now());
+    let first = line(&mut reader);
+    let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.unwrap_or_else(|| panic!("{first:?} after {:?}", sent.elapsed()));
     let headers = std::iter::from_fn(|| Some(line(&mut reader)).filter(|line| !line.is_empty()))
         .filter_map(|line| {
             line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()))

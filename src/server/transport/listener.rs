@@ -36,7 +36,10 @@ use tower::ServiceExt;
 /// connection to end, short beside a client's patience.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for the first bytes of a connection that was accepted just before the end.
-const LATE_HEAD: Duration = Duration::from_millis(250);
+const LATE_START: Duration = Duration::from_millis(250);
+/// That time passes in steps of this length, because no client can send while the whole machine
+/// stands still, and a standstill makes one step longer and not all of them.
+const LATE_STEP: Duration = Duration::from_millis(10);
 /// An HTTP/2 client sends this first.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes added to the library's own bounds, so that ours are reached first and answered like any
@@ -131,7 +134,11 @@ impl ClientConnection {
             let read = greet(&mut socket, &self.limits).await?;
             Some((socket, read))
         };
-        let begun = tokio::select! { begun = begun => begun, () = self.ending() => None };
+        let begun = tokio::select! {
+            biased;
+            begun = begun => begun,
+            () = self.ending(LATE_START) => None,
+        };
         let ended = match begun {
             None => return,
             Some((socket, read)) if read.starts_with(PREFACE) => self.http2(socket, read).await,
@@ -143,11 +150,13 @@ impl ClientConnection {
     }
 
     /// Returns when the listener has closed and the connection, if it waits for a request, is to
-    /// end. A client that has just connected is about to send its first one.
-    async fn ending(&self) {
+    /// end: after `patience` where the first one has not arrived.
+    async fn ending(&self, patience: Duration) {
         self.shutdown.cancelled().await;
-        if self.unheard.is_unheard() {
-            sleep(LATE_HEAD).await;
+        let mut waited = Duration::ZERO;
+        while self.unheard.is_unheard() && waited < patience {
+            sleep(LATE_STEP).await;
+            waited += LATE_STEP;
         }
     }
 
@@ -190,9 +199,12 @@ impl ClientConnection {
             .max_headers(self.limits.max_headers)
             .max_buf_size(self.limits.max_header_bytes + SLACK);
         let mut connection = pin!(builder.serve_connection(io, service));
+        // The first request has begun, so that it may take the time of every head.
+        let patience = Duration::from_secs(self.limits.header_seconds);
         tokio::select! {
+            biased;
             ended = connection.as_mut() => ended,
-            () = self.ending() => {
+            () = self.ending(patience) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -220,8 +232,9 @@ impl ClientConnection {
         });
         let mut connection = pin!(builder.serve_connection(io, service));
         let patience = tokio::select! {
+            biased;
             ended = connection.as_mut() => return ended,
-            () = self.ending() => Duration::MAX,
+            () = self.ending(LATE_START) => Duration::MAX,
             () = streams.idle(idle) => stall,
         };
         connection.as_mut().graceful_shutdown();
