@@ -4,6 +4,7 @@
 use super::database::{place, question, same_ledger, shared, without_ledger};
 use super::process::{Customer, Folder, MODEL, Reply, Served, eventually, get, request};
 use super::support::{CHAT, chat_headers, http2};
+use super::upgrade::upgrade;
 use bytes::Bytes;
 use cresset::config::ClusterSettings;
 use cresset::tls::{NodeAddress, Socket, TlsListeners};
@@ -11,6 +12,7 @@ use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -182,6 +184,47 @@ async fn two_of_three_nodes_pass_on_what_arrives_over_http2() {
         assert!(metric(node, &forwarded("answered", 2)) && metric(node, &forwarded("received", 2)));
     }
     assert_charged_once(&folders[0], &account, &ids);
+}
+
+#[test]
+fn a_node_is_upgraded_while_the_other_goes_on() {
+    let Some((folders, Customer { account, key, .. })) = two_folders() else { return };
+    let plan = "\n[plans.default]\nrequests_per_minute = 1000000\nburst = 100000\n";
+    folders.iter().for_each(|folder| configure(folder, plan));
+    let nodes = folders.each_ref().map(|folder| folder.serve_failing("engine::step=sleep(5)"));
+    known(&folders[0], 2);
+    let [first, other] = &nodes;
+    let question = question(first, false, 8);
+    let over = AtomicBool::new(false);
+    let send = |node: &Served| {
+        let mut ids = Vec::new();
+        while !over.load(Ordering::Relaxed) {
+            let id = Uuid::new_v4().to_string();
+            let reply = node.chat(&key, &id, &question).finish();
+            assert_eq!(reply.status, 200, "{}", reply.body);
+            ids.push(id);
+        }
+        ids
+    };
+    let (mut ids, successor) = thread::scope(|scope| {
+        let clients = [first, other, first, other].map(|node| scope.spawn(|| send(node)));
+        thread::sleep(Duration::from_millis(500));
+        let successor = upgrade(&folders[0]);
+        thread::sleep(Duration::from_millis(500));
+        over.store(true, Ordering::Relaxed);
+        let ids: Vec<_> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+        (ids, successor)
+    });
+    // Requests reach the new process at the address of the old one, also from the other node.
+    known(&folders[0], 2);
+    let id = Uuid::new_v4().to_string();
+    let mut running = first.chat(&key, &id, &self::question(first, true, 700));
+    running.read_until("\"content\":");
+    assert_eq!(delete(other, &key, &id).status, 200, "{}", other.log());
+    ids.push(id);
+    assert_charged_once(&folders[0], &account, &ids);
+    assert!(metric(other, &forwarded("answered", 1)), "{}", other.log());
+    successor.terminate();
 }
 
 #[test]

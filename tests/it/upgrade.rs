@@ -9,7 +9,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// A process that this test has caused and did not start itself; it ends with the test.
-struct Successor(u64);
+pub struct Successor(u64);
 
 impl Successor {
     fn signal(&self, name: &str) -> bool {
@@ -23,7 +23,7 @@ impl Successor {
         !stat.is_empty() && !stat.contains(") Z ")
     }
 
-    fn terminate(self) {
+    pub fn terminate(self) {
         assert!(self.signal("-TERM"));
         eventually("the new node ends", || !self.runs());
     }
@@ -35,7 +35,8 @@ impl Drop for Successor {
     }
 }
 
-fn upgrade(folder: &Folder) -> Successor {
+/// Replaces the node on this folder by the same program.
+pub fn upgrade(folder: &Folder) -> Successor {
     let status = folder.json(&["upgrade", "--program", env!("CARGO_BIN_EXE_cresset")]);
     assert_eq!(status["ready"], true);
     Successor(status["pid"].as_u64().unwrap())
