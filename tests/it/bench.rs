@@ -85,8 +85,11 @@ fn the_ledger_is_measured_on_a_fresh_one_that_goes_away() {
     let folder = Folder::empty();
     let arguments =
         ["bench", "--ledger", "--clients", "1,4", "--seconds", "1", "--simulate-fsync-ms", "5"];
-    let document = folder.json(&arguments);
+    let document = folder.json(&[&arguments[..], &["--answer-bytes", "700"]].concat());
     assert_eq!(document["audit_ok"], true);
+    let pairs = document["levels"].as_array().unwrap().iter().map(|level| number(&level["pairs"]));
+    let stored = number(&document["stored_answer_bytes"]) / pairs.sum::<f64>();
+    assert!((700.0..800.0).contains(&stored), "{stored} bytes of each answer: {document}");
     for level in document["levels"].as_array().unwrap() {
         assert!(number(&level["pairs"]) > 0.0 && number(&level["fsync_ms"]) >= 5.0, "{level}");
         assert!(

@@ -157,9 +157,11 @@ fn a_ledger_in_a_database_is_measured_beside_what_is_there() {
     let (url, folder) = (place(server), without_ledger());
     folder.json(&["init", "--ledger", &url, "--standbys", "0"]);
     let measure = ["bench", "--ledger", "--url", &url, "--clients", "1,4", "--seconds", "1"];
-    let measured = folder.json(&[&measure[..], &["--nodes", "2", "--accounts", "3"]].concat());
+    let more = ["--nodes", "2", "--accounts", "3", "--answer-bytes", "700"];
+    let measured = folder.json(&[&measure[..], &more].concat());
     let clients = [0, 1].map(|level: usize| measured["levels"][level]["clients"].clone());
     assert_eq!((clients, &measured["audit_ok"]), ([json!(2), json!(8)], &json!(true)));
+    assert!(measured["stored_answer_bytes"].as_u64().unwrap() > 700, "{measured}");
     let accounts = folder.json(&["accounts", "list"]);
     assert_eq!(accounts["data"], json!([]), "the ledger that was there is as it was");
 }

@@ -5,7 +5,7 @@
 
 use super::Arguments;
 use super::figures::{Column, show as show_number, show_percentiles, table};
-use super::ledger::{Client, measure, open_accounts};
+use super::ledger::{Client, measure, open_accounts, stored_answers};
 use crate::cli::support::context::Context;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
@@ -38,16 +38,16 @@ pub(super) async fn run(
     for &clients in &arguments.clients {
         let progress = TaskProgress::steps(format!("{clients} clients at each node"));
         let until = Instant::now() + span;
-        let client =
-            |store: &Store| Client { store: store.clone(), payers: Arc::clone(&payers), until };
+        let client = |store: &Store| Client::new(store, &payers, arguments.answer_bytes, until);
         let all = nodes.iter().flat_map(|store| vec![client(store); clients]).collect();
         levels.push(measure(all).await.map_err(CommandError::new)?.0);
         progress.clear();
     }
+    let stored = stored_answers(&nodes[0], &payers).await?;
     let audit = nodes[0].audit().map_err(CommandError::new)?;
     drop(nodes);
     Ok(json!({ "nodes": arguments.nodes, "accounts": arguments.accounts, "levels": levels,
-               "audit_ok": audit.ok }))
+               "stored_answer_bytes": stored, "audit_ok": audit.ok }))
 }
 
 fn open_nodes(config: &StoreConfig, count: u8) -> CommandResult<Vec<Store>> {

@@ -9,7 +9,7 @@ use crate::cli::support::context::Context;
 use crate::cli::support::local_key::id;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
-use crate::clock::SystemClock;
+use crate::clock::{SystemClock, UnixMillis};
 use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
 use crate::ledger::commands::SettleEnd;
 use crate::ledger::{
@@ -17,7 +17,10 @@ use crate::ledger::{
     Usage,
 };
 use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, SyncMeter};
+use crate::store::{
+    EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, StoredBody, SyncMeter,
+};
+use bytes::Bytes;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -50,13 +53,15 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     for &clients in &arguments.clients {
         let progress = TaskProgress::steps(format!("{clients} clients"));
         let until = Instant::now() + span;
-        let client = Client { store: store.clone(), payers: Arc::clone(&payers), until };
+        let client = Client::new(&store, &payers, arguments.answer_bytes, until);
         levels.push(level(vec![client; clients], &meter).await.map_err(CommandError::new)?);
         progress.clear();
     }
+    let stored = stored_answers(&store, &payers).await?;
     let audit = store.audit().map_err(CommandError::new)?;
     Ok(json!({ "folder": scratch.0.parent(), "one_page_fsync_ms": alone.percentiles(),
-               "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels, "audit_ok": audit.ok }))
+               "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels,
+               "stored_answer_bytes": stored, "audit_ok": audit.ok }))
 }
 
 /// A folder that is removed after the measurement.
@@ -114,6 +119,16 @@ async fn open_account(operator: &Operator<'_>) -> CommandResult<Payer> {
     Ok((account, id(&key)?))
 }
 
+/// Bytes that the accounts' stored answers take.
+pub(super) async fn stored_answers(store: &Store, payers: &[Payer]) -> CommandResult<u64> {
+    let snapshot = store.read().await.map_err(CommandError::new)?;
+    let mut bytes = 0;
+    for (account, _) in payers {
+        bytes += snapshot.answer_bytes(*account).await.map_err(CommandError::new)?;
+    }
+    Ok(bytes)
+}
+
 async fn level(clients: Vec<Client>, meter: &SyncMeter) -> StoreResult<Value> {
     let (began, (syncs_before, spent_before)) = (Instant::now(), meter.total());
     let (mut level, latency) = measure(clients).await?;
@@ -147,13 +162,27 @@ pub(super) async fn measure(clients: Vec<Client>) -> StoreResult<(Value, Value)>
 
 #[derive(Clone)]
 pub(super) struct Client {
-    pub store: Store,
+    store: Store,
     /// The accounts, of which each pair takes any.
-    pub payers: Arc<[Payer]>,
-    pub until: Instant,
+    payers: Arc<[Payer]>,
+    /// What each settlement stores; empty where it stores nothing.
+    answer: Bytes,
+    until: Instant,
 }
 
 impl Client {
+    pub(super) fn new(
+        store: &Store,
+        payers: &Arc<[Payer]>,
+        answer_bytes: u32,
+        until: Instant,
+    ) -> Self {
+        // Random bytes, because stored answers are compressed.
+        let random = std::iter::repeat_with(|| Uuid::new_v4().into_bytes()).flatten();
+        let answer = random.take(answer_bytes as usize).collect();
+        Self { store: store.clone(), payers: Arc::clone(payers), answer, until }
+    }
+
     /// Admits and settles one request after the other. Returns their number and the time of each
     /// admission with its settlement.
     async fn run(self) -> StoreResult<(u64, Times)> {
@@ -165,11 +194,17 @@ impl Client {
             self.store.submit(Command::Admit(Box::new(admit))).await?;
             let usage = Usage { prompt_tokens: 100, cached_tokens: 0, completion_tokens: 100 };
             let end = SettleEnd::Completed(FinishReason::Length);
-            self.store.submit(Command::Settle { key, attempt, usage, end }).await?;
+            let settle = Command::Settle { key, attempt, usage, end };
+            self.store.submit_with(settle, self.stored(key).await).await?;
             times.add(began.elapsed());
             pairs += 1;
         }
         Ok((pairs, times))
+    }
+
+    async fn stored(&self, key: RequestKey) -> Option<(RequestKey, StoredBody)> {
+        let answer = Some(self.answer.clone()).filter(|answer| !answer.is_empty())?;
+        Some((key, StoredBody::of(answer, UnixMillis(u64::MAX)).await))
     }
 
     fn admit(&self) -> Admit {

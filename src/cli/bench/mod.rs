@@ -109,6 +109,15 @@ pub(super) struct Arguments {
         value_parser = clap::value_parser!(u32).range(1..=100_000),
     )]
     accounts: u32,
+    /// Length of the answer that is stored with each settlement, bytes
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        requires = "ledger",
+        value_parser = clap::value_parser!(u32).range(..=1 << 20),
+    )]
+    answer_bytes: u32,
     /// Nodes that use the ledger in a database at once, all in this process
     #[arg(
         long,
