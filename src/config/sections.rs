@@ -402,7 +402,8 @@ pub struct LedgerSettings {
     pub url: Option<String> = None,
     /// File with the password of the database's user.
     pub password_file: Option<PathBuf> = None,
-    /// Connections to the database that answer reads, at most. A few more write and look after it.
+    /// Connections to the database that answer reads, at most; as many, up to 8, write. A few more
+    /// look after it.
     #[schemars(range(min = 1, max = 1_000))]
     pub connections: usize = 4,
     /// Synchronous standbys that a commit in the database waits for. It must be written where `url`

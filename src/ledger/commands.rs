@@ -112,6 +112,34 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// The account that the command names. None of one that names a credential, or that is about
+    /// all accounts.
+    pub fn account(&self) -> Option<AccountId> {
+        match self {
+            Self::Admit(admit) => Some(admit.key.account),
+            Self::Start { key, .. }
+            | Self::Settle { key, .. }
+            | Self::Release { key, .. }
+            | Self::RequestCancel { key } => Some(key.account),
+            Self::CreateAccount { id, .. }
+            | Self::ChangeAccount { id, .. }
+            | Self::SetAccountStatus { id, .. }
+            | Self::SetBudget { owner: BudgetOwner::Account(id), .. } => Some(*id),
+            Self::CreateApplication { account, .. }
+            | Self::Grant { account, .. }
+            | Self::Debit { account, .. }
+            | Self::TakeBackCrash { account, .. }
+            | Self::ForgetCrashes { account, .. } => Some(*account),
+            Self::IssueCredential { credential } => Some(credential.account),
+            Self::SetBudget { owner: BudgetOwner::Key(_), .. }
+            | Self::RevokeCredential { .. }
+            | Self::ExpireCredential { .. }
+            | Self::Recover { .. } => None,
+        }
+    }
+}
+
 /// What an account gets; `None` leaves a part as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccountChange {

@@ -7,10 +7,11 @@
 //!
 //! # What every backend promises
 //!
-//! 1. **Changes have one order.** Each command of a batch sees what every committed batch and every
-//!    earlier command of its own batch left. One thread of a node calls `Backend::transact`. Where
-//!    several nodes share a backend, it must keep two of them from changing one account at once,
-//!    and it runs a batch that lost such a race again.
+//! 1. **Changes of an account have one order.** Each command of a batch sees what every committed
+//!    batch and every earlier command of its own batch left. One thread of a node calls
+//!    `Backend::transact` for each lane, and all commands that name an account come through one
+//!    lane. Where there are several lanes, or several nodes share a backend, it must keep two
+//!    batches from changing one account at once, and it runs a batch that lost such a race again.
 //! 2. **Chains have no gaps.** `LedgerState::head(account)` is the end of the journal chain that
 //!    the account's entries belong to, entries of the running transaction included. A second entry
 //!    with the same chain and sequence cannot be stored. The embedded backend has one chain for all
@@ -188,11 +189,18 @@ pub(super) trait LedgerTxn: LedgerState {
     /// The time at which to apply `command`; see the tenth promise.
     fn time_of(&self, command: &Command) -> UnixMillis;
 
-    /// Why this transaction may admit no request, although the ledger works.
-    fn admits_nothing_because(&self) -> Option<&'static str>;
+    /// Whether another transaction has the account of `command`, which is left for a later batch
+    /// then. One that was put off before is not put off again.
+    fn puts_off(&self, _command: &Command) -> bool {
+        false
+    }
+
+    /// Why this transaction may admit no request of this boot, although the ledger works.
+    fn admits_nothing_because(&self, boot: BootId) -> Option<&'static str>;
 }
 
-/// A place where a ledger is kept. Only the writer thread calls these methods.
+/// A place where a ledger is kept. Only the writer's threads call these methods, and all but
+/// `transact` only the thread of the first lane.
 pub(super) trait Backend: LedgerReader {
     /// Whether several nodes may use it at once. A short command then only reads and writes:
     /// claims, recoveries and audits are the nodes' affair.
@@ -201,6 +209,11 @@ pub(super) trait Backend: LedgerReader {
     type Txn<'t>: LedgerTxn
     where
         Self: 't;
+
+    /// How many batches, each of other accounts, may be committed at once.
+    fn lanes(&self) -> usize {
+        1
+    }
 
     /// Whether the process that used the ledger last did not `close` it.
     fn was_left_open(&self) -> StateResult<bool>;
@@ -238,10 +251,12 @@ pub(super) trait Backend: LedgerReader {
     }
 
     /// Stores the bodies among `actions` and runs `run` as one transaction, which is committed when
-    /// `run` returns `Ok` and abandoned otherwise. `now` is the policy's clock. `run` may be called
-    /// again where a batch lost a race against another node; its last result counts.
+    /// `run` returns `Ok` and abandoned otherwise. `lane` is below `lanes()`. `now` is the policy's
+    /// clock. `run` may be called again where a batch lost a race against another one; its last
+    /// result counts.
     fn transact<T>(
         &self,
+        lane: usize,
         actions: &[&WriteAction],
         now: UnixMillis,
         run: impl FnMut(&mut Self::Txn<'_>) -> Result<T, BatchFailure>,

@@ -1,6 +1,6 @@
-//! The ledger as the rest of the node uses it: one writer thread, group commit, acknowledgement
-//! after the commit is durable. A backend keeps the rows; `backend` states what it promises and
-//! `DESIGN.md` draws the one there is.
+//! The ledger as the rest of the node uses it: one thread at a time writes an account, group
+//! commit, acknowledgement after the commit is durable. A backend keeps the rows; `backend` states
+//! what it promises and `DESIGN.md` draws the one there is.
 //!
 //! These checks are made. Opening checks every page of the ledger's own file; the rows of the other
 //! one are read by the audit of everything, and whoever reads a damaged one before is told. Audits
@@ -303,7 +303,7 @@ impl Store {
         command: Command,
         body: Option<(RequestKey, StoredBody)>,
     ) -> StoreResult<Outcome> {
-        let action = WriteAction { command, body };
+        let action = WriteAction::new(command, body);
         let guard = AdmissionGuard::of(&action, &self.inner.shared.queue);
         let outcome = self.enqueue(action).await;
         guard.disarm();
@@ -560,7 +560,8 @@ fn prepare<B: Backend>(
     let is_beside = B::IS_SHARED && audit_policy == AuditPolicy::AfterCrash;
     let crashed = backend.was_left_open()?;
     let reader = Arc::clone(backend);
-    let shared = Arc::new(StoreShared::new(reader, clock, limits.min_free_bytes));
+    let shared = StoreShared::new(reader, backend.lanes(), clock, limits.min_free_bytes);
+    let shared = Arc::new(shared);
     if is_beside {
         if limits.clock.accepted {
             backend.set_time(shown)?;

@@ -1,9 +1,13 @@
-//! The jobs that wait for the writer, in two lanes: ends of attempts go before everything that
-//! could begin one.
+//! The jobs that wait for the writer. Ends of attempts go before everything that could begin one.
+//!
+//! A backend that can commit several batches at once has several lanes, and the accounts are in as
+//! many groups. A lane holds the groups of its batch until it takes the next one, so the commands
+//! of an account are in one batch at a time and keep their order.
 
 use super::{StoreError, StoreResult, StoredBody};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,20 +18,34 @@ use tokio::sync::oneshot;
 /// 10 ms, the last one waits about 160 ms, and a later caller is told at once to send again.
 pub(super) const MAX_WAITING: usize = 4_096;
 
+/// Jobs for which a batch beside another one pays. What a batch costs a database beside its
+/// commands was measured to be as much as that of about 25 commands.
+const LARGE_BATCH: usize = 64;
+
+/// How long a small batch waits for the end of another one. Most end within a few milliseconds; one
+/// that waits for an account which another node holds can take a second.
+const BESIDE: Duration = Duration::from_millis(20);
+
 /// One change for the writer.
 pub(super) struct WriteAction {
     pub command: Command,
     /// An answer to store with the settlement of its request. It is durable before the command is.
     pub body: Option<(RequestKey, StoredBody)>,
+    /// Whether a batch left it for a later one, which waits for its account then.
+    pub was_put_off: bool,
 }
 
 impl From<Command> for WriteAction {
     fn from(command: Command) -> Self {
-        Self { command, body: None }
+        Self::new(command, None)
     }
 }
 
 impl WriteAction {
+    pub(super) fn new(command: Command, body: Option<(RequestKey, StoredBody)>) -> Self {
+        Self { command, body, was_put_off: false }
+    }
+
     /// Whether the action belongs to an attempt that holds a reservation. Such an action is always
     /// accepted, and it is kept through a failure of the storage even if no caller waits for it.
     pub(super) fn ends_attempt(&self) -> bool {
@@ -80,16 +98,78 @@ impl WriteJob {
     }
 }
 
+/// The jobs of a group of accounts.
 #[derive(Default)]
-struct WriteLanes {
+struct WaitingJobs {
     urgent: VecDeque<WriteJob>,
     ordinary: VecDeque<WriteJob>,
+    /// The lane in which a batch of the group is.
+    holder: Option<usize>,
+}
+
+impl WaitingJobs {
+    fn len(&self) -> usize {
+        self.urgent.len() + self.ordinary.len()
+    }
+
+    /// Whether a lane may take jobs of the group.
+    fn is_open_to(&self, lane: usize) -> bool {
+        self.holder.is_none_or(|holder| holder == lane)
+    }
+}
+
+struct WaitingGroups {
+    all: Vec<WaitingJobs>,
+    /// A lane is about to begin a batch beside another one, however small.
+    watched: bool,
     closed: bool,
 }
 
-#[derive(Default)]
+impl WaitingGroups {
+    /// The group of a job. The last bits of an account's id are random.
+    fn of(&mut self, job: &WriteJob) -> &mut WaitingJobs {
+        let (account, count) = (job.action.command.account(), self.all.len() as u128);
+        &mut self.all[account.map_or(0, |id| (id.0.as_u128() % count) as usize)]
+    }
+
+    /// Jobs that a lane may take.
+    fn open_to(&self, lane: usize) -> usize {
+        let open = self.all.iter().filter(|group| group.is_open_to(lane));
+        open.map(WaitingJobs::len).sum()
+    }
+
+    /// Whether a lane has something to do at once. Beside another batch only a large one pays.
+    fn is_due(&self, lane: usize) -> bool {
+        let others_work = !self.all.iter().all(|group| group.is_open_to(lane));
+        self.open_to(lane) >= if others_work { LARGE_BATCH } else { 1 }
+    }
+
+    /// Takes up to `most` jobs of groups that then belong to the lane, urgent ones first. Groups
+    /// beyond a large batch are left to other lanes.
+    fn take(&mut self, lane: usize, most: usize) -> Vec<WriteJob> {
+        let (mut urgent, mut ordinary) = (Vec::new(), Vec::new());
+        // The fullest first, so that none waits for ever.
+        let mut groups: Vec<_> =
+            self.all.iter_mut().filter(|group| group.is_open_to(lane)).collect();
+        groups.sort_by_key(|group| Reverse(group.len()));
+        for group in groups {
+            let taken = urgent.len() + ordinary.len();
+            if taken >= LARGE_BATCH || group.len() == 0 {
+                break;
+            }
+            group.holder = Some(lane);
+            let first = group.urgent.len().min(most - taken);
+            urgent.extend(group.urgent.drain(..first));
+            let then = group.ordinary.len().min(most - taken - first);
+            ordinary.extend(group.ordinary.drain(..then));
+        }
+        urgent.append(&mut ordinary);
+        urgent
+    }
+}
+
 pub(super) struct Queue {
-    lanes: Mutex<WriteLanes>,
+    groups: Mutex<WaitingGroups>,
     filled: Condvar,
 }
 
@@ -102,48 +182,89 @@ pub(super) enum Taken {
 }
 
 impl Queue {
+    pub(super) fn new(lanes: usize) -> Self {
+        let all = (0..lanes).map(|_| WaitingJobs::default()).collect();
+        let groups = Mutex::new(WaitingGroups { all, watched: false, closed: false });
+        Self { groups, filled: Condvar::new() }
+    }
+
     /// Queues the job, or answers it at once when too many wait.
     pub(super) fn push(&self, job: WriteJob) {
-        let mut lanes = self.lanes();
-        if !job.action.ends_attempt() && lanes.urgent.len() + lanes.ordinary.len() >= MAX_WAITING {
-            drop(lanes);
+        let mut groups = self.groups();
+        let waiting: usize = groups.all.iter().map(WaitingJobs::len).sum();
+        if !job.action.ends_attempt() && waiting >= MAX_WAITING {
+            drop(groups);
             job.answer(Err(StoreError::Overloaded));
             return;
         }
-        let lane = if job.action.is_urgent() { &mut lanes.urgent } else { &mut lanes.ordinary };
-        lane.push_back(job);
-        self.filled.notify_one();
+        let group = groups.of(&job);
+        let is_free = group.holder.is_none();
+        if job.action.is_urgent() { &mut group.urgent } else { &mut group.ordinary }.push_back(job);
+        if is_free && !groups.watched {
+            self.filled.notify_one();
+        } else {
+            self.wake_idle(&groups);
+        }
     }
 
-    /// Takes up to `most` jobs, urgent ones first. Waits up to `patience` for the first one.
-    pub(super) fn take(&self, most: usize, patience: Duration) -> Taken {
-        let empty = |lanes: &mut WriteLanes| {
-            lanes.urgent.is_empty() && lanes.ordinary.is_empty() && !lanes.closed
-        };
-        let (mut lanes, _) = self
-            .filled
-            .wait_timeout_while(self.lanes(), patience, empty)
-            .unwrap_or_else(PoisonError::into_inner);
-        let WriteLanes { urgent, ordinary, .. } = &mut *lanes;
-        let first = urgent.len().min(most);
-        let then = ordinary.len().min(most - first);
-        let jobs: Vec<WriteJob> = urgent.drain(..first).chain(ordinary.drain(..then)).collect();
-        match (jobs.is_empty(), lanes.closed) {
+    /// Wakes a lane that waits, if there is something to do for one without a batch.
+    fn wake_idle(&self, groups: &WaitingGroups) {
+        if groups.is_due(usize::MAX) {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Takes up to `most` jobs for a lane, urgent ones first. Waits up to `patience` for the first
+    /// one. The groups of the lane's last batch are free for others from now on, unless it `keeps`
+    /// them.
+    pub(super) fn take(&self, lane: usize, most: usize, patience: Duration, keeps: bool) -> Taken {
+        let mut groups = self.groups();
+        let own = |group: &&mut WaitingJobs| group.holder == Some(lane) && !keeps;
+        groups.all.iter_mut().filter(own).for_each(|group| group.holder = None);
+        let mut is_due = groups.is_due(lane);
+        while !is_due && !groups.closed {
+            let waits = groups.open_to(lane) > 0 && patience >= BESIDE;
+            groups.watched |= waits;
+            let longest = if waits { BESIDE } else { patience };
+            let woken = self.filled.wait_timeout(groups, longest);
+            let (again, waited) = woken.unwrap_or_else(PoisonError::into_inner);
+            groups = again;
+            groups.watched &= !waits;
+            is_due = groups.is_due(lane) || waited.timed_out() && waits;
+            if waited.timed_out() {
+                break;
+            }
+        }
+        let jobs = if is_due || groups.closed { groups.take(lane, most) } else { Vec::new() };
+        self.wake_idle(&groups);
+        match (jobs.is_empty(), groups.closed) {
             (false, _) => Taken::Jobs(jobs),
             (true, true) => Taken::Closed,
             (true, false) => Taken::Idle,
         }
     }
 
-    /// Lets the writer stop once the queue is empty.
-    pub(super) fn close(&self) {
-        self.lanes().closed = true;
-        self.filled.notify_one();
+    /// Takes back jobs of a batch, which come first in the next one of their groups.
+    pub(super) fn put_off(&self, jobs: Vec<WriteJob>) {
+        let mut groups = self.groups();
+        for mut job in jobs.into_iter().rev() {
+            job.action.was_put_off = true;
+            let group = groups.of(&job);
+            let waiting =
+                if job.action.is_urgent() { &mut group.urgent } else { &mut group.ordinary };
+            waiting.push_front(job);
+        }
     }
 
-    fn lanes(&self) -> MutexGuard<'_, WriteLanes> {
+    /// Lets the writer stop once the queue is empty.
+    pub(super) fn close(&self) {
+        self.groups().closed = true;
+        self.filled.notify_all();
+    }
+
+    fn groups(&self) -> MutexGuard<'_, WaitingGroups> {
         // No code under this lock panics halfway through a change, so a poisoned lock is sound.
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,6 +283,11 @@ mod tests {
         RequestKey { account, application: None, request: RequestId(Uuid::nil()) }
     }
 
+    fn of_account(number: u128) -> WriteJob {
+        let key = RequestKey { account: AccountId(Uuid::from_u128(number)), ..key() };
+        WriteJob::new(Command::RequestCancel { key }.into(), None)
+    }
+
     fn recover() -> WriteJob {
         let boot = BootId(Uuid::nil());
         WriteJob::new(Command::Recover { boot, limit: 1, crash_block_ms: 1 }.into(), None)
@@ -178,7 +304,7 @@ mod tests {
     }
 
     fn kinds(queue: &Queue, most: usize) -> Vec<&'static str> {
-        let Taken::Jobs(jobs) = queue.take(most, SOON) else {
+        let Taken::Jobs(jobs) = queue.take(0, most, SOON, false) else {
             return Vec::new();
         };
         let kind = |job: &WriteJob| match &job.action.command {
@@ -190,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn ends_go_before_beginnings_and_each_lane_in_order() {
-        let queue = Queue::default();
+    fn ends_go_before_beginnings_and_each_kind_in_order() {
+        let queue = Queue::new(1);
         for job in [recover(), cancel(), recover(), settle()] {
             queue.push(job);
         }
@@ -200,9 +326,58 @@ mod tests {
         assert_eq!(kinds(&queue, 3), [""; 0]);
     }
 
+    /// The accounts of the jobs that a lane gets.
+    fn accounts(queue: &Queue, lane: usize, keeps: bool) -> Vec<u128> {
+        let Taken::Jobs(jobs) = queue.take(lane, MAX_WAITING, SOON, keeps) else {
+            return Vec::new();
+        };
+        let account = |job: &WriteJob| job.action.command.account().map(|id| id.0.as_u128());
+        jobs.iter().filter_map(account).collect()
+    }
+
+    fn push_all(queue: &Queue, accounts: &[u128]) {
+        accounts.iter().for_each(|number| queue.push(of_account(*number)));
+    }
+
+    #[test]
+    fn an_account_is_in_one_batch_at_a_time() {
+        let queue = Queue::new(3);
+        push_all(&queue, &[1, 2, 4, 7, 2]);
+        assert_eq!(accounts(&queue, 0, false), [1, 4, 7, 2, 2], "one batch while none is large");
+        push_all(&queue, &[[1, 2, 3].as_slice(), &[6; LARGE_BATCH]].concat());
+        let beside = accounts(&queue, 1, false);
+        assert_eq!(beside, [[3].as_slice(), &[6; LARGE_BATCH]].concat(), "of the only free group");
+        assert_eq!(accounts(&queue, 2, false), [0; 0]);
+        assert_eq!(accounts(&queue, 0, true), [0; 0], "two are no large batch beside another");
+        assert_eq!(accounts(&queue, 1, false), [0; 0]);
+        assert_eq!(accounts(&queue, 0, true), [1, 2], "what it keeps, it may take");
+        push_all(&queue, &[1, 2]);
+        assert_eq!(accounts(&queue, 2, false), [0; 0], "the first lane still has them");
+        assert_eq!(accounts(&queue, 0, false), [1, 2]);
+    }
+
+    #[test]
+    fn a_small_batch_waits_for_another_one_for_a_while() {
+        let queue = Queue::new(2);
+        push_all(&queue, &[1]);
+        assert_eq!(accounts(&queue, 0, false), [1]);
+        push_all(&queue, &[2]);
+        let Taken::Jobs(jobs) = queue.take(1, 9, 10 * BESIDE, false) else { panic!("none") };
+        assert_eq!(jobs.len(), 1);
+    }
+
+    #[test]
+    fn groups_beyond_a_large_batch_are_left_to_other_lanes() {
+        let queue = Queue::new(2);
+        push_all(&queue, &[[1; LARGE_BATCH], [2; LARGE_BATCH]].concat());
+        push_all(&queue, &[2]);
+        assert_eq!(accounts(&queue, 0, false), [2; LARGE_BATCH + 1]);
+        assert_eq!(accounts(&queue, 1, false), [1; LARGE_BATCH]);
+    }
+
     #[test]
     fn a_full_queue_accepts_only_ends_of_attempts() {
-        let queue = Queue::default();
+        let queue = Queue::new(1);
         (0..MAX_WAITING).for_each(|_| queue.push(recover()));
         for (job, refused) in [(recover(), true), (cancel(), true), (settle(), false)] {
             let (reply, mut answer) = oneshot::channel();
@@ -215,10 +390,10 @@ mod tests {
 
     #[test]
     fn a_closed_queue_is_emptied_first() {
-        let queue = Queue::default();
+        let queue = Queue::new(1);
         queue.push(recover());
         queue.close();
-        assert!(matches!(queue.take(1, SOON), Taken::Jobs(_)));
-        assert!(matches!(queue.take(1, SOON), Taken::Closed));
+        assert!(matches!(queue.take(0, 1, SOON, false), Taken::Jobs(_)));
+        assert!(matches!(queue.take(0, 1, SOON, false), Taken::Closed));
     }
 }

@@ -61,6 +61,7 @@ struct AuditedParts {
 impl StoreShared {
     pub(super) fn new(
         reader: Arc<dyn LedgerReader>,
+        lanes: usize,
         clock: Arc<dyn Clock>,
         min_free_bytes: u64,
     ) -> Self {
@@ -70,7 +71,7 @@ impl StoreShared {
             boot: RwLock::new(BootId::generate()),
             is_ended: AtomicBool::new(false),
             wants_anew: AtomicBool::new(false),
-            queue: Queue::default(),
+            queue: Queue::new(lanes),
             health: Health::default(),
             releases: Mutex::default(),
             budget_alerts: Mutex::default(),

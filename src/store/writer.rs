@@ -1,5 +1,6 @@
-//! The one thread that changes anything. It turns the waiting commands into one transaction,
-//! commits it, then tells the callers.
+//! The threads that change anything: one for each lane of the queue. Each turns the waiting
+//! commands of its lane into one transaction, commits it, then tells the callers. The thread of the
+//! first lane also does what concerns the whole ledger, such as reopening it.
 //!
 //! A failed commit leaves its batch in doubt: it may be durable or not. The backend is not written
 //! to again before it was reopened. Callers that wait are told `Unavailable` and may send their
@@ -10,7 +11,7 @@
 
 use super::backend::{Backend, BatchFailure, LedgerTxn};
 use super::limits::Limits;
-use super::queue::{Taken, WriteJob};
+use super::queue::{Taken, WriteAction, WriteJob};
 use super::{StoreError, StoreResult, StoreShared};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
@@ -23,6 +24,7 @@ use crate::ledger::{Command, FailureCode, Outcome, RequestKey};
 use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// Jobs in one transaction. They share its sync: `cresset bench --ledger` made 1 332 pairs a second
@@ -42,6 +44,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct Writer<B> {
+    lane: usize,
     backend: Arc<B>,
     shared: Arc<StoreShared>,
     limits: Limits,
@@ -59,6 +62,9 @@ pub(super) struct Writer<B> {
     has_told_distrust: bool,
 }
 
+/// The result of each job of a batch; `None` of those that were put off.
+type BatchResults = Vec<Option<StoreResult<Outcome>>>;
+
 /// Ends the process when a panic unwinds past it.
 struct EndOnPanic;
 
@@ -71,9 +77,15 @@ impl Drop for EndOnPanic {
 }
 
 impl<B: Backend> Writer<B> {
+    /// The writer of the first lane.
     pub(super) fn new(backend: Arc<B>, shared: Arc<StoreShared>, limits: Limits) -> Self {
+        Self::of_lane(0, backend, shared, limits)
+    }
+
+    fn of_lane(lane: usize, backend: Arc<B>, shared: Arc<StoreShared>, limits: Limits) -> Self {
         let now = Instant::now();
         Self {
+            lane,
             backend,
             shared,
             limits,
@@ -113,7 +125,7 @@ impl<B: Backend> Writer<B> {
             BatchFailure::InDoubt(why) => StoreError::Unavailable(why),
         })?;
         match outcomes.into_iter().next() {
-            Some(Ok(Outcome::Recovered { released, remaining })) => Ok((released, remaining)),
+            Some(Some(Ok(Outcome::Recovered { released, remaining }))) => Ok((released, remaining)),
             _ => Err(StoreError::Unusable(
                 "reservations of an earlier start cannot be released: run `cresset ledger audit`"
                     .into(),
@@ -123,20 +135,59 @@ impl<B: Backend> Writer<B> {
 
     /// Runs until the queue is closed and empty, then records that the stop was orderly.
     pub(super) fn run(mut self) {
-        loop {
-            let taken = self.shared.queue.take(MAX_BATCH, self.patience());
-            self.reconnect();
-            match taken {
-                Taken::Jobs(jobs) if self.shared.health.reachable() => self.commit(jobs),
-                Taken::Jobs(jobs) => self.defer(jobs, "its storage failed and is being reopened"),
-                Taken::Idle => {}
-                Taken::Closed => break,
+        thread::scope(|scope| {
+            let others = (1..self.backend.lanes()).map(|lane| self.start_beside(scope, lane));
+            let others: Vec<_> = others.collect();
+            while self.turn() {
+                self.look_at_others();
+                self.drop_seal_of_distrusted();
+                self.run_maintenance();
             }
-            self.look_at_others();
-            self.drop_seal_of_distrusted();
-            self.run_maintenance();
-        }
+            // A lane that panics ends the process before it can be joined.
+            let left = others.into_iter().filter_map(|other| other.join().ok());
+            self.pending_ends.extend(left.flatten());
+        });
         self.close();
+    }
+
+    /// Starts the writer of another lane, which ends with the queue and returns the ends of
+    /// attempts that it could not write.
+    fn start_beside<'s>(
+        &self,
+        scope: &'s Scope<'s, '_>,
+        lane: usize,
+    ) -> ScopedJoinHandle<'s, VecDeque<WriteJob>>
+    where
+        B: 's,
+    {
+        let (backend, shared) = (Arc::clone(&self.backend), Arc::clone(&self.shared));
+        let mut writer = Self::of_lane(lane, backend, shared, self.limits);
+        let run = move || {
+            let _end = EndOnPanic;
+            while writer.turn() {}
+            writer.pending_ends
+        };
+        let thread = thread::Builder::new().name(format!("store-writer-{lane}"));
+        thread.spawn_scoped(scope, run).expect("a thread for a lane of the ledger can be started")
+    }
+
+    /// Takes jobs of the lane, if any come in time, and applies them. False at the queue's end.
+    fn turn(&mut self) -> bool {
+        // Later commands of an account come after its ends that wait.
+        let keeps = !self.pending_ends.is_empty();
+        let taken = self.shared.queue.take(self.lane, MAX_BATCH, self.patience(), keeps);
+        if self.lane == 0 {
+            self.reconnect();
+        } else {
+            self.flush();
+        }
+        match taken {
+            Taken::Jobs(jobs) if self.shared.health.reachable() => self.commit(jobs),
+            Taken::Jobs(jobs) => self.defer(jobs, "its storage failed and is being reopened"),
+            Taken::Idle => {}
+            Taken::Closed => return false,
+        }
+        true
     }
 
     /// Takes note of what the other nodes of a shared ledger did.
@@ -174,8 +225,13 @@ impl<B: Backend> Writer<B> {
     }
 
     fn patience(&self) -> Duration {
-        let next =
-            if self.shared.health.reachable() { self.next_maintenance } else { self.next_retry };
+        let next = match (self.lane, self.shared.health.reachable()) {
+            (0, true) => self.next_maintenance,
+            (0, false) => self.next_retry,
+            _ if self.pending_ends.is_empty() => Instant::now() + MAINTENANCE_INTERVAL,
+            // They can be written as soon as the first lane has reopened the ledger.
+            _ => Instant::now() + FIRST_RETRY,
+        };
         let next = next.saturating_duration_since(Instant::now());
         self.backend.look_interval().map_or(next, |look| next.min(look))
     }
@@ -198,23 +254,27 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Treats a panic of the database as a failure of its handle.
-    fn transact_guarded(
-        &mut self,
-        jobs: &[WriteJob],
-    ) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
+    fn transact_guarded(&mut self, jobs: &[WriteJob]) -> Result<BatchResults, BatchFailure> {
         panic::catch_unwind(AssertUnwindSafe(|| self.transact(jobs)))
             .unwrap_or_else(|_| Err(BatchFailure::InDoubt("the database panicked".into())))
     }
 
-    fn transact(&mut self, jobs: &[WriteJob]) -> Result<Vec<StoreResult<Outcome>>, BatchFailure> {
+    fn transact(&mut self, jobs: &[WriteJob]) -> Result<BatchResults, BatchFailure> {
         // In a shared ledger each account keeps its own time from going back.
         let (shown, is_shared) = (self.shared.clock.now(), B::IS_SHARED);
         self.clock = if is_shared { shown } else { self.clock.max(shown) };
         let (backend, now) = (Arc::clone(&self.backend), self.clock);
         let actions: Vec<_> = jobs.iter().map(|job| &job.action).collect();
-        backend.transact(&actions, now, |txn| {
+        let lane = self.lane;
+        backend.transact(lane, &actions, now, |txn| {
             let numbered = actions.iter().enumerate();
-            numbered.map(|(index, action)| self.perform(txn, &action.command, index)).collect()
+            let perform = |(index, action): (usize, &&WriteAction)| {
+                if txn.puts_off(&action.command) {
+                    return Ok(None);
+                }
+                self.perform(txn, &action.command, index).map(Some)
+            };
+            numbered.map(perform).collect()
         })
     }
 
@@ -259,7 +319,8 @@ impl<B: Backend> Writer<B> {
             if admit.boot != self.shared.boot() {
                 return Err("this node has begun anew: send the request again".into());
             }
-            let reason = self.admits_nothing_because().or_else(|| txn.admits_nothing_because());
+            let reason = self.admits_nothing_because();
+            let reason = reason.or_else(|| txn.admits_nothing_because(admit.boot));
             return reason.map_or(Ok(()), |why| Err(why.into()));
         }
         Ok(())
@@ -284,12 +345,17 @@ impl<B: Backend> Writer<B> {
         reason
     }
 
-    fn acknowledge(&self, jobs: Vec<WriteJob>, results: Vec<StoreResult<Outcome>>) {
+    fn acknowledge(&self, jobs: Vec<WriteJob>, results: BatchResults) {
         // This guard is dropped before the jobs are. A panic therefore ends the process before any
         // caller is told that the outcome of a committed command is unknown.
         let _end = EndOnPanic;
         failpoint!("store::acknowledge");
+        let mut put_off = Vec::new();
         for (job, result) in jobs.into_iter().zip(results) {
+            let Some(result) = result else {
+                put_off.push(job);
+                continue;
+            };
             if let (Command::Release { cause, .. }, Ok(Outcome::Request(_))) =
                 (&job.action.command, &result)
             {
@@ -307,6 +373,7 @@ impl<B: Backend> Writer<B> {
                 self.shared.queue.push(release_unheard(key, attempt));
             }
         }
+        self.shared.queue.put_off(put_off);
     }
 
     /// Keeps the ends of attempts that no caller would repeat. All other jobs are answered as

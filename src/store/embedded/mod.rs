@@ -203,6 +203,7 @@ impl Backend for EmbeddedBackend {
 
     fn transact<T>(
         &self,
+        _: usize,
         actions: &[&WriteAction],
         now: UnixMillis,
         mut run: impl FnMut(&mut WriteState<'_>) -> Result<T, BatchFailure>,

@@ -3,7 +3,7 @@
 
 use super::driver::Driver;
 use super::failure::Failure;
-use super::keys::request_of;
+use super::keys::request_at;
 use super::origin::{self, MoveOrigin};
 use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
@@ -167,7 +167,7 @@ impl AuditSource for AuditReading<'_> {
                 && row.get::<_, Option<i64>>(6) == latest.finished_at.map(|at| signed(at.0))
                 && row.get::<_, Uuid>(7) == latest.credential.0
                 && fixed(row, 8) == Some(record.fingerprint)
-                && request_of(row) == record.key;
+                && request_at(row, 0) == record.key;
             agreeing(same, record, "a request")
         })
     }
@@ -177,7 +177,7 @@ impl AuditSource for AuditReading<'_> {
             let reservation: Reservation = by_request(row)?;
             let same = row.get::<_, Uuid>(4) == reservation.attempt.0
                 && row.get::<_, Uuid>(5) == reservation.boot.0
-                && request_of(row) == reservation.key;
+                && request_at(row, 0) == reservation.key;
             agreeing(same, reservation, "a reservation")
         })
     }

@@ -2,6 +2,7 @@
 
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use crate::ledger::{BudgetOwner, Command, RequestKey};
+use crate::store::queue::WriteAction;
 use std::collections::BTreeSet;
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -15,6 +16,8 @@ pub(super) type InputKey = (AccountId, [u8; 32]);
 pub(super) struct Keys {
     /// Accounts to lock.
     pub accounts: BTreeSet<AccountId>,
+    /// Those of them that are left out while another transaction has them.
+    pub optional: BTreeSet<AccountId>,
     /// Credentials whose accounts are to be locked.
     pub owners: BTreeSet<CredentialId>,
     pub credentials: BTreeSet<CredentialId>,
@@ -26,10 +29,17 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// The keys of these commands, as far as they are known before anything was read.
-    pub(super) fn of<'a>(commands: impl Iterator<Item = &'a Command>) -> Self {
+    /// The keys of these actions, as far as they are known before anything was read. A batch with
+    /// one account waits for it.
+    pub(super) fn of(actions: &[&WriteAction]) -> Self {
         let mut keys = Self::default();
-        commands.for_each(|command| keys.add(command));
+        actions.iter().for_each(|action| keys.add(&action.command));
+        if keys.accounts.len() > 1 {
+            keys.optional.clone_from(&keys.accounts);
+            for action in actions.iter().filter(|action| action.was_put_off) {
+                action.command.account().map(|account| keys.optional.remove(&account));
+            }
+        }
         keys
     }
 
@@ -65,7 +75,7 @@ impl Keys {
                 self.inputs.insert((*account, *fingerprint));
             }
             other => {
-                self.accounts.extend(account_named(other));
+                self.accounts.extend(other.account());
                 if let Some(id) = credential_named(other) {
                     self.add_owner(id);
                 }
@@ -82,31 +92,6 @@ impl Keys {
     pub(super) fn add_request(&mut self, key: RequestKey) {
         self.accounts.insert(key.account);
         self.requests.insert(key);
-    }
-}
-
-/// The account that a command names.
-pub(super) fn account_named(command: &Command) -> Option<AccountId> {
-    match command {
-        Command::Admit(admit) => Some(admit.key.account),
-        Command::Start { key, .. }
-        | Command::Settle { key, .. }
-        | Command::Release { key, .. }
-        | Command::RequestCancel { key } => Some(key.account),
-        Command::CreateAccount { id, .. }
-        | Command::ChangeAccount { id, .. }
-        | Command::SetAccountStatus { id, .. }
-        | Command::SetBudget { owner: BudgetOwner::Account(id), .. } => Some(*id),
-        Command::CreateApplication { account, .. }
-        | Command::Grant { account, .. }
-        | Command::Debit { account, .. }
-        | Command::TakeBackCrash { account, .. }
-        | Command::ForgetCrashes { account, .. } => Some(*account),
-        Command::IssueCredential { credential } => Some(credential.account),
-        Command::SetBudget { owner: BudgetOwner::Key(_), .. }
-        | Command::RevokeCredential { .. }
-        | Command::ExpireCredential { .. }
-        | Command::Recover { .. } => None,
     }
 }
 
@@ -146,12 +131,12 @@ pub(super) fn application_column(application: Option<ApplicationId>) -> Uuid {
     application.map_or(Uuid::nil(), |id| id.0)
 }
 
-/// The request key in the first three columns of a row.
-pub(super) fn request_of(row: &Row) -> RequestKey {
-    let application: Uuid = row.get(2);
+/// The request key in three columns of a row, the first of which is `column`.
+pub(super) fn request_at(row: &Row, column: usize) -> RequestKey {
+    let application: Uuid = row.get(column + 2);
     RequestKey {
-        account: AccountId(row.get(0)),
+        account: AccountId(row.get(column)),
         application: (!application.is_nil()).then_some(ApplicationId(application)),
-        request: RequestId(row.get(1)),
+        request: RequestId(row.get(column + 1)),
     }
 }

@@ -73,6 +73,9 @@ use uuid::Uuid;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
 const MAX_RACES: u32 = 20;
+/// Lanes of the writer. Batches get smaller with each, and more would wait for the cores of most
+/// databases.
+const MAX_LANES: usize = 8;
 /// How long a reader waits for the database.
 const READ: Duration = Duration::from_secs(10);
 
@@ -80,8 +83,9 @@ pub(super) struct PostgresBackend {
     place: PostgresConfig,
     driver: Driver,
     connector: Arc<Connector>,
-    /// The session of the writer; `None` while a failed one is being replaced.
-    writer: Mutex<Option<DatabaseSession>>,
+    /// The sessions of the writer's lanes. That of the first one is `None` while a failed one is
+    /// being replaced; the others are made when they are needed.
+    lanes: Box<[Mutex<Option<DatabaseSession>>]>,
     pool: Arc<SessionPool>,
     lookups: Lookups,
     /// False from a failure to reopen until a success, and after the end.
@@ -118,18 +122,18 @@ impl PostgresBackend {
         let driver = Driver::start()?;
         let connector = Arc::new(Connector::new(place, driver.handle()));
         let writer = driver.wait(async {
-            let session = connector.connect(SessionKind::Writer).await?;
-            server::check(&session, place.standbys).await?;
+            let session = connect_writer(&connector, place.standbys).await?;
             schema::check(&session).await?;
             Ok::<_, StoreError>(session)
         })?;
+        let others = (1..place.connections.min(MAX_LANES)).map(|_| Mutex::default());
         let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
         Ok(Self {
             place: place.clone(),
             lookups: Lookups::start(Arc::clone(&connector)),
             driver,
             connector,
-            writer: Mutex::new(Some(writer)),
+            lanes: std::iter::once(Mutex::new(Some(writer))).chain(others).collect(),
             pool,
             is_open: AtomicBool::new(true),
             clock: OnceLock::new(),
@@ -148,8 +152,19 @@ impl PostgresBackend {
         Ok(Arc::clone(self.clock.get_or_init(|| clock)) as Arc<dyn Clock>)
     }
 
-    fn writer(&self) -> MutexGuard<'_, Option<DatabaseSession>> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lane(&self, lane: usize) -> MutexGuard<'_, Option<DatabaseSession>> {
+        self.lanes[lane].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `lane`, with a session where there can be one.
+    fn open_lane(&self, lane: usize) -> StoreResult<MutexGuard<'_, Option<DatabaseSession>>> {
+        let mut found = self.lane(lane);
+        self.check_open()?;
+        if found.is_none() && lane > 0 {
+            let connecting = connect_writer(&self.connector, self.place.standbys);
+            *found = Some(self.driver.wait(connecting)?);
+        }
+        Ok(found)
     }
 
     fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
@@ -164,12 +179,12 @@ impl PostgresBackend {
         self.tenure().as_ref().map(|tenure| tenure.boot)
     }
 
-    /// `work` in the session of the writer.
+    /// `work` in the session of the first lane.
     fn with_writer<T, E: From<Failure>>(
         &self,
         work: impl AsyncFnOnce(&DatabaseSession) -> Result<T, E>,
     ) -> Result<T, E> {
-        match &*self.writer() {
+        match &*self.lane(0) {
             Some(session) => self.driver.wait(work(session)),
             None => Err(closed().into()),
         }
@@ -199,11 +214,12 @@ impl PostgresBackend {
         now: UnixMillis,
         run: &mut impl FnMut(&mut BatchState<'_>) -> Result<T, BatchFailure>,
     ) -> Result<Result<T, BatchFailure>, Failure> {
-        let keys = Keys::of(actions.iter().map(|action| &action.command));
+        let keys = Keys::of(actions);
         let mut rows = BatchRows::default();
-        let beginning = reading::begin(session, self.boot(), &keys, &mut rows);
+        let boot = self.boot();
+        let beginning = reading::begin(session, boot, &keys, &mut rows);
         let may_admit = self.driver.wait(beginning)?;
-        let mut state = BatchState::new(&self.driver, session, now, (may_admit, rows));
+        let mut state = BatchState::new(&self.driver, session, now, boot, (may_admit, rows));
         let result = run(&mut state);
         let rows = state.finish()?;
         let changed = rows.has_changed() && result.is_ok();
@@ -222,7 +238,7 @@ impl PostgresBackend {
         failpoint!("store::commit_unknown", |_| Ok(Err(BatchFailure::InDoubt(
             "the commit failed".into()
         ))));
-        if let Err(failure) = self.driver.wait(nodes::confirm(session, self.boot(), doubts)) {
+        if let Err(failure) = self.driver.wait(nodes::confirm(session, boot, doubts)) {
             return Ok(Err(failure.into()));
         }
         Ok(result)
@@ -231,6 +247,13 @@ impl PostgresBackend {
 
 fn closed() -> Failure {
     Failure::lost("it is being reopened")
+}
+
+/// A session for batches, at a server that keeps what it acknowledges.
+async fn connect_writer(connector: &Arc<Connector>, standbys: u32) -> StoreResult<DatabaseSession> {
+    let session = connector.connect(SessionKind::Writer).await?;
+    server::check(&session, standbys).await?;
+    Ok(session)
 }
 
 impl LedgerReader for PostgresBackend {
@@ -382,14 +405,19 @@ impl Backend for PostgresBackend {
         Ok(())
     }
 
+    fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
     fn transact<T>(
         &self,
+        lane: usize,
         actions: &[&WriteAction],
         now: UnixMillis,
         mut run: impl FnMut(&mut BatchState<'_>) -> Result<T, BatchFailure>,
     ) -> Result<T, BatchFailure> {
-        let writer = self.writer();
-        let session = writer.as_ref().ok_or_else(closed)?;
+        let opened = self.open_lane(lane).map_err(|why| BatchFailure::InDoubt(why.to_string()))?;
+        let session = opened.as_ref().ok_or_else(closed)?;
         let mut races = 0;
         loop {
             let failure = match self.attempt(session, actions, now, &mut run) {
@@ -427,17 +455,16 @@ impl Backend for PostgresBackend {
 
     fn reopen(&self, check: impl FnOnce(&dyn AuditSource) -> StoreResult) -> StoreResult {
         self.is_open.store(false, Ordering::Release);
-        drop(self.writer().take());
+        (0..self.lanes()).for_each(|lane| drop(self.lane(lane).take()));
         failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let boot = self.boot();
         let session = self.driver.wait(async {
-            let session = self.connector.connect(SessionKind::Writer).await?;
-            server::check(&session, self.place.standbys).await?;
+            let session = connect_writer(&self.connector, self.place.standbys).await?;
             nodes::wait_for_own(&session, boot).await?;
             Ok::<_, StoreError>(session)
         })?;
         check(&AuditReading::begin(&self.driver, &self.connector)?)?;
-        *self.writer() = Some(session);
+        *self.lane(0) = Some(session);
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
@@ -446,7 +473,7 @@ impl Backend for PostgresBackend {
         drop(self.tenure().take());
         let left = self.with_writer(async |session| nodes::leave(session, boot, clean).await);
         self.is_open.store(false, Ordering::Release);
-        drop(self.writer().take());
+        drop(self.lane(0).take());
         Ok(left?)
     }
 }

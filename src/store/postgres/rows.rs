@@ -148,6 +148,8 @@ pub(super) type AccountRates = HashMap<AccountId, u64>;
 #[derive(Default)]
 pub(super) struct BatchRows {
     pub accounts: Rows<AccountId, AccountRow>,
+    /// Accounts that were not read, because another transaction has them or they are not there.
+    pub left_out: BTreeSet<AccountId>,
     /// When the rates of these accounts' admissions have recovered, microseconds since 1970.
     pub rates: AccountRates,
     pub credentials: Rows<CredentialId, Credential>,

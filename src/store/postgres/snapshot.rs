@@ -1,7 +1,7 @@
 //! Reads: each snapshot is a transaction of its own that sees one state of the database.
 
 use super::failure::Failure;
-use super::keys::{application_column, request_of};
+use super::keys::{application_column, request_at};
 use super::pool::{PooledSession, SessionPool};
 use super::rows::{AccountRow, content};
 use super::session::{Ask, DatabaseSession, QueryAnswer};
@@ -210,7 +210,7 @@ fn account(row: &Row) -> StateResult<Account> {
 
 /// A row behind its request key.
 pub(super) fn by_request<T: StoredField>(row: &Row) -> StateResult<T> {
-    content(row, 3, &request_key(&request_of(row)))
+    content(row, 3, &request_key(&request_at(row, 0)))
 }
 
 /// An entry of an account behind its sequence.

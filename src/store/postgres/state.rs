@@ -3,7 +3,7 @@
 
 use super::driver::Driver;
 use super::failure::Failure;
-use super::keys::{Keys, account_named, credential_named};
+use super::keys::{Keys, credential_named};
 use super::reading;
 use super::rows::{AccountRow, BatchRows, Rows};
 use super::session::DatabaseSession;
@@ -23,6 +23,8 @@ pub(in crate::store) struct BatchState<'t> {
     driver: &'t Driver,
     session: &'t DatabaseSession,
     now: UnixMillis,
+    /// The boot whose row in the table of nodes this transaction holds.
+    boot: Option<BootId>,
     may_admit: bool,
     rows: RefCell<BatchRows>,
     /// Why rows could not be read.
@@ -34,10 +36,11 @@ impl<'t> BatchState<'t> {
         driver: &'t Driver,
         session: &'t DatabaseSession,
         now: UnixMillis,
+        boot: Option<BootId>,
         (may_admit, rows): (bool, BatchRows),
     ) -> Self {
         let (rows, failure) = (RefCell::new(rows), RefCell::default());
-        Self { driver, session, now, may_admit, rows, failure }
+        Self { driver, session, now, boot, may_admit, rows, failure }
     }
 
     /// The rows as the commands leave them, or why some could not be read.
@@ -95,7 +98,7 @@ impl<'t> BatchState<'t> {
             let rows = self.rows.borrow();
             return Ok(rows.accounts.all().map(|row| row.clock).max().unwrap_or_default());
         }
-        let mut account = account_named(command);
+        let mut account = command.account();
         if let Some(id) = credential_named(command) {
             account = self.credential(id)?.map(|credential| credential.account);
         }
@@ -111,7 +114,15 @@ impl LedgerTxn for BatchState<'_> {
         self.now.max(self.clock_of(command).unwrap_or_default())
     }
 
-    fn admits_nothing_because(&self) -> Option<&'static str> {
+    fn puts_off(&self, command: &Command) -> bool {
+        let account = command.account();
+        account.is_some_and(|account| self.rows.borrow().left_out.contains(&account))
+    }
+
+    fn admits_nothing_because(&self, boot: BootId) -> Option<&'static str> {
+        if self.boot.is_some_and(|own| own != boot) {
+            return Some("this node has begun anew: send the request again");
+        }
         let why = "another node has taken the ledger over, because this one was not heard of: start it again";
         (!self.may_admit).then_some(why)
     }

@@ -5,6 +5,7 @@ use super::rows::{AccountRates, AccountRow, BatchRows};
 use super::session::Ask;
 use crate::ids::AccountId;
 use crate::ledger::records::EntryKind;
+use crate::ledger::state::Reservation;
 use crate::ledger::{
     Balance, Bucket, Command, JournalEntry, Microcredits, RequestKey, RequestRecord,
 };
@@ -15,14 +16,31 @@ use crate::store::queue::WriteAction;
 use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 
-const UPDATE_ACCOUNTS: &str = "update accounts a set in_flight = u.in_flight, \
+/// What batches of requests change, in one statement, which costs both sides less than five.
+const PUT_ALL: &str = "with changed as (update accounts a set in_flight = u.in_flight, \
     trial_credited = u.c1, trial_debited = u.d1, trial_reserved = u.r1, \
     premium_credited = u.c2, premium_debited = u.d2, premium_reserved = u.r2, \
     sequence = u.sequence, clock = u.clock, row = u.row, rate_due = u.rate_due \
     from unnest($1::uuid[], $2::integer[], \
     $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
     $9::bigint[], $10::bigint[], $11::bytea[], $12::bigint[]) \
-    as u(id, in_flight, c1, d1, r1, c2, d2, r2, sequence, clock, row, rate_due) where a.id = u.id";
+    as u(id, in_flight, c1, d1, r1, c2, d2, r2, sequence, clock, row, rate_due) where a.id = u.id), \
+    put as (insert into requests (account, request, application, fingerprint, \
+    credential, boot, state, ended_at, row) select * from unnest($13::uuid[], $14::uuid[], \
+    $15::uuid[], $16::bytea[], $17::uuid[], $18::uuid[], $19::smallint[], $20::bigint[], $21::bytea[]) \
+    on conflict (account, request, application) do update set fingerprint = excluded.fingerprint, \
+    credential = excluded.credential, boot = excluded.boot, state = excluded.state, \
+    ended_at = excluded.ended_at, row = excluded.row), \
+    reserved as (insert into reservations (account, request, application, attempt, \
+    boot, row) select * from unnest($22::uuid[], $23::uuid[], $24::uuid[], $25::uuid[], $26::uuid[], \
+    $27::bytea[]) on conflict (account, request, application) do update set \
+    attempt = excluded.attempt, boot = excluded.boot, row = excluded.row), \
+    ended as (delete from reservations q using unnest($28::uuid[], \
+    $29::uuid[], $30::uuid[]) as k(account, request, application) where q.account = k.account \
+    and q.request = k.request and q.application = k.application) \
+    insert into entries (account, sequence, kind, attempt, at, row) \
+    select * from unnest($31::uuid[], $32::bigint[], $33::smallint[], $34::uuid[], $35::bigint[], \
+    $36::bytea[])";
 const INSERT_ACCOUNTS: &str = "insert into accounts (id, in_flight, trial_credited, trial_debited, \
     trial_reserved, premium_credited, premium_debited, premium_reserved, sequence, clock, row, rate_due) \
     select * from unnest($1::uuid[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[], \
@@ -36,25 +54,9 @@ const INSERT_CREDENTIALS: &str = "insert into credentials (id, account, digest, 
     select * from unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::bytea[])";
 const INSERT_GRANTS: &str = "insert into grants (account, reference, row) \
     select * from unnest($1::uuid[], $2::text[], $3::bytea[])";
-const PUT_REQUESTS: &str = "insert into requests (account, request, application, fingerprint, \
-    credential, boot, state, ended_at, row) select * from unnest($1::uuid[], $2::uuid[], \
-    $3::uuid[], $4::bytea[], $5::uuid[], $6::uuid[], $7::smallint[], $8::bigint[], $9::bytea[]) \
-    on conflict (account, request, application) do update set fingerprint = excluded.fingerprint, \
-    credential = excluded.credential, boot = excluded.boot, state = excluded.state, \
-    ended_at = excluded.ended_at, row = excluded.row";
 const REMOVE_REQUESTS: &str = "delete from requests q using unnest($1::uuid[], $2::uuid[], \
     $3::uuid[]) as k(account, request, application) where q.account = k.account \
     and q.request = k.request and q.application = k.application";
-const PUT_RESERVATIONS: &str = "insert into reservations (account, request, application, attempt, \
-    boot, row) select * from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::uuid[], \
-    $6::bytea[]) on conflict (account, request, application) do update set \
-    attempt = excluded.attempt, boot = excluded.boot, row = excluded.row";
-const REMOVE_RESERVATIONS: &str = "delete from reservations q using unnest($1::uuid[], \
-    $2::uuid[], $3::uuid[]) as k(account, request, application) where q.account = k.account \
-    and q.request = k.request and q.application = k.application";
-const INSERT_ENTRIES: &str = "insert into entries (account, sequence, kind, attempt, at, row) \
-    select * from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::uuid[], $5::bigint[], \
-    $6::bytea[])";
 const PUT_CRASHES: &str = "insert into crashes (account, fingerprint, at, row) \
     select * from unnest($1::uuid[], $2::bytea[], $3::bigint[], $4::bytea[]) \
     on conflict (account, fingerprint) do update set at = excluded.at, row = excluded.row";
@@ -92,16 +94,27 @@ pub(super) fn row_writes(rows: &BatchRows) -> Vec<Ask> {
             asks.push(ask);
         }
     };
-    for (sql, accounts) in
-        [(UPDATE_ACCOUNTS, rows.accounts.updated()), (INSERT_ACCOUNTS, rows.accounts.inserted())]
-    {
-        write(put_accounts(sql, &accounts, &rows.rates), accounts.len());
-    }
+    let accounts = rows.accounts.inserted();
+    write(put_accounts(Ask::new(INSERT_ACCOUNTS), &accounts, &rows.rates), accounts.len());
     put_owners(rows, &mut write);
-    put_requests(rows, &mut write);
-    write(insert_entries(&rows.entries), rows.entries.len());
+    let (put, count) = put_all(rows);
+    write(put, count);
+    let removed = rows.requests.removed();
+    write(scoped(Ask::new(REMOVE_REQUESTS), removed.iter().copied()), removed.len());
     put_crashes(rows, &mut write);
     asks
+}
+
+/// What batches of requests change, and the number of rows.
+fn put_all(rows: &BatchRows) -> (Ask, usize) {
+    let accounts = rows.accounts.updated();
+    let (requests, reservations) = (rows.requests.put_rows(), rows.reservations.put_rows());
+    let (ended, entries) = (rows.reservations.removed(), &rows.entries);
+    let ask = put_accounts(Ask::new(PUT_ALL), &accounts, &rows.rates);
+    let ask = put_reservations(put_requests(ask, &requests), &reservations);
+    let ask = insert_entries(scoped(ask, ended.iter().copied()), entries);
+    let changed = accounts.len() + requests.len() + reservations.len();
+    (ask, changed + ended.len() + entries.len())
 }
 
 fn column<R, T>(rows: &[R], value: impl Fn(&R) -> T) -> Vec<T> {
@@ -123,17 +136,12 @@ fn balance_of(row: &AccountRow, bucket: Bucket) -> &Balance {
     }
 }
 
-fn put_accounts(
-    sql: &'static str,
-    rows: &[(&AccountId, &AccountRow)],
-    rates: &AccountRates,
-) -> Ask {
+fn put_accounts(ask: Ask, rows: &[(&AccountId, &AccountRow)], rates: &AccountRates) -> Ask {
     let amounts = |bucket: Bucket, part: fn(&Balance) -> Microcredits| {
         column(rows, |(_, row)| units(part(balance_of(row, bucket))))
     };
     let in_flight = |row: &AccountRow| i32::try_from(row.account.in_flight).unwrap_or(i32::MAX);
-    Ask::new(sql)
-        .with(column(rows, |(id, _)| id.0))
+    ask.with(column(rows, |(id, _)| id.0))
         .with(column(rows, |(_, row)| in_flight(row)))
         .with(amounts(Bucket::Trial, |bucket| bucket.credited))
         .with(amounts(Bucket::Trial, |bucket| bucket.debited))
@@ -177,42 +185,35 @@ fn put_owners(rows: &BatchRows, write: &mut impl FnMut(Ask, usize)) {
     write(insert, grants.len());
 }
 
-/// Requests and their reservations.
-fn put_requests(rows: &BatchRows, write: &mut impl FnMut(Ask, usize)) {
-    let requests = rows.requests.put_rows();
+fn put_requests(ask: Ask, rows: &[(&RequestKey, &RequestRecord)]) -> Ask {
     let ended = |record: &RequestRecord| record.latest().finished_at.map(|at| number(at.0));
-    let put = scoped(PUT_REQUESTS, requests.iter().map(|(key, _)| *key))
-        .with(column(&requests, |(_, row)| row.fingerprint.to_vec()))
-        .with(column(&requests, |(_, row)| row.latest().credential.0))
-        .with(column(&requests, |(_, row)| row.latest().boot.0))
-        .with(column(&requests, |(_, row)| row.latest().state as i16))
-        .with(column(&requests, |(_, row)| ended(row)))
-        .with(sealed(&requests));
-    write(put, requests.len());
-    let removed = rows.requests.removed();
-    write(scoped(REMOVE_REQUESTS, removed.iter().copied()), removed.len());
-    let reservations = rows.reservations.put_rows();
-    let put = scoped(PUT_RESERVATIONS, reservations.iter().map(|(key, _)| *key))
-        .with(column(&reservations, |(_, row)| row.attempt.0))
-        .with(column(&reservations, |(_, row)| row.boot.0))
-        .with(sealed(&reservations));
-    write(put, reservations.len());
-    let removed = rows.reservations.removed();
-    write(scoped(REMOVE_RESERVATIONS, removed.iter().copied()), removed.len());
+    scoped(ask, rows.iter().map(|(key, _)| *key))
+        .with(column(rows, |(_, row)| row.fingerprint.to_vec()))
+        .with(column(rows, |(_, row)| row.latest().credential.0))
+        .with(column(rows, |(_, row)| row.latest().boot.0))
+        .with(column(rows, |(_, row)| row.latest().state as i16))
+        .with(column(rows, |(_, row)| ended(row)))
+        .with(sealed(rows))
 }
 
-fn scoped<'a>(sql: &'static str, keys: impl Iterator<Item = &'a RequestKey>) -> Ask {
+fn put_reservations(ask: Ask, rows: &[(&RequestKey, &Reservation)]) -> Ask {
+    scoped(ask, rows.iter().map(|(key, _)| *key))
+        .with(column(rows, |(_, row)| row.attempt.0))
+        .with(column(rows, |(_, row)| row.boot.0))
+        .with(sealed(rows))
+}
+
+fn scoped<'a>(ask: Ask, keys: impl Iterator<Item = &'a RequestKey>) -> Ask {
     let RequestColumns { accounts, requests, applications } = keys.collect();
-    Ask::new(sql).with(accounts).with(requests).with(applications)
+    ask.with(accounts).with(requests).with(applications)
 }
 
 fn sealed<T: StoredField>(rows: &[(&RequestKey, &T)]) -> Vec<Vec<u8>> {
     column(rows, |(key, row)| encode(&request_key(key), *row))
 }
 
-fn insert_entries(entries: &[JournalEntry]) -> Ask {
-    Ask::new(INSERT_ENTRIES)
-        .with(column(entries, |entry| entry.account.0))
+fn insert_entries(ask: Ask, entries: &[JournalEntry]) -> Ask {
+    ask.with(column(entries, |entry| entry.account.0))
         .with(column(entries, |entry| number(entry.sequence)))
         .with(column(entries, |entry| kind(entry).0))
         .with(column(entries, |entry| kind(entry).1))
@@ -273,7 +274,7 @@ fn put_bodies(bodies: &BTreeMap<RequestKey, &StoredBody>) -> [Ask; 2] {
     let rows: Vec<_> = bodies.iter().map(|(key, body)| (key, *body)).collect();
     let sealed = sealed(&rows);
     let sizes: Vec<i64> = column(&sealed, |row| row.len() as i64);
-    let count = scoped(COUNT_ANSWERS, rows.iter().map(|(key, _)| *key)).with(sizes);
+    let count = scoped(Ask::new(COUNT_ANSWERS), rows.iter().map(|(key, _)| *key)).with(sizes);
     [count, store_bodies(&rows, sealed)]
 }
 
@@ -285,5 +286,8 @@ pub(super) fn body_writes(rows: &[(&RequestKey, &StoredBody)]) -> Ask {
 fn store_bodies(rows: &[(&RequestKey, &StoredBody)], sealed: Vec<Vec<u8>>) -> Ask {
     let sizes: Vec<i64> = column(&sealed, |row| row.len() as i64);
     let expiries: Vec<i64> = column(rows, |(_, body)| number(body.expires_at.0));
-    scoped(PUT_BODIES, rows.iter().map(|(key, _)| *key)).with(expiries).with(sizes).with(sealed)
+    scoped(Ask::new(PUT_BODIES), rows.iter().map(|(key, _)| *key))
+        .with(expiries)
+        .with(sizes)
+        .with(sealed)
 }

@@ -37,7 +37,7 @@ type Outcomes = Result<Vec<Result<Outcome, ApplyError>>, BatchFailure>;
 
 fn transact(backend: &impl Backend, now: UnixMillis, actions: &[WriteAction]) -> Outcomes {
     let actions: Vec<_> = actions.iter().collect();
-    backend.transact(&actions, now, |txn| {
+    backend.transact(0, &actions, now, |txn| {
         let outcome = |action: &&WriteAction| {
             let now = txn.time_of(&action.command);
             apply(txn, &action.command, now)
@@ -89,7 +89,7 @@ fn reads_see_what_was_acknowledged_and_nothing_else<B: Backend>(open: &dyn Fn() 
     let old = wait(before.request(&key(1))).unwrap().unwrap();
     assert_eq!(old.latest().state, AttemptState::Queued, "a snapshot has changed");
     assert_eq!(state(&backend, 1), AttemptState::Completed);
-    let abandoned: Result<(), _> = backend.transact(&[], NOW, |txn| {
+    let abandoned: Result<(), _> = backend.transact(0, &[], NOW, |txn| {
         apply(txn, &release(2, 2), NOW).unwrap();
         Err(BatchFailure::InDoubt("abandoned on purpose".into()))
     });
@@ -107,7 +107,7 @@ fn chains_have_no_gaps<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, boot) = with_one_reservation(open);
     let account = AccountId(id(1));
     backend
-        .transact(&[], NOW, |txn| {
+        .transact(0, &[], NOW, |txn| {
             let before = txn.head(account)?;
             apply(txn, &admit(2, 2, boot, 10), NOW).unwrap();
             apply(txn, &settle(1, 1, 4), NOW).unwrap();
@@ -139,7 +139,7 @@ fn bodies_are_there_before_their_settlement<B: Backend>(open: &dyn Fn() -> B) {
     commit(&backend, NOW, vec![admit(2, 2, boot, 10)]);
     let with_body = |command, number, content: &'static [u8]| {
         let body = body_of(content.into(), NOW.0 + 10);
-        WriteAction { command, body: Some((key(number), body)) }
+        WriteAction::new(command, Some((key(number), body)))
     };
     // The second command is refused, as it names an attempt that nobody made.
     let actions = [with_body(settle(1, 1, 4), 1, b"one"), with_body(settle(2, 9, 4), 2, b"two")];
@@ -165,7 +165,7 @@ fn ended_requests_are_forgotten_in_the_order_of_their_ends<B: Backend>(open: &dy
     let later = UnixMillis(NOW.0 + HOUR_MS);
     commit(&backend, later, vec![settle(2, 2, 4)]);
     let is_known = |number| {
-        let known = backend.transact(&[], later, |txn| {
+        let known = backend.transact(0, &[], later, |txn| {
             Ok(txn.request(&key(number))?.is_some() || txn.archived(&key(number))?.is_some())
         });
         known.unwrap()
@@ -191,7 +191,7 @@ fn time_does_not_go_back<B: Backend>(open: &dyn Fn() -> B) {
     let earlier = UnixMillis(NOW.0 - 500);
     let command = settle(1, 1, 4);
     backend
-        .transact(&[], earlier, |txn| {
+        .transact(0, &[], earlier, |txn| {
             assert!(txn.time_of(&command) >= NOW);
             Ok(())
         })
@@ -204,7 +204,7 @@ fn time_does_not_go_back<B: Backend>(open: &dyn Fn() -> B) {
 fn only_reservations_of_the_dead_are_foreign<B: Backend>(open: &dyn Fn() -> B) {
     let (backend, boot) = with_one_reservation(open);
     let foreign = |backend: &B, boot| {
-        backend.transact(&[], NOW, |txn| Ok(txn.foreign_reservations(boot, 10)?)).unwrap()
+        backend.transact(0, &[], NOW, |txn| Ok(txn.foreign_reservations(boot, 10)?)).unwrap()
     };
     assert_eq!(foreign(&backend, boot), []);
     drop(backend);

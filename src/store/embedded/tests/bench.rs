@@ -255,7 +255,7 @@ impl History {
             let content = StoredContent::Plain(bytes::Bytes::from_static(&[b'a'; 800]));
             let body = StoredBody { expires_at, content, receipt: None };
             let command = Command::Settle { key, attempt, usage, end };
-            WriteAction { command, body: Some((key, body)) }
+            WriteAction::new(command, Some((key, body)))
         }));
     }
 

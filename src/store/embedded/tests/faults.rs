@@ -187,7 +187,7 @@ impl Known {
             let charge = random.below(11) as u32;
             let body = body_of(answer(request), now + 24 * HOUR);
             let command = settle(request, request, charge);
-            actions.push(WriteAction { command, body: Some((key(request), body)) });
+            actions.push(WriteAction::new(command, Some((key(request), body))));
             asked.push((request, Some(charge)));
         }
         for ((request, charge), answer) in asked.into_iter().zip(bench.perform(actions)) {

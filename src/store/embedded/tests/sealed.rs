@@ -63,7 +63,7 @@ fn audit_at_start(fixture: &Fixture) -> AuditReport {
     let config = fixture.files();
     let backend = Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
     let (reader, clock) = (Arc::clone(&backend), Arc::new(fixture.clock.clone()));
-    let shared = StoreShared::new(reader as Arc<dyn LedgerReader>, clock, 0);
+    let shared = StoreShared::new(reader as Arc<dyn LedgerReader>, 1, clock, 0);
     shared.resume(backend.seal().unwrap(), false);
     shared.audit_at_start(&unpaced).unwrap()
 }

@@ -24,7 +24,7 @@ pub fn run(
 ) -> Result<Vec<Outcome>, BatchFailure> {
     let actions: Vec<_> = commands.into_iter().map(WriteAction::from).collect();
     let actions: Vec<_> = actions.iter().collect();
-    backend.transact(&actions, NOW, |txn| {
+    backend.transact(0, &actions, NOW, |txn| {
         let outcome = |action: &&WriteAction| {
             let now = txn.time_of(&action.command);
             apply(txn, &action.command, now).map_err(|error| format!("{error:?}"))
@@ -92,7 +92,7 @@ fn a_damaged_row_is_an_error_of_its_own_command_and_audits_find_it() {
     cluster.with_session(&place, async |session| session.script(damage).await.unwrap());
     let actions: Vec<WriteAction> = vec![admit(3, 3, boot, 10).into(), settle(2, 2, 4).into()];
     let actions: Vec<_> = actions.iter().collect();
-    let damaged = backend.transact(&actions, NOW, |txn| {
+    let damaged = backend.transact(0, &actions, NOW, |txn| {
         for (index, action) in actions.iter().enumerate() {
             if let Err(error) = apply(txn, &action.command, NOW) {
                 let crate::ledger::apply::ApplyError::State(error) = error else {
@@ -226,7 +226,7 @@ fn answers_are_counted_replaced_and_erased() {
         node.apply(admit(number, number, boot, 10).into()).unwrap();
         let body = body_of(vec![7; 100].into(), NOW.0 + 1_000 * number as u64);
         let command = settle(number, number, 1);
-        node.apply(WriteAction { command, body: Some((key(number), body)) }).unwrap();
+        node.apply(WriteAction::new(command, Some((key(number), body)))).unwrap();
     }
     let bytes = |node: &Node| {
         let backend = &node.backend;

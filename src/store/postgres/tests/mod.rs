@@ -6,6 +6,7 @@ mod cluster;
 mod encrypted;
 mod faults;
 mod kill;
+mod lanes;
 mod model;
 mod moving;
 mod node;

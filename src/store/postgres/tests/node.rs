@@ -89,7 +89,7 @@ impl Node {
 
     /// Connects again where the connection of the writer was cut after its last answer.
     pub fn notice_cut(&mut self) {
-        let alive = self.backend.transact(&[], UnixMillis(0), |_| Ok(()));
+        let alive = self.backend.transact(0, &[], UnixMillis(0), |_| Ok(()));
         if alive.is_err() && self.shared.health.reachable() {
             self.shared.health.disconnect("the connection was cut");
             self.reconnect();

@@ -47,9 +47,13 @@ fn nodes_share_a_ledger_and_end_the_one_that_is_silent() {
     eventually("the second node ends it", || second.other_nodes().left_behind);
     run(&second, vec![recover]).unwrap();
     assert_eq!(record(&second, 2).latest().failure, Some(FailureCode::NodeRestarted));
-    // It goes on, admits nothing, and its end comes too late to be charged.
-    let late = first.transact(&[], NOW, |txn| {
-        assert!(txn.admits_nothing_because().is_some());
+    // The other one admits what carries its own boot.
+    let admits = |boot| second.transact(0, &[], NOW, |txn| Ok(txn.admits_nothing_because(boot)));
+    assert_eq!(admits(next).unwrap(), None);
+    assert!(admits(boot).unwrap().is_some());
+    // The ended one goes on, admits nothing, and its end comes too late to be charged.
+    let late = first.transact(0, &[], NOW, |txn| {
+        assert!(txn.admits_nothing_because(boot).is_some());
         Ok(format!("{:?}", apply(txn, &settle(2, 2, 4), NOW)))
     });
     assert!(late.unwrap().contains("AlreadyResolved"));
@@ -233,7 +237,7 @@ fn a_rate_holds_over_all_nodes() {
         let Command::Admit(admit) = admit(number, number, *boot, 1) else { unreachable!() };
         let admit = Command::Admit(Box::new(Admit { rate, ..*admit }));
         let answer = backend
-            .transact(&[], NOW, |txn| Ok::<_, BatchFailure>(apply(txn, &admit, NOW).map(drop)));
+            .transact(0, &[], NOW, |txn| Ok::<_, BatchFailure>(apply(txn, &admit, NOW).map(drop)));
         answers.push(answer.unwrap().map_err(|refused| refused.to_string()));
     }
     assert_eq!(answers[..3], [Ok(()), Ok(()), Ok(())]);
