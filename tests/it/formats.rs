@@ -1,9 +1,12 @@
 //! Answers that keep to a format: honoured as it was given, charged and replayed as any answer, or
 //! refused before anything is reserved. The scripted engine takes any token that the format allows.
 
+use super::process::Customer;
 use super::support::World;
 use cresset::config::Plan;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use uuid::Uuid;
 
 fn schema() -> Value {
@@ -266,40 +269,31 @@ for line in sys.stdin:
 sys.exit(bad > 0)
 ";
 
-/// Random answers to random schemas, judged by a validator that shares nothing with the masks.
-/// Returns how many were judged, and how many were cut off.
-async fn judge(schemas: usize, answers: u64) -> (usize, usize) {
-    let pins = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openapi");
+/// A Python with a validator that shares nothing with the masks.
+fn validator() -> Option<PathBuf> {
+    let pins = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/openapi");
     let (python, installed) =
         super::clients::python("schemathesis", &pins.join("requirements.txt"));
-    if let Err(why) = installed {
+    if let Err(why) = &installed {
         eprintln!(
             "\n!!! SKIPPED: jsonschema-rs could not be installed, nothing was judged: {why}\n"
         );
-        return (usize::MAX, 0);
     }
-    let world = World::new().await;
+    installed.is_ok().then_some(python)
+}
+
+fn random_schemas(count: usize) -> Vec<Value> {
     let mut state = 7_u64;
     let mut dice = |count: usize| {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % count
     };
-    let (mut lines, mut cut) = (Vec::new(), 0);
-    for _ in 0..schemas {
-        let schema = random_schema(&mut dice, 3);
-        for seed in 0..answers {
-            let more = json!({ "guided_json": schema, "seed": seed, "max_tokens": 1_000 });
-            let answer = world.post(Uuid::new_v4(), &asking(&world, &more)).await;
-            assert_eq!(answer.status, 200, "{schema}: {}", answer.text());
-            let answer = answer.json();
-            let choice = &answer["choices"][0];
-            match choice["finish_reason"].as_str().unwrap() {
-                "stop" => lines.push(json!([schema, choice["message"]["content"]]).to_string()),
-                _ => cut += 1,
-            }
-        }
-    }
+    (0..count).map(|_| random_schema(&mut dice, 3)).collect()
+}
+
+/// Each line is a schema and an answer to it.
+fn assert_valid(python: &Path, lines: &[String]) {
     let mut child = std::process::Command::new(python)
         .args(["-c", VALIDATE])
         .stdin(std::process::Stdio::piped())
@@ -313,7 +307,71 @@ async fn judge(schemas: usize, answers: u64) -> (usize, usize) {
     let output = child.wait_with_output().unwrap();
     writing.join().unwrap().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The answer with its schema, unless it was cut off.
+fn whole(schema: &Value, answer: &Value) -> Option<String> {
+    let choice = &answer["choices"][0];
+    let is_whole = choice["finish_reason"] == "stop";
+    is_whole.then(|| json!([schema, choice["message"]["content"]]).to_string())
+}
+
+/// Random answers to random schemas, judged. Returns how many were judged, and how many were cut
+/// off.
+async fn judge(schemas: usize, answers: u64) -> (usize, usize) {
+    let Some(python) = validator() else { return (usize::MAX, 0) };
+    let world = World::new().await;
+    let (mut lines, mut cut) = (Vec::new(), 0);
+    for schema in random_schemas(schemas) {
+        for seed in 0..answers {
+            let more = json!({ "guided_json": schema, "seed": seed, "max_tokens": 1_000 });
+            let answer = world.post(Uuid::new_v4(), &asking(&world, &more)).await;
+            assert_eq!(answer.status, 200, "{schema}: {}", answer.text());
+            match whole(&schema, &answer.json()) {
+                Some(line) => lines.push(line),
+                None => cut += 1,
+            }
+        }
+    }
+    assert_valid(&python, &lines);
     (lines.len(), cut)
+}
+
+/// Answers of the default release, each asked for by its schema, from 32 clients at a time.
+#[test]
+#[ignore = "a quarter of an hour: ten thousand answers of a real model"]
+fn ten_thousand_answers_of_the_default_release_are_valid() {
+    let Some(python) = validator() else { return };
+    let folder = super::release::with_release();
+    folder.json(&["qualify", "smollm2-135m-instruct"]);
+    let plan =
+        "[plans.default]\nrequests_per_minute = 1000000\nburst = 100000\nmax_concurrent = 64";
+    std::fs::write(folder.path().join("cresset.toml"), plan).unwrap();
+    let Customer { key, .. } = folder.customer(1_000_000_000);
+    let node = folder.serve();
+    let (schemas, next) = (random_schemas(200), AtomicUsize::new(0));
+    let ask = || {
+        let mut answers = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(schema) = schemas.get(number / 50) else { return answers };
+            let asked = format!("Answer with one JSON value that is valid by {schema}");
+            let body = json!({ "model": node.model, "guided_json": schema, "seed": number,
+                               "max_tokens": 1_024,
+                               "messages": [{ "role": "user", "content": asked }] });
+            let answer = node.chat(&key, &Uuid::new_v4().to_string(), &body).finish();
+            assert_eq!(answer.status, 200, "{schema}: {}", answer.body);
+            answers.push(whole(schema, &answer.json()));
+        }
+    };
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..32).map(|_| scope.spawn(ask)).collect();
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let lines: Vec<String> = answers.iter().flatten().cloned().collect();
+    println!("{} answers, {} cut off", answers.len(), answers.len() - lines.len());
+    assert_valid(&python, &lines);
+    assert!(answers.len() == 10_000 && lines.len() >= 9_000, "more than a tenth was cut off");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -171,6 +171,43 @@ fn twenty_failovers_lose_nothing_acknowledged() {
     (0..20).for_each(|_| fail_over());
 }
 
+/// What `ledger.standbys = 0` accepts: a start and `doctor` warn of it.
+#[test]
+fn a_failover_to_an_asynchronous_standby_loses_what_no_audit_misses() {
+    let Some(programs) = cluster::programs() else { return };
+    let primary = Cluster::start(&programs);
+    let standby = ServerProcess::standby_of(primary.folder(), &programs);
+    let place = primary.ledger();
+    let store = with_account(&place);
+    (1..=20).for_each(|request| one(&store, request));
+    let (asked, at) = ("alter system set primary_conninfo = ''", standby.folder.to_str().unwrap());
+    let sql = ["-c", asked, "-c", "select pg_reload_conf()"];
+    standby.program(
+        &programs,
+        "psql",
+        &[&["-h", at, "-U", "cresset", "postgres"][..], &sql].concat(),
+    );
+    let streams = "select 1 from pg_stat_replication";
+    primary.with_session(&place, async |session| {
+        while !session.text(streams).await.unwrap().is_empty() {
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    (21..=40).for_each(|request| one(&store, request));
+    drop((store, primary));
+    standby.program(&programs, "pg_ctl", &["promote", "-w", "-D", "data"]);
+    let left = open(&place_in(&standby.folder, place.server.get_options().unwrap()));
+    let found = Runtime::new().unwrap().block_on(async {
+        let (read, mut found) = (left.read().await.unwrap(), 0);
+        for request in 1..=40 {
+            found += usize::from(read.request(&key(request)).await.unwrap().is_some());
+        }
+        found
+    });
+    assert_eq!(found, 20, "the others were acknowledged, too");
+    assert_eq!(left.audit().unwrap().violations, Vec::<String>::new());
+}
+
 /// The folder of the socket and the schema of the ledger, for the process that stands still.
 const PLACE: &str = "CRESSET_TEST_STALLED_LEDGER";
 
