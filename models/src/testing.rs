@@ -2,10 +2,12 @@
 //! other crates.
 
 mod gguf_writer;
+mod golden_folder;
 mod mutate;
 mod tokenizer;
 
 pub use gguf_writer::GgufWriter;
+pub use golden_folder::GoldenFolder;
 pub use mutate::{Edit, Mutation, mutated};
 
 use crate::loader::gguf::Value;

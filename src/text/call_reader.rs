@@ -1,9 +1,9 @@
 //! Reads calls of tools in an answer while its tokens come, by the format of the model's family.
 
+use super::literal_reader::{LiteralReader, LiteralStep, inside_quotes};
 use super::reasoning::beginning_at_end;
-use super::tool_format::{
-    ArgumentsForm, ArgumentsSchema, CallFormat, ToolDefinition, first_mark, is_text,
-};
+use super::tagged_arguments::{ArgumentTags, ArgumentsSchema, is_text};
+use super::tool_format::{ArgumentsForm, CallFormat, CallId, ToolDefinition, first_mark};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -60,7 +60,12 @@ enum CallState {
         then: AfterFixed,
     },
     Name,
+    /// Between a call's name and its arguments, where an id may stand.
+    IdAhead {
+        mark: &'static str,
+    },
     Json(JsonEnd),
+    Literals(LiteralReader),
     /// Between two tagged arguments; `any`: there was one before.
     Tags {
         any: bool,
@@ -161,7 +166,9 @@ impl CallReader {
             CallState::Content { begun } => self.content(begun, parts),
             CallState::Fixed { rest, then } => self.fixed(rest, then, parts),
             CallState::Name => self.name(parts),
+            CallState::IdAhead { mark } => self.id_ahead(mark),
             CallState::Json(end) => self.json(end, parts),
+            CallState::Literals(reader) => self.literals(reader, parts),
             CallState::Tags { any } => self.tags(any, parts),
             CallState::Key => self.key(parts),
             CallState::Value { is_text } => self.value(is_text, parts),
@@ -240,7 +247,10 @@ impl CallReader {
         self.state = match (then, self.format.arguments) {
             (AfterFixed::Name, _) => CallState::Name,
             (AfterFixed::Arguments, ArgumentsForm::Json) => CallState::Json(JsonEnd::default()),
-            (AfterFixed::Arguments, ArgumentsForm::Tagged { .. }) => {
+            (AfterFixed::Arguments, ArgumentsForm::Literals(form)) => {
+                CallState::Literals(LiteralReader::new(form))
+            }
+            (AfterFixed::Arguments, ArgumentsForm::Tagged(_)) => {
                 parts.push(AnswerPart::Arguments("{".into()));
                 CallState::Tags { any: false }
             }
@@ -262,7 +272,43 @@ impl CallReader {
         self.name = visible[..end].to_owned();
         self.held = visible[end..].to_owned();
         parts.push(AnswerPart::Call { name: self.name.clone() });
+        if let CallId::BehindName(mark) = self.format.id {
+            self.state = CallState::IdAhead { mark };
+            return Progress::Done;
+        }
         self.expect(self.format.middle, AfterFixed::Arguments)
+    }
+
+    /// Leaves out the call's id and the mark before it, where they are.
+    fn id_ahead(&mut self, mark: &str) -> Progress {
+        let (visible, middle) = (self.held.trim_start(), self.format.middle);
+        if middle.starts_with(visible) || mark.starts_with(visible) {
+            return Progress::NeedsMore;
+        }
+        if let Some(rest) = visible.strip_prefix(mark) {
+            let Some(end) = rest.find(|letter: char| !is_of_name(letter)) else {
+                return Progress::NeedsMore;
+            };
+            self.held = rest[end..].to_owned();
+        }
+        self.expect(middle, AfterFixed::Arguments)
+    }
+
+    fn literals(&mut self, mut reader: LiteralReader, parts: &mut Vec<AnswerPart>) -> Progress {
+        let mut json = String::new();
+        let step = loop {
+            let step = reader.advance(&mut self.held, &mut json);
+            if step != LiteralStep::Done {
+                break step;
+            }
+        };
+        parts.extend((!json.is_empty()).then_some(AnswerPart::Arguments(json)));
+        self.state = CallState::Literals(reader);
+        match step {
+            LiteralStep::Done | LiteralStep::NeedsMore => Progress::NeedsMore,
+            LiteralStep::Ended => self.after_arguments(),
+            LiteralStep::Lost => Progress::Lost,
+        }
     }
 
     fn json(&mut self, mut end: JsonEnd, parts: &mut Vec<AnswerPart>) -> Progress {
@@ -286,12 +332,14 @@ impl CallReader {
     }
 
     fn after_arguments(&mut self) -> Progress {
-        match self.format.id_before {
-            Some(_) => {
+        match self.format.id {
+            CallId::BehindArguments(_) => {
                 self.state = CallState::Id;
                 Progress::Done
             }
-            None => self.expect(self.format.after, AfterFixed::Next),
+            CallId::None | CallId::BehindName(_) => {
+                self.expect(self.format.after, AfterFixed::Next)
+            }
         }
     }
 
@@ -302,7 +350,9 @@ impl CallReader {
             None => Progress::NeedsMore,
             Some('}') => self.expect(self.format.after, AfterFixed::Next),
             Some(',') => {
-                let before = self.format.id_before.unwrap_or_default();
+                let CallId::BehindArguments(before) = self.format.id else {
+                    return Progress::Lost;
+                };
                 self.expect(before, AfterFixed::Id)
             }
             Some(letter) if is_of_name(letter) || letter == '"' => {
@@ -315,7 +365,7 @@ impl CallReader {
 
     /// Decides between one more argument and the end of the call.
     fn tags(&mut self, any: bool, parts: &mut Vec<AnswerPart>) -> Progress {
-        let ArgumentsForm::Tagged { before, .. } = self.format.arguments else {
+        let ArgumentsForm::Tagged(ArgumentTags { before, .. }) = self.format.arguments else {
             return Progress::Lost;
         };
         let visible = self.held.trim_start();
@@ -331,7 +381,7 @@ impl CallReader {
     }
 
     fn key(&mut self, parts: &mut Vec<AnswerPart>) -> Progress {
-        let ArgumentsForm::Tagged { middle, .. } = self.format.arguments else {
+        let ArgumentsForm::Tagged(ArgumentTags { middle, .. }) = self.format.arguments else {
             return Progress::Lost;
         };
         // White space behind the mark belongs to the value, all but one line break.
@@ -351,11 +401,11 @@ impl CallReader {
     }
 
     fn value(&mut self, is_text: bool, parts: &mut Vec<AnswerPart>) -> Progress {
-        let ArgumentsForm::Tagged { after, .. } = self.format.arguments else {
+        let ArgumentsForm::Tagged(ArgumentTags { after, .. }) = self.format.arguments else {
             return Progress::Lost;
         };
         let mark = after.trim_end();
-        let shown = |text: &str| if is_text { escaped(text) } else { text.to_owned() };
+        let shown = |text: &str| if is_text { inside_quotes(text) } else { text.to_owned() };
         let Some((value, rest)) = self.held.split_once(mark) else {
             let certain = self.held.len() - beginning_at_end(&self.held, mark);
             let text: String = self.held.drain(..certain).collect();
@@ -375,16 +425,21 @@ impl CallReader {
     fn next(&mut self) -> Progress {
         let visible = self.held.trim_start();
         let visible = visible.strip_prefix(',').unwrap_or(visible).trim_start();
-        let trigger = first_mark(self.format.before);
-        if visible.starts_with(trigger) && self.format.most > 1 {
-            self.held = visible.to_owned();
-            return self.expect(self.format.before, AfterFixed::Name);
-        }
         let close = self.format.close;
         if !close.is_empty() && visible.starts_with(close) {
             self.held = visible[close.len()..].to_owned();
             self.state = CallState::Rest;
             return Progress::Done;
+        }
+        // Without a mark of its own, a call begins with its name.
+        let trigger = first_mark(self.format.before);
+        let begins = match trigger {
+            "" => visible.starts_with(is_of_name),
+            _ => visible.starts_with(trigger),
+        };
+        if begins && self.format.most > 1 {
+            self.held = visible.to_owned();
+            return self.expect(self.format.before, AfterFixed::Name);
         }
         let may_go_on = trigger.starts_with(visible) || close.starts_with(visible);
         if may_go_on { Progress::NeedsMore } else { Progress::Lost }
@@ -394,12 +449,6 @@ impl CallReader {
 /// Characters of a function's name.
 pub fn is_of_name(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || "_-.".contains(letter)
-}
-
-/// The text as it stands inside a JSON string.
-fn escaped(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }
 
 #[cfg(test)]
@@ -451,11 +500,16 @@ mod tests {
     const HERMES: usize = 0;
     const XML: usize = 1;
     const GLM: usize = 2;
-    const LIST: usize = 3;
-    const ARGS: usize = 4;
-    const BLOCK: usize = 5;
-    const MARKED: usize = 6;
-    const ALONE: usize = 7;
+    const GLM_IN_LINE: usize = 3;
+    const LIST: usize = 4;
+    const ARGS: usize = 5;
+    const WITH_ID: usize = 6;
+    const BLOCK: usize = 7;
+    const MARKED: usize = 8;
+    const VALUES: usize = 9;
+    const PYTHON: usize = 10;
+    const LINES: usize = 11;
+    const ALONE: usize = 12;
 
     #[test]
     fn calls_are_the_same_wherever_tokens_are_cut() {
@@ -510,6 +564,99 @@ mod tests {
             &[["f", "{\"a\": 1}"], ["g", "{}"]],
         );
         check(ALONE, "{\"name\": \"f\", \"parameters\": {\"a\": {}}}", "", &[["f", "{\"a\": {}}"]]);
+    }
+
+    #[test]
+    fn names_and_values_are_told_as_json() {
+        check(
+            VALUES,
+            "So.<|tool_call>call:f{count:-3,list:[1,<|\"|>a<|\"|>,[]],none:null,\
+             pair:{a b:true,<|\"|>c<|\"|>:{}},text:<|\"|>}\"<tool_call|>\\<|<|\"|>}<tool_call|>\
+             <|tool_call>call:g{}<tool_call|><|tool_response>",
+            "So.<|tool_response>",
+            &[
+                [
+                    "f",
+                    "{\"count\": -3, \"list\": [1, \"a\", []], \"none\": null, \
+                     \"pair\": {\"a b\": true, \"c\": {}}, \
+                     \"text\": \"}\\\"<tool_call|>\\\\<|\"}",
+                ],
+                ["g", "{}"],
+            ],
+        );
+        check(
+            PYTHON,
+            "<|tool_call_start|>[f(text='it\\'s \"é\"\\n)]', count = 1.5e3), g(), \
+             f.h(a=\"b\\u00e9\\x41\\\\\", b=[None, True,'c',], c={\"d\": null, 'e': [False]})]\
+             <|tool_call_end|> So.",
+            " So.",
+            &[
+                ["f", "{\"text\": \"it's \\\"é\\\"\\n)]\", \"count\": 1.5e3}"],
+                ["g", "{}"],
+                [
+                    "f.h",
+                    "{\"a\": \"béA\\\\\", \"b\": [null, true, \"c\"], \
+                     \"c\": {\"d\": null, \"e\": [false]}}",
+                ],
+            ],
+        );
+        check(
+            LINES,
+            "Well.\n<function_calls>f(text=\"</function_calls>\", count=2)\ng()</function_calls>",
+            "Well.",
+            &[["f", "{\"text\": \"</function_calls>\", \"count\": 2}"], ["g", "{}"]],
+        );
+    }
+
+    #[test]
+    fn a_mark_inside_an_argument_ends_nothing() {
+        let text = "{\"text\": \"</tool_call>[ARGS]<｜tool▁call▁end｜>]\"}";
+        let call = [["f", text]];
+        check(
+            HERMES,
+            &format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {text}}}\n</tool_call>"),
+            "",
+            &call,
+        );
+        check(ARGS, &format!("[TOOL_CALLS]f[ARGS]{text}"), "", &call);
+        check(WITH_ID, &format!("[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{text}"), "", &call);
+        check(WITH_ID, &format!("[TOOL_CALLS]f[ARGS]{text}"), "", &call);
+        check(
+            MARKED,
+            &format!(
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{text}<｜tool▁call▁end｜>\
+                 <｜tool▁calls▁end｜>"
+            ),
+            "",
+            &call,
+        );
+        check(
+            GLM_IN_LINE,
+            "<tool_call>f<arg_key>text</arg_key><arg_value></tool_call></arg_value>\
+             <arg_key>count</arg_key><arg_value>3</arg_value></tool_call>",
+            "",
+            &[["f", "{\"text\": \"</tool_call>\", \"count\": 3}"]],
+        );
+    }
+
+    #[test]
+    fn of_a_broken_call_the_arguments_before_the_fault_are_told() {
+        for (format, text, content, arguments) in [
+            (
+                VALUES,
+                "<|tool_call>call:f{count:1,text:so}<tool_call|>",
+                "}<tool_call|>",
+                "{\"count\": 1, \"text\": ",
+            ),
+            (VALUES, "<|tool_call>call:f{text:<|\"|>a", "", "{\"text\": \"a"),
+            (VALUES, "<|tool_call>call:f[1]", "[1]", ""),
+            (PYTHON, "<|tool_call_start|>[f(1)]<|tool_call_end|>", "", "{"),
+            (PYTHON, "<|tool_call_start|>[f(count=2]x", "]x", "{\"count\": 2"),
+            (PYTHON, "<|tool_call_start|>[f(text='a\\u00", "", "{\"text\": \"a"),
+            (WITH_ID, "[TOOL_CALLS]f[CALL_ID]abc{}", "{}", ""),
+        ] {
+            check(format, text, content, &[["f", arguments]]);
+        }
     }
 
     #[test]

@@ -325,4 +325,4 @@ const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot b
 pub(super) type GrammarsOnce = OnceLock<Result<Grammars, ()>>;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -12,6 +12,9 @@ mod fuzz;
 mod gguf;
 pub mod grammar;
 mod jinja;
+mod lark;
+mod literal_arguments;
+mod literal_reader;
 mod load;
 mod pre_tokenizer;
 mod prompt;
@@ -20,6 +23,7 @@ pub mod reasoning;
 mod shared_model;
 pub mod special;
 pub mod stop;
+mod tagged_arguments;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;

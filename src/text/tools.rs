@@ -5,11 +5,10 @@ use super::answer_reader::{AnswerForm, AnswerReader, MarkedParts};
 use super::call_reader::{AnswerPart, CallReader, plain_arguments};
 use super::channels::{self, ChannelReader};
 use super::chat_template::{ChatTemplate, PromptExtras};
+use super::lark::{after_thinking, in_last_message};
 use super::reasoning::ThoughtReader;
 use super::special::SpecialTokens;
-use super::tool_format::{
-    CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition, after_thinking, in_last_message,
-};
+use super::tool_format::{CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition};
 use super::{AnswerFormat, FormatRefused, Result, TextModel};
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -56,7 +55,7 @@ impl TextModel {
         let reader = |format| CallReader::new(format, plain_arguments(tools.unwrap_or_default()));
         let mut texts: Vec<&str> = Vec::new();
         texts.extend(thinking.iter().flat_map(|start| [start.marks.open, start.marks.close]));
-        texts.extend(calls.iter().flat_map(|f| [f.open, f.before, f.middle, f.after, f.close]));
+        texts.extend(calls.iter().flat_map(CallFormat::texts));
         let is_mark = |text: &str| texts.iter().any(|written| written.contains(text));
         let parts = MarkedParts {
             thoughts: thinking.map(|start| ThoughtReader::new(start.marks, start.opened)),
@@ -223,13 +222,23 @@ mod tests {
     use crate::text::tool_format::MOST_CALLS;
 
     /// Tokens of the marks of all formats, and of thoughts.
-    const MARKS: [&str; 13] = [
+    const MARKS: [&str; 23] = [
         "<tool_call>",
         "</tool_call>",
         "<arg_key>",
         "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
         "[TOOL_CALLS]",
         "[ARGS]",
+        "[CALL_ID]",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|\"|>",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "<function_calls>",
+        "</function_calls>",
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
@@ -250,14 +259,19 @@ mod tests {
         )
     }
 
-    const CALLS: [&str; 8] = [
+    const CALLS: [&str; 13] = [
         "<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_call>",
         "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>",
         "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+        "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>",
         "[TOOL_CALLS][{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}, \"id\": \"{{ call.id }}\"}]",
         "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}",
+        "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ call.id }}[ARGS]{{ f.arguments | tojson }}",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>{{ f.arguments | tojson }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:{% if v is string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}{% endfor %}}<tool_call|>",
+        "<|tool_call_start|>[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={% if v is string %}'{{ v }}'{% else %}{{ v }}{% endif %}{% if not loop.last %}, {% endif %}{% endfor %})]<|tool_call_end|>",
+        "<function_calls>{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}{% if not loop.last %}, {% endif %}{% endfor %})</function_calls>",
         "{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}",
     ];
 

@@ -19,6 +19,8 @@ pub const MARKS: &[&str] = &[
     "</tool_call>",
     "<arg_key>",
     "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
     "[TOOL_CALLS]",
     "[ARGS]",
     "<｜tool▁calls▁begin｜>",
@@ -39,7 +41,34 @@ const CHANNEL_MARKS: &[&str] = &[
     "<|return|>",
 ];
 
+/// Tokens of a family that writes names and values between marks.
+const VALUE_MARKS: &[&str] = &[
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+    "<|turn>",
+    "<turn|>",
+    "<|think|>",
+    "<|tool_response>",
+];
+
+/// Tokens of families that write calls as Python does, or the call's id.
+const OTHER_MARKS: &[&str] = &[
+    "<think>",
+    "</think>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+];
+
 const IN_CHANNELS: &str = "openai-gpt-oss-120b";
+const IN_VALUES: &str = "google-gemma-4-31B-it";
+const IN_PYTHON: &str = "LFM2.5-8B-A1B";
+const WITH_IDS: &str = "Mistral-Small-3.2-24B-Instruct-2506";
 pub const THINKER: &str = "Qwen-Qwen3-0.6B";
 /// Its template has no switch.
 const THINKS_ALWAYS: &str = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B";
@@ -50,7 +79,12 @@ pub fn template(name: &str) -> String {
 }
 
 fn marks_of(name: &str) -> &'static [&'static str] {
-    if name == IN_CHANNELS { CHANNEL_MARKS } else { MARKS }
+    match name {
+        IN_CHANNELS => CHANNEL_MARKS,
+        IN_VALUES => VALUE_MARKS,
+        IN_PYTHON | WITH_IDS => OTHER_MARKS,
+        _ => MARKS,
+    }
 }
 
 /// A node whose model has this release's template, and this reply.
@@ -79,11 +113,21 @@ fn real_templates_have_the_format_of_their_family() {
         ("Qwen3-Coder", Some("Qwen3-Coder"), false),
         ("Qwen3.5-4B", Some("Qwen 3.5"), true),
         ("GLM-4.6", Some("GLM 4.5"), true),
+        ("GLM-4.7-Flash", Some("GLM 4.7"), true),
+        ("ibm-granite-granite-4.0", Some("Hermes"), false),
+        ("ibm-granite-granite-4.1", Some("Hermes"), false),
         ("mistralai-Mistral-Nemo-Instruct-2407", Some("Nemo"), false),
-        ("mistralai-Ministral-3-14B-Reasoning-2512", Some("Mistral v11"), true),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", Some("Mistral v13"), true),
         ("meta-llama-Llama-3.1-8B-Instruct", Some("Llama 3.1"), false),
         ("llama-cpp-deepseek-r1", Some("DeepSeek V3 and R1"), true),
         (IN_CHANNELS, Some("GPT-OSS"), true),
+        (IN_VALUES, Some("Gemma 4"), true),
+        (IN_PYTHON, Some("LFM2.5"), true),
+        (WITH_IDS, Some("Mistral v11"), false),
+        // These leave earlier calls out of a prompt, or do not tell of tools.
+        ("LFM2-8B-A1B", None, false),
+        ("HuggingFaceTB-SmolLM3-3B", None, true),
+        ("deepseek-ai-DeepSeek-V3.1", None, true),
         ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", None, true),
         ("google-gemma-2-2b-it", None, false),
         ("microsoft-Phi-3.5-mini-instruct", None, false),
@@ -369,7 +413,7 @@ fn with_tools(extra: &Value) -> Value {
 }
 
 /// What each family writes for a call of the lamp, behind a text where it may have one.
-const REPLIES: [(&str, &str, &str); 8] = [
+const REPLIES: [(&str, &str, &str); 11] = [
     (
         CALLER,
         "I see.\n<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>",
@@ -396,6 +440,17 @@ const REPLIES: [(&str, &str, &str); 8] = [
         "</think>\n\nI see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>lamp\n```json\n{\"state\": \"on\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "I see.",
     ),
+    (
+        "GLM-4.7-Flash",
+        "hm</think><tool_call>lamp<arg_key>state</arg_key><arg_value>on</arg_value></tool_call>",
+        "",
+    ),
+    (
+        IN_VALUES,
+        "I see.<|tool_call>call:lamp{state:<|\"|>on<|\"|>}<tool_call|><|tool_response>",
+        "I see.",
+    ),
+    (IN_PYTHON, "<|tool_call_start|>[lamp(state='on')]<|tool_call_end|>", ""),
     (
         IN_CHANNELS,
         "<|channel|>commentary<|message|>I see.<|end|><|start|>assistant<|channel|>commentary to=functions.lamp <|constrain|>json<|message|>{\"state\": \"on\"}<|call|>",

@@ -46,6 +46,7 @@ mod page;
 mod prices;
 mod process;
 mod qualify;
+mod quantised_folders;
 mod races;
 mod raw;
 mod receipts;

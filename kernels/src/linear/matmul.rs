@@ -96,6 +96,7 @@ pub(super) fn run(
     x: &[f32],
     out: &mut [f32],
 ) {
+    let x = &weight.gathered(x);
     let n = x.len() / weight.cols;
     let group = RowGroup { parts: 0..weight.parts.len(), first_output: 0, rows: 0..n };
     multiply_groups(isa, c, weight, &[group], RowMap::All(n), bias, x, out);
@@ -113,6 +114,7 @@ pub(crate) fn run_chosen(
     x: &[f32],
     out: &mut [f32],
 ) {
+    let x = &weight.gathered(x);
     let experts = begins.len() - 1;
     let (parts, rows) = (weight.parts.len() / experts, weight.rows / experts);
     let (mut groups, mut choices) = (Vec::new(), Vec::new());

@@ -39,7 +39,9 @@ use crate::memory::RegionBytes;
 use crate::operand::OpMemory;
 use crate::simd::LANES;
 use crate::storage::{ensure, unsupported};
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 pub use weight_type::WeightType;
 
 const OP: &str = "linear";
@@ -62,6 +64,8 @@ pub struct Weight {
     rows: usize,
     cols: usize,
     parts: Vec<WeightPart>,
+    /// The inputs of its columns, where those are stored in another order.
+    order: Option<Arc<[u32]>>,
 }
 
 /// Rows of one type, in panels of sixteen.
@@ -132,17 +136,43 @@ impl Weight {
     /// `[rows, cols]`.
     pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
-        Ok(Self { rows, cols, parts })
+        Ok(Self { rows, cols, parts, order: None })
+    }
+
+    /// The same weight, whose column `i` is for the input `order[i]`. Products gather the inputs in
+    /// this order first; rows that are read have their values in the order of the inputs.
+    ///
+    /// # Errors
+    /// `order` must have each of the columns once.
+    pub fn with_order(self, order: Arc<[u32]>) -> Result<Self> {
+        let mut seen = vec![false; self.cols];
+        let is_new = |input: &u32| {
+            seen.get_mut(*input as usize).is_some_and(|seen| !std::mem::replace(seen, true))
+        };
+        let is_order = order.len() == self.cols && order.iter().all(is_new);
+        ensure(OP, is_order, || format!("no order of {} columns", self.cols))?;
+        Ok(Self { order: Some(order), ..self })
+    }
+
+    /// Rows of inputs in the order of the columns.
+    fn gathered<'a>(&self, x: &'a [f32]) -> Cow<'a, [f32]> {
+        let Some(order) = &self.order else { return Cow::Borrowed(x) };
+        let rows = x.chunks_exact(self.cols);
+        rows.flat_map(|row| order.iter().map(|input| row[*input as usize])).collect()
     }
 
     /// Stacks matrices along the output dimension.
     pub fn stack(parts: Vec<Weight>) -> Result<Self> {
         let cols = parts.first().map_or(0, |w| w.cols);
-        let mut whole = Self { rows: 0, cols, parts: Vec::new() };
+        let order = parts.first().and_then(|w| w.order.clone());
+        let mut whole = Self { rows: 0, cols, parts: Vec::new(), order };
         for weight in parts {
             let other = weight.cols;
             ensure(OP, other == cols, || {
                 format!("stacked matrices have {cols} and {other} columns")
+            })?;
+            ensure(OP, weight.order == whole.order, || {
+                "stacked matrices have their columns in different orders".into()
             })?;
             let first = whole.rows;
             whole.rows += weight.rows;
@@ -197,5 +227,11 @@ impl Weight {
         let holds = |part: &&WeightPart| (part.first..part.first + part.rows).contains(&row);
         let part = self.parts.iter().find(holds).expect("invariant: the row is one of this matrix");
         values::row(part, row - part.first, out);
+        if let Some(order) = &self.order {
+            let stored = out.to_vec();
+            for (input, value) in order.iter().zip(stored) {
+                out[*input as usize] = value;
+            }
+        }
     }
 }

@@ -353,6 +353,41 @@ fn stacking_changes_no_bits() {
     }
 }
 
+/// The bits are those of a plain weight whose inputs were put into the columns' order before.
+#[test]
+fn columns_may_be_stored_in_another_order() {
+    let (c, rows, cols) = (Compute::new(2), 35, 96);
+    let order: Arc<[u32]> = (0..cols as u32).map(|i| (i * 35 + 7) % cols as u32).collect();
+    for dtype in [WeightType::F32, WeightType::Q4_0, WeightType::Int4By32, WeightType::E4M3By32] {
+        let values = random(rows * cols);
+        let weight = || weight_of(dtype, values.clone(), rows, cols).weight;
+        let (plain, ordered) = (weight(), weight().with_order(order.clone()).unwrap());
+        for x in [1, 5, 17].map(|n| random(n * cols)) {
+            let gathered = x.chunks_exact(cols).flat_map(|x| order.iter().map(|i| x[*i as usize]));
+            let gathered: Vec<f32> = gathered.collect();
+            for isa in [Isa::best(), Isa::Portable] {
+                let want = product(isa, &c, &plain, None, &gathered);
+                assert_eq!(bits(&product(isa, &c, &ordered, None, &x)), bits(&want), "{dtype:?}");
+            }
+            check_product(Isa::best(), &ordered, Some(&random(rows)), &x, "another order");
+        }
+        let exact = ordered.to_f32().unwrap();
+        for row in 0..rows {
+            let [mut stored, mut read, mut widened] = [(); 3].map(|()| vec![0.0; cols]);
+            plain.row_f32(row, &mut stored);
+            ordered.row_f32(row, &mut read);
+            exact.row_f32(row, &mut widened);
+            let gathered: Vec<f32> = order.iter().map(|i| read[*i as usize]).collect();
+            assert_eq!((gathered, &read), (stored, &widened), "{dtype:?} {row}");
+        }
+        let pair = Weight::stack(vec![ordered, weight().with_order(order.clone()).unwrap()]);
+        assert!(pair.is_ok() && Weight::stack(vec![pair.unwrap(), plain]).is_err());
+        for wrong in [vec![0; cols], (1..=cols as u32).collect(), vec![0]] {
+            assert!(weight().with_order(wrong.into()).is_err());
+        }
+    }
+}
+
 #[test]
 fn memory_is_close_to_the_files() {
     for dtype in DTYPES {

@@ -111,7 +111,9 @@ impl Run {
 fn runs(parts: &[Raw], kind: Kind) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, part) in parts.iter().enumerate() {
-        let format = DeviceFormat::of(part.dtype).filter(|_| kind == Kind::Bf16);
+        // Kernels read inputs in their own order, so matrices with another one are widened.
+        let in_order = kind == Kind::Bf16 && part.order.is_none();
+        let format = DeviceFormat::of(part.dtype).filter(|_| in_order);
         match runs.last_mut() {
             // Bands do not reach from one matrix into the next.
             Some(last)
@@ -252,7 +254,7 @@ fn pack(compute: &Compute, matrix: &Raw, format: &DeviceFormat, out: &mut [u8]) 
 
 fn convert_rows(rows: &Raw, kind: Kind, out: &mut [u8]) -> Result<()> {
     match (rows.dtype, kind) {
-        (WeightType::BF16, Kind::Bf16) | (WeightType::F32, Kind::F32) => {
+        (WeightType::BF16, Kind::Bf16) | (WeightType::F32, Kind::F32) if rows.order.is_none() => {
             out.copy_from_slice(rows.bytes);
         }
         _ => encode(kind, &rows.values()?, out),

@@ -87,7 +87,7 @@ impl<M: OpMemory> Tensors<'_, M> {
         let mut dense = *whole;
         if whole.dtype.block_size() > 1 {
             values = self.keep(name, in_f32(whole, self.reading))?;
-            dense = Raw { dtype: WeightType::F32, bytes: &values, ..*whole };
+            dense = Raw { dtype: WeightType::F32, bytes: &values, order: None, ..*whole };
         }
         let rows = whole.rows / heads;
         let bytes: Vec<u8> = match self.reading {

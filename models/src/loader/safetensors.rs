@@ -3,7 +3,7 @@
 use super::damaged;
 use super::file::{Bytes, FileReader, TensorReader};
 use super::mxfp4::{self, CODES, SCALES};
-use super::quantised::{self, JoinedForm, JoinedTensor, MatrixRefusal, Quantisation};
+use super::quantised::{self, ColumnOrder, JoinedForm, JoinedTensor, MatrixRefusal, Quantisation};
 use super::source::ModelSource;
 use crate::{Error, Result};
 use cresset_kernels::linear::WeightType;
@@ -222,14 +222,17 @@ impl Checkpoint {
         self.entries.get(name)?.dtype
     }
 
-    /// Takes a tensor's bytes.
-    pub(crate) fn take(&mut self, name: &str) -> Result<Bytes> {
+    /// Takes a tensor's bytes, and the order of its columns where it has one of its own.
+    pub(crate) fn take(&mut self, name: &str) -> Result<(Bytes, ColumnOrder)> {
         let ShardEntry { shard, joined, .. } = &self.entries[name];
-        let Some(joined) = joined else { return self.readers[*shard].take(name) };
+        let Some(joined) = joined else {
+            return Ok((self.readers[*shard].take(name)?, None));
+        };
         let part = |(name, shard): &(String, usize)| self.readers[*shard].take(name);
         let parts = joined.parts.iter().map(part).collect::<Result<Vec<_>>>()?;
-        let blocks = joined.blocks(&parts).map_err(|what| self.refused(what.of(name)))?;
-        Ok(Arc::new(blocks))
+        let made = joined.blocks(&parts).map_err(|what| self.refused(what.of(name)))?;
+        let (blocks, order) = made;
+        Ok((Arc::new(blocks), order))
     }
 
     /// The tensor will not be taken.

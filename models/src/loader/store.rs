@@ -1,12 +1,13 @@
 //! The destination of a model's weights: one reader of files fills the CPU's form of them, or a
 //! device's.
 
-use crate::{Error, Result};
+use crate::Result;
 use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::Weight;
 use cresset_kernels::linear::WeightType;
 use half::{bf16, f16};
+use std::sync::Arc;
 
 /// A matrix as its file has it: little-endian, row-major.
 #[derive(Clone, Copy)]
@@ -15,6 +16,8 @@ pub struct Raw<'a> {
     pub bytes: &'a [u8],
     pub rows: usize,
     pub cols: usize,
+    /// The inputs of its columns, where those are in another order.
+    pub order: Option<&'a Arc<[u32]>>,
 }
 
 /// Puts weights where the ops of `M` read them.
@@ -33,7 +36,11 @@ pub trait WeightStore<M: OpMemory> {
 
 impl<'a> Raw<'a> {
     pub fn weight(&self) -> Result<Weight> {
-        Weight::from_ggml(self.dtype, self.bytes, self.rows, self.cols).map_err(Error::from)
+        let weight = Weight::from_ggml(self.dtype, self.bytes, self.rows, self.cols)?;
+        Ok(match self.order {
+            Some(order) => weight.with_order(order.clone())?,
+            None => weight,
+        })
     }
 
     /// Bytes of a row.
@@ -47,14 +54,16 @@ impl<'a> Raw<'a> {
         Raw { bytes: &self.bytes[first * stride..(first + rows) * stride], rows, ..*self }
     }
 
-    /// Returns all values, row by row.
+    /// Returns all values, row by row, in the order of the inputs.
     pub fn values(&self) -> Result<Vec<f32>> {
         Ok(match self.dtype {
-            WeightType::F32 => f32::decode(self.bytes),
-            WeightType::F16 => {
+            WeightType::F32 if self.order.is_none() => f32::decode(self.bytes),
+            WeightType::F16 if self.order.is_none() => {
                 self.bytes.as_chunks().0.iter().map(|x| f16::from_le_bytes(*x).to_f32()).collect()
             }
-            WeightType::BF16 => bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect(),
+            WeightType::BF16 if self.order.is_none() => {
+                bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect()
+            }
             _ => {
                 let weight = self.weight()?;
                 let mut values = vec![0.0; self.rows * self.cols];

@@ -5,6 +5,7 @@ use super::file::Bytes;
 use super::gguf::{GgufFile, ShardReaders};
 use super::heads::rows_of_parts;
 use super::names;
+use super::quantised::ColumnOrder;
 use super::safetensors::Checkpoint;
 use super::store::{Raw, WeightStore};
 use crate::{Error, Result};
@@ -24,11 +25,13 @@ pub(super) struct TensorBytes {
     bytes: Bytes,
     rows: usize,
     cols: usize,
+    order: ColumnOrder,
 }
 
 impl TensorBytes {
     pub(super) fn raw(&self) -> Raw<'_> {
-        Raw { dtype: self.dtype, bytes: &self.bytes, rows: self.rows, cols: self.cols }
+        let Self { dtype, ref bytes, rows, cols, ref order } = *self;
+        Raw { dtype, bytes, rows, cols, order: order.as_ref() }
     }
 }
 
@@ -362,11 +365,13 @@ impl<M: OpMemory> Tensors<'_, M> {
         let whole = self.reading == Reading::Whole;
         let dtype = self.dtype(name)?;
         let bytes = match &mut self.container {
-            Container::Gguf(tensors, _) => whole.then(|| tensors.take(&stored)),
+            Container::Gguf(tensors, _) => {
+                whole.then(|| tensors.take(&stored).map(|bytes| (bytes, None)))
+            }
             Container::Checkpoint(files) => whole.then(|| files.take(&stored)),
         };
-        match bytes.unwrap_or_else(|| Ok(Bytes::default())) {
-            Ok(bytes) => Some(TensorBytes { dtype, bytes, rows, cols }),
+        match bytes.unwrap_or_else(|| Ok((Bytes::default(), None))) {
+            Ok((bytes, order)) => Some(TensorBytes { dtype, bytes, rows, cols, order }),
             Err(error) => {
                 self.failed = Some(error);
                 None

@@ -140,3 +140,94 @@ fn quantised_folders_have_statistics() {
     let stats = case.in_folder(&case.config, |source| tensor_stats(source).unwrap());
     assert!(stats.iter().any(|t| t.name.ends_with("experts.down_proj") && t.finite));
 }
+
+/// Tensors by name: their types, shapes and bytes.
+type OwnedTensors = BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Codes of four bits, one in a byte, and back.
+fn nibbles(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect()
+}
+
+fn packed(codes: &[u8]) -> Vec<u8> {
+    codes.chunks_exact(2).map(|pair| pair[0] | pair[1] << 4).collect()
+}
+
+/// `[rows, cols]` items of so many bytes, of which the result has those of other rows and columns.
+fn moved(bytes: &[u8], size: usize, rows: &[usize], cols: &[usize]) -> Vec<u8> {
+    let item = |row: usize, col: usize| &bytes[(row * cols.len() + col) * size..][..size];
+    rows.iter().flat_map(|row| cols.iter().flat_map(move |col| item(*row, *col))).copied().collect()
+}
+
+/// The same model with its hidden and its inner dimensions in other orders, which are told apart by
+/// no output: so the columns of its matrices are in no order of groups.
+fn scattered(case: &QuantisedCase) -> OwnedTensors {
+    let order = |len: usize| (0..len).map(|i| (i * 29 + 11) % len).collect::<Vec<usize>>();
+    let plain = |len: usize| (0..len).collect::<Vec<usize>>();
+    let (hidden, inner) = (order(64), order(96));
+    let sizes = |module: &str| match module.rsplit('.').next().unwrap() {
+        "gate_proj" | "up_proj" => (inner.clone(), hidden.clone()),
+        "down_proj" => (hidden.clone(), inner.clone()),
+        "o_proj" => (hidden.clone(), plain(64)),
+        "q_proj" => (plain(64), hidden.clone()),
+        "k_proj" | "v_proj" => (plain(32), hidden.clone()),
+        "embed_tokens" | "lm_head" => (plain(48), hidden.clone()),
+        _ => (plain(1), hidden.clone()),
+    };
+    let tensors = case.tensors().into_iter().filter(|(name, _)| name != "logits");
+    let change = |(name, view): (String, TensorView)| {
+        let (module, kind) = name.rsplit_once('.').unwrap();
+        let ((rows, cols), groups) = (sizes(module), plain(view.shape()[0]));
+        let bytes = match kind {
+            // Words `[cols / 8, rows]` of eight columns each.
+            "qweight" => {
+                let of = |col: usize, row: usize| (col / 8 * rows.len() + row) * 8 + col % 8;
+                let old = nibbles(view.data());
+                let mut new = old.clone();
+                for (col, from) in cols.iter().enumerate() {
+                    for (row, above) in rows.iter().enumerate() {
+                        new[of(col, row)] = old[of(*from, *above)];
+                    }
+                }
+                packed(&new)
+            }
+            "qzeros" => packed(&moved(&nibbles(view.data()), 1, &groups, &rows)),
+            "scales" => moved(view.data(), 2, &groups, &rows),
+            "g_idx" => moved(view.data(), 4, &[0], &cols),
+            _ => moved(view.data(), 2, &rows, &cols),
+        };
+        (name, (view.dtype(), view.shape().to_vec(), bytes))
+    };
+    tensors.map(change).collect()
+}
+
+/// The codes stay codes, and each product gathers its inputs.
+#[test]
+fn folders_in_the_order_of_activations_equal_transformers() {
+    let case = quantised_case("gptq-int4");
+    let (want, tensors) = (case.logits(), scattered(&case));
+    let idx = &tensors["model.layers.0.mlp.down_proj.g_idx"].2;
+    assert!(!idx.as_chunks::<4>().0.iter().map(|i| i32::from_le_bytes(*i)).is_sorted());
+    let folder = tempfile::tempdir().unwrap();
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    let path = folder.path().join("model.safetensors");
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    std::fs::write(folder.path().join("config.json"), case.config.to_string()).unwrap();
+    let source = ModelSource::hf_folder(folder.path().to_owned());
+    let mut exact = case.load(&source, true);
+    assert_close(&alone(&mut exact, &case.tokens, 7), &want, "in f32");
+    let mut model = case.load(&source, false);
+    let plain = case.in_folder(|source| case.load(source, false).weight_bytes());
+    assert_eq!(model.weight_bytes(), plain);
+    let got = alone(&mut model, &case.tokens, 40);
+    for (got, want) in got.iter().zip(&want) {
+        let largest = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let error = got.iter().zip(want).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(error <= 5e-3 * largest, "{error} of {largest}");
+    }
+    assert_eq!(alone(&mut model, &case.tokens, 1), got);
+    let stats = tensor_stats(&source).unwrap();
+    assert!(stats.iter().all(|tensor| tensor.finite && tensor.max < 4.0), "{stats:?}");
+}

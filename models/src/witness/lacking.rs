@@ -14,6 +14,7 @@ use cresset_kernels::linear::WeightType;
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The tensors of a file whose type candle lacks.
 pub(super) fn tensors(path: &Path) -> crate::Result<BTreeMap<String, TensorInfo>> {
@@ -43,13 +44,18 @@ pub(super) fn values(file: &mut (impl Read + Seek), info: &TensorInfo) -> Witnes
     let mut bytes = vec![0; info.range.len()];
     file.seek(SeekFrom::Start(info.range.start as u64))?;
     file.read_exact(&mut bytes)?;
-    decoded(info.dtype, &bytes, &info.shape)
+    decoded(info.dtype, &bytes, &info.shape, None)
 }
 
-fn decoded(dtype: WeightType, bytes: &[u8], shape: &[usize]) -> WitnessResult<Tensor> {
+fn decoded(
+    dtype: WeightType,
+    bytes: &[u8],
+    shape: &[usize],
+    order: Option<&Arc<[u32]>>,
+) -> WitnessResult<Tensor> {
     let cols = shape.last().copied().unwrap_or(0);
     let rows = shape.iter().product::<usize>() / cols.max(1);
-    let raw = Raw { dtype, bytes, rows, cols };
+    let raw = Raw { dtype, bytes, rows, cols, order };
     let values = raw.values().map_err(super::Absence::Failed)?;
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
@@ -88,8 +94,8 @@ impl QuantisedFolder {
         all.iter().filter(|name| !is_read(name)).for_each(|name| self.0.ignore(name));
         for (name, shape) in matrices.iter().filter(|(name, _)| wanted(name)) {
             let dtype = self.0.dtype(name).expect("invariant: it is one of the files'");
-            let bytes = self.0.take(name).map_err(super::Absence::Failed)?;
-            each(name, decoded(dtype, &bytes, shape)?)?;
+            let (bytes, order) = self.0.take(name).map_err(super::Absence::Failed)?;
+            each(name, decoded(dtype, &bytes, shape, order.as_ref())?)?;
         }
         Ok(())
     }

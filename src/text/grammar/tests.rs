@@ -24,7 +24,7 @@ impl Dice {
 }
 
 /// Walks until the answer ends, at most `most` tokens. `None`: it was cut off.
-fn walk(text: &TextModel, grammar: &CompiledGrammar, seed: u64, most: usize) -> Option<String> {
+pub fn walk(text: &TextModel, grammar: &CompiledGrammar, seed: u64, most: usize) -> Option<String> {
     let (place, mut ids) = (grammar.start(), Vec::new());
     let mut dice = Dice(seed);
     for _ in 0..most {

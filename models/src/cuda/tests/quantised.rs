@@ -53,7 +53,8 @@ fn every_format_of_the_files_is_kept_or_widened() {
     ] {
         let bytes = blocks[&format!("{name}.raw")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
         let want = rows(&blocks[&format!("{name}.values")]);
-        let raw = Raw { dtype, bytes: &bytes, rows: want.len(), cols: want[0].len() };
+        let (rows, cols) = (want.len(), want[0].len());
+        let raw = Raw { dtype, bytes: &bytes, rows, cols, order: None };
         let twice = [want.concat(), want.concat()].concat();
         let store = |kind| DeviceStore::new(gpu, kind, Compute::new(1), false).unwrap();
         let mut exact = store(Kind::F32).matrix(&[raw, raw]).unwrap().parts;
@@ -63,6 +64,12 @@ fn every_format_of_the_files_is_kept_or_widened() {
         assert_eq!(DeviceOps::is_quantised(&matrix), packed, "{name}");
         let twice: Vec<bf16> = twice.into_iter().map(bf16::from_f32).collect();
         assert_eq!(all_rows(gpu, matrix), twice, "{name}");
+        // Columns in another order are put back.
+        let order = (0..cols as u32).rev().collect();
+        let turned = rounded.matrix(&[Raw { order: Some(&order), ..raw }]).unwrap();
+        assert!(!DeviceOps::is_quantised(&turned), "{name}");
+        let back = want.iter().flat_map(|row| row.iter().rev().copied().map(bf16::from_f32));
+        assert_eq!(all_rows(gpu, turned), back.collect::<Vec<_>>(), "{name} in another order");
         let experts = rounded.experts(&[raw, raw]).unwrap();
         assert!(!DeviceOps::is_quantised(&experts), "{name}");
         assert_eq!(all_rows(gpu, experts), twice, "{name} of experts");

@@ -2,7 +2,7 @@
 //! moved and never rounded.
 
 use super::matrix::{PackedMatrix, damaged};
-use super::{CodeLayout, MatrixRefusal};
+use super::{CodeLayout, ColumnOrder, MatrixRefusal};
 use crate::loader::file::Bytes;
 use crate::loader::store::Raw;
 use cresset_kernels::linear::WeightType;
@@ -16,15 +16,17 @@ const NOT_A_NUMBER: u8 = 0x7f;
 
 impl PackedMatrix {
     /// `parts` are the bytes of codes, scales, zeros and groups of columns, as far as it has them.
-    pub(super) fn blocks(&self, parts: &[Bytes]) -> Result<Vec<u8>, MatrixRefusal> {
+    pub(super) fn blocks(&self, parts: &[Bytes]) -> Result<(Vec<u8>, ColumnOrder), MatrixRefusal> {
         let mut parts = parts.iter();
         let mut next = || parts.next().expect("invariant: there are bytes of every tensor");
         let (codes, scales) = (self.codes(next())?, self.scales(next())?);
         let zeros = if self.zeros.is_some() { Some(self.zeros(next())?) } else { None };
-        if self.ordered {
-            self.check_order(next())?;
-        }
-        Ok(self.put_together(&codes, &scales, zeros.as_deref()))
+        let order = if self.ordered { self.order(next())? } else { None };
+        let blocks = match &order {
+            Some(order) => self.put_together(&reordered(&codes, order), &scales, zeros.as_deref()),
+            None => self.put_together(&codes, &scales, zeros.as_deref()),
+        };
+        Ok((blocks, order))
     }
 
     /// `codes` are all, row by row; scales and zeros are `[rows of scales, columns of scales]`.
@@ -102,7 +104,8 @@ impl PackedMatrix {
 
     fn scales(&self, bytes: &[u8]) -> Result<Vec<f32>, MatrixRefusal> {
         let values = |dtype: WeightType| {
-            let raw = Raw { dtype, bytes, rows: 1, cols: bytes.len() / dtype.type_size() };
+            let cols = bytes.len() / dtype.type_size();
+            let raw = Raw { dtype, bytes, rows: 1, cols, order: None };
             raw.values().map_err(|error| MatrixRefusal::Damaged(error.to_string()))
         };
         let scales = match self.scales {
@@ -159,23 +162,35 @@ impl PackedMatrix {
         (0..counts[0] * counts[1]).map(at).collect()
     }
 
-    /// Refuses columns whose groups do not follow one another.
-    fn check_order(&self, bytes: &[u8]) -> Result<(), MatrixRefusal> {
-        let [_, groups] = self.scale_counts();
-        for (column, group) in bytes.as_chunks().0.iter().enumerate() {
+    /// The order of the columns in which their groups follow one another, where the files have them
+    /// in another one: those of a group stand as they stood (`desc_act`, `actorder`).
+    fn order(&self, bytes: &[u8]) -> Result<ColumnOrder, MatrixRefusal> {
+        let ([_, count], width) = (self.scale_counts(), self.grid[1]);
+        let mut groups = vec![Vec::new(); count];
+        for (column, group) in (0..).zip(bytes.as_chunks().0) {
             let group = i32::from_le_bytes(*group);
-            if usize::try_from(group).is_ok_and(|group| group == column / self.grid[1]) {
-                continue;
-            }
-            if usize::try_from(group).is_ok_and(|group| group < groups) {
-                return Err(MatrixRefusal::Unsupported(
-                    "has columns in the order of their activations (desc_act, actorder), which \
-                     this build cannot read: use files that were made without it, or a GGUF file"
-                        .into(),
+            let Some(columns) = usize::try_from(group).ok().and_then(|at| groups.get_mut(at))
+            else {
+                return damaged(format!(
+                    "has a column of the group {group}, and there are {count}"
                 ));
-            }
-            return damaged(format!("has a column of the group {group}, and there are {groups}"));
+            };
+            columns.push(column);
         }
-        Ok(())
+        let sizes = || groups.iter().map(Vec::len).enumerate();
+        if let Some((group, size)) = sizes().find(|(_, size)| *size != width.min(self.cols)) {
+            return Err(MatrixRefusal::Unsupported(format!(
+                "has {size} columns in the group {group} instead of {width}, which this build \
+                 cannot read: use files that were made without desc_act, or a GGUF file"
+            )));
+        }
+        let order: Vec<u32> = groups.concat();
+        Ok((!order.is_sorted()).then(|| order.into()))
     }
+}
+
+/// The codes of each row in another order.
+fn reordered(codes: &[u8], order: &[u32]) -> Vec<u8> {
+    let rows = codes.chunks_exact(order.len());
+    rows.flat_map(|row| order.iter().map(|column| row[*column as usize])).collect()
 }

@@ -13,6 +13,7 @@ use super::safetensors::ShardEntry;
 use matrix::PackedMatrix;
 use safetensors::tensor::Dtype;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How the matrices of a checkpoint are quantised, as its config says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +101,9 @@ impl MatrixRefusal {
     }
 }
 
+/// The inputs of a matrix's columns, where those are not in the order of the inputs.
+pub(crate) type ColumnOrder = Option<Arc<[u32]>>;
+
 /// Tensors of the files that make up one matrix.
 pub(super) struct JoinedTensor {
     /// Their names and shards, in the order in which `form` takes them.
@@ -115,9 +119,9 @@ pub(super) enum JoinedForm {
 
 impl JoinedTensor {
     /// The blocks of the matrix, from the bytes of its parts.
-    pub(super) fn blocks(&self, parts: &[Bytes]) -> Result<Vec<u8>, MatrixRefusal> {
+    pub(super) fn blocks(&self, parts: &[Bytes]) -> Result<(Vec<u8>, ColumnOrder), MatrixRefusal> {
         match &self.form {
-            JoinedForm::Mxfp4 => Ok(mxfp4::blocks(&parts[0], &parts[1])),
+            JoinedForm::Mxfp4 => Ok((mxfp4::blocks(&parts[0], &parts[1]), None)),
             JoinedForm::Matrix(matrix) => matrix.blocks(parts),
         }
     }

@@ -27,8 +27,8 @@ fn read(quantisation: &Quantisation, parts: &[Part]) -> Result<(String, Vec<f32>
     let dtype = files.dtype("m.weight").unwrap();
     let cols = *files.shape("m.weight").unwrap().last().unwrap();
     let rows = files.shape("m.weight").unwrap().iter().product::<usize>() / cols;
-    let bytes = files.take("m.weight")?;
-    let values = Raw { dtype, bytes: &bytes, rows, cols }.values()?;
+    let (bytes, order) = files.take("m.weight")?;
+    let values = Raw { dtype, bytes: &bytes, rows, cols, order: order.as_ref() }.values()?;
     files.finish()?;
     Ok((dtype.name().to_owned(), values))
 }
@@ -79,6 +79,8 @@ struct Integers {
     codes: Vec<u8>,
     zeros: Vec<u8>,
     scales: Vec<u8>,
+    /// The group of each column.
+    groups: Vec<usize>,
 }
 
 impl Integers {
@@ -103,7 +105,14 @@ impl Integers {
             codes: bytes(1, rows * cols * bits / 8),
             zeros,
             scales: scales(rows * groups),
+            groups: (0..cols).map(|col| col / group.unwrap_or(cols)).collect(),
         }
+    }
+
+    /// The same with columns of all groups between one another.
+    fn scattered(self) -> Self {
+        let other = |col: usize| (col * 7 + 5) % self.cols;
+        Self { groups: (0..self.cols).map(|col| self.groups[other(col)]).collect(), ..self }
     }
 
     fn group(&self) -> usize {
@@ -122,6 +131,7 @@ impl Integers {
                 part("weight_zero_point", Dtype::I32, [rows / per, groups], &self.zeros),
                 part("weight_scale", Dtype::F16, [rows, groups], &self.scales),
                 Part("weight_shape", Dtype::I64, vec![2], vec![0; 16]),
+                self.order("weight_g_idx"),
             ],
             layout => {
                 let codes =
@@ -132,13 +142,16 @@ impl Integers {
                     part("scales", Dtype::F16, [groups, rows], &self.scales),
                 ];
                 if layout != CodeLayout::Awq {
-                    let order = |column: usize| ((column / self.group()) as i32).to_le_bytes();
-                    let order: Vec<u8> = (0..cols).flat_map(order).collect();
-                    all.push(Part("g_idx", Dtype::I32, vec![cols], order));
+                    all.push(self.order("g_idx"));
                 }
                 all
             }
         }
+    }
+
+    fn order(&self, name: &'static str) -> Part {
+        let bytes = self.groups.iter().flat_map(|group| (*group as i32).to_le_bytes());
+        Part(name, Dtype::I32, vec![self.cols], bytes.collect())
     }
 
     /// The value by the definition of its format.
@@ -149,7 +162,7 @@ impl Integers {
             let place = if wrong == Wrong::Nibbles { per - 1 - place } else { place };
             (word >> (place * bits)) & (u32::MAX >> (32 - bits))
         };
-        let group = (col / self.group() + usize::from(wrong == Wrong::Group)) % groups;
+        let group = (self.groups[col] + usize::from(wrong == Wrong::Group)) % groups;
         let other = (row + usize::from(wrong == Wrong::Row)) % self.rows;
         // Of the outputs 0 to 7, the codes from the lowest bits on are 0, 2, 4, 6, 1, 3, 5, 7.
         let awq = |output: usize| output % 8 / 2 + output % 2 * 4;
@@ -211,6 +224,19 @@ fn integers_have_the_values_of_their_definition() {
             // Of eight bits there are blocks of 32 and of 128 columns.
             let width = if bits == 8 && width == 64 { 32 } else { width };
             assert_eq!(name, format!("INT{bits}_{width}"), "{layout:?} {shape:?} {group:?}");
+        }
+    }
+}
+
+/// Each column keeps its own group (`desc_act`, `actorder`).
+#[test]
+fn columns_may_be_in_the_order_of_their_activations() {
+    for (layout, bits) in LAYOUTS.into_iter().filter(|(layout, _)| *layout != CodeLayout::Awq) {
+        for (shape, group) in [([8, 64], 32), ([24, 192], 64), ([40, 256], 128), ([8, 512], 256)] {
+            let matrix = Integers::new(layout, bits, shape, Some(group)).scattered();
+            let (name, values) = read(&matrix.quantisation, &matrix.parts()).unwrap();
+            assert_eq!(values, matrix.values(Wrong::Nothing), "{layout:?} {bits} {shape:?}");
+            assert!(name.starts_with(&format!("INT{bits}_")), "{name}");
         }
     }
 }
@@ -359,7 +385,7 @@ fn bad_matrices_are_refused() {
     gptq(&|parts| parts[1].3[5] = 0x3f, &["has a zero that is stored as 15", "16 to others"]);
     gptq(&|parts| parts[3].3[0] = 7, &["has a column of the group 7, and there are 2"]);
     gptq(&|parts| parts[3].3[3] = 0x80, &["has a column of the group -2147483648"]);
-    gptq(&|parts| parts[3].3[0] = 1, &["in the order of their activations", "GGUF"]);
+    gptq(&|parts| parts[3].3[0] = 1, &["has 31 columns in the group 0", "32", "GGUF"]);
     gptq(&|parts| parts[0] = Part("qweight", Dtype::I32, vec![128], vec![0; 512]), &["[128]"]);
     gptq(
         &|parts| parts[0] = Part("qweight", Dtype::I32, vec![0, 16], Vec::new()),
