@@ -5,39 +5,36 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    PagedArgs, PagedSequences, decode, decode_workspace, prefill, tokens_per_split,
+    DecodePieces, PagedArgs, PagedSequences, WHOLE, decode, decode_grid, partial_values, prefill,
 };
+use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use std::sync::Arc;
 
 /// Tokens of a block; attention is tried with other sizes too.
 const BLOCK_SIZE: usize = 16;
 const OTHER_BLOCK_SIZES: [usize; 2] = [32, 64];
-const MAX_SPLITS: usize = 32;
-/// Thread blocks of a multiprocessor for which decode's workspace has room, as a model has them.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
-/// Keys of a split where there is only one.
-const WHOLE: u32 = 1 << 31;
 
 pub fn cases<'a>(
     gpu: &'a Arc<dyn Gpu>,
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
     let even = |n| vec![model.context; n];
-    let decodes = model.steps.iter().map(move |n| decoded(gpu, model, &even(*n), None, BLOCK_SIZE));
+    let decoded = move |lens: &[usize], cuts, size| decoded(gpu, model, lens, cuts, size);
+    let anywhere = KeyCuts::Anywhere;
+    let decodes = model.steps.iter().map(move |n| decoded(&even(*n), anywhere, BLOCK_SIZE));
     let splits = model.split_rows.iter().flat_map(move |n| {
         let splits = model.splits.iter();
-        splits.map(move |split| decoded(gpu, model, &even(*n), Some(*split), BLOCK_SIZE))
+        splits.map(move |split| decoded(&even(*n), KeyCuts::Every(*split), BLOCK_SIZE))
     });
     let sizes = OTHER_BLOCK_SIZES.into_iter().flat_map(move |size| {
         let rows = model.split_rows.iter();
-        rows.map(move |n| decoded(gpu, model, &even(*n), None, size))
+        rows.map(move |n| decoded(&even(*n), anywhere, size))
     });
     let (count, short, long) = model.crowd;
     let crowd = [vec![short; count], vec![long]].concat();
     let spread = vec![(count * short + long) / (count + 1); count + 1];
-    let crowds =
-        [spread, crowd].into_iter().map(|lens| decoded(gpu, model, &lens, None, BLOCK_SIZE));
+    let crowds = [spread, crowd].into_iter().map(move |lens| decoded(&lens, anywhere, BLOCK_SIZE));
     let (queries, tokens) = model.behind_prefix;
     let prompts = model.prompts.iter().map(|n| (*n, *n)).chain([(queries, tokens)]);
     let prompts = prompts.map(|(queries, tokens)| prefilled(gpu, model, queries, tokens));
@@ -127,36 +124,63 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
-/// Decode: one query of each sequence. Without a split of its own, the keys are cut as in a model.
+/// The plan of decode on the device, and its workspace.
+struct Planned {
+    shares: Buffer,
+    pieces: Buffer,
+    partials: Buffer,
+    workspace: Arc<Buffer>,
+    count: usize,
+}
+
+impl Planned {
+    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], cuts: KeyCuts) -> Result<Self> {
+        let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
+        let grid = decode_grid(&**gpu, Kind::Bf16, m.heads, m.kv_heads, m.head_dim)?;
+        let plan = DecodePlan::new(&lens, None, cuts, &grid);
+        let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
+        let partials = plan.partials.last().copied().unwrap_or(0) as usize;
+        let values = partial_values(partials, m.heads, m.head_dim);
+        Ok(Self {
+            shares: Buffer::from_slice(gpu, &plan.shares)?,
+            pieces: Buffer::from_slice(gpu, &pieces)?,
+            partials: Buffer::from_slice(gpu, &plan.partials)?,
+            workspace: output(gpu, Kind::F32, values)?,
+            count: plan.pieces.len(),
+        })
+    }
+
+    fn views(&self) -> DecodePieces {
+        let [shares, pieces, partials] =
+            [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
+        DecodePieces { shares, pieces, partials }
+    }
+}
+
+/// Decode: one query of each sequence.
 fn decoded(
     gpu: &Arc<dyn Gpu>,
     m: &Model,
     lens: &[usize],
-    split: Option<usize>,
+    cuts: KeyCuts,
     block_size: usize,
 ) -> Result<Case> {
     let (n, longest) = (lens.len(), lens.iter().copied().max().unwrap_or(1));
-    let blocks = BLOCKS_PER_MULTIPROCESSOR * gpu.properties().multiprocessors as usize;
-    let most = split.map_or(blocks.div_ceil(n * m.kv_heads).clamp(1, MAX_SPLITS), |_| MAX_SPLITS);
-    let split = split
-        .unwrap_or_else(|| tokens_per_split(&**gpu, n, m.kv_heads, longest, longest, most, false));
-    let cache = Cache::new(gpu, m, lens, split as u32, block_size)?;
+    let plan = Planned::new(gpu, m, lens, cuts)?;
+    let cache = Cache::new(gpu, m, lens, WHOLE, block_size)?;
     let (q, out) = queries(gpu, m, n)?;
-    let workspace = output(gpu, Kind::F32, decode_workspace(n, m.heads, m.head_dim, most))?;
     let args = cache.args(m, &q, &out);
-    let on = gpu.clone();
+    let (on, pieces) = (gpu.clone(), plan.count);
     let launch = move |_| {
         let _alive = (&cache, &q);
-        decode(&*on, &args, most, workspace.view())
+        decode(&*on, &args, &plan.views(), plan.workspace.view())
     };
     let (width, tokens) = (m.heads * m.head_dim, lens.iter().sum::<usize>());
     let mean = tokens / n;
     let lens = lens.to_vec();
     Ok(Case {
         op: "decode attention",
-        shape: format!(
-            "{mean} tokens, at most {longest}, splits of {split}, blocks of {block_size}"
-        ),
+        shape: format!("{mean} tokens, at most {longest}, {pieces} pieces, blocks of {block_size}"),
         n,
         bytes: (2 * tokens * m.kv_heads * m.head_dim + 2 * n * width) * 2,
         flops: 4 * tokens * width,

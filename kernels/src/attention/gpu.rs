@@ -1,16 +1,18 @@
 //! Paged attention on a device. `tile.cuh` describes the computation, for decode and prefill.
 
+use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::{ensure, unsupported};
-use crate::{Result, args};
+use crate::{Error, Result, args};
 
-/// Some sequences whose lengths and blocks are on the device, and how attention cuts their keys.
+/// Some sequences whose lengths and blocks are on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedSequences {
-    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64).
-    /// Prefill gains nothing from splits: use [`WHOLE`] unless its bits must equal decode's.
+    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys in prefill (a multiple of
+    /// 64). Prefill gains nothing from splits: use [`WHOLE`] unless its bits must equal those of
+    /// decode with fixed cuts.
     pub header: View,
     /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position
     /// `seq_len - 1`.
@@ -19,15 +21,26 @@ pub struct PagedSequences {
     pub tables: View,
 }
 
+/// A [`DecodePlan`](super::plan::DecodePlan) on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodePieces {
+    /// `[shares + 1]` u32: the plan's `shares`, as numbers of pieces from the start of `pieces`.
+    pub shares: View,
+    /// u32, aligned to 16 bytes: the words of the plan's pieces, which may stand among others.
+    pub pieces: View,
+    /// `[sequences + 1]` u32: the plan's `partials`.
+    pub partials: View,
+}
+
 /// All sequences of a step. Everything that changes from step to step is read on the device, so a
 /// recorded launch stays right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy, Debug)]
-pub struct StepSequences {
+pub struct StepSequences<'a> {
     /// The first sequences, with one query each: query i belongs to sequence i.
     pub decodes: PagedSequences,
-    /// The most splits of the keys of any of them.
-    pub max_splits: usize,
-    /// `decode_workspace` f32 values for the partial results of their splits.
+    /// Their plan for each window that layers have.
+    pub plans: &'a [(Option<usize>, DecodePieces)],
+    /// f32 values for partial results: `partial_values` of the most that a plan has.
     pub workspace: View,
     /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
@@ -44,9 +57,9 @@ impl Attention for DeviceOps {
     const TAKES_SINKS: bool = false;
     const TAKES_PREFIXES: bool = false;
 
-    type Sequences<'a> = StepSequences;
+    type Sequences<'a> = StepSequences<'a>;
 
-    fn attend(&self, args: &AttentionArgs<View, StepSequences>) -> Result<()> {
+    fn attend(&self, args: &AttentionArgs<View, StepSequences<'_>>) -> Result<()> {
         let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
         if sinks.is_some() {
             return Err(unsupported(OP, "sinks on a device: run the model on the CPU".into()));
@@ -68,7 +81,7 @@ impl Attention for DeviceOps {
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
             let args = paged(step.decodes, q, out);
-            decode(&**self, &args, step.max_splits, step.workspace)?;
+            decode(&**self, &args, step.plan(shape.window)?, step.workspace)?;
         }
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
@@ -79,15 +92,24 @@ impl Attention for DeviceOps {
     }
 }
 
+impl StepSequences<'_> {
+    fn plan(&self, window: Option<usize>) -> Result<&DecodePieces> {
+        let found = self.plans.iter().find(|(own, _)| *own == window);
+        let missing = || Error::Shape { op: OP, detail: format!("no plan for window {window:?}") };
+        found.map(|(_, plan)| plan).ok_or_else(missing)
+    }
+}
+
 /// Tokens of a split that no sequence exceeds.
 pub const WHOLE: u32 = 1 << 31;
 
-/// Keys of a tile.
-const TILE: usize = 64;
 /// Bytes of shared memory that a multiprocessor reserves for each block.
 const RESERVED: u32 = 1024;
 /// The most blocks of 32 threads that run on one multiprocessor at once.
 const MOST_RESIDENT: usize = 32;
+/// Blocks of decode in f32 for which work is planned on each multiprocessor. That kernel is for
+/// tests of exactness.
+const F32_BLOCKS: usize = 4;
 
 /// The kernels for a head size in bf16: tiles of keys in their rings, decode, prefill. The first
 /// that fits the device is used.
@@ -105,55 +127,76 @@ const BF16: [(usize, usize, &str, &str); 8] = [
 /// Rows of queries in a tile of decode.
 const DECODE_ROWS: usize = 16;
 
-/// Attention of one query a sequence: query i belongs to sequence i. A sequence has at most
-/// `max_splits` splits, whose partial results go to `workspace` (`decode_workspace` elements, f32).
-pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
+/// Attention of one query a sequence: query i belongs to sequence i. Every piece of the plan is
+/// computed by some block; partial results go to `workspace` (f32), which has room for as many as
+/// [`partial_values`] says.
+pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
     let AttentionShape { heads, head_dim, .. } = args.shape;
-    let needed = decode_workspace(sequences, heads, head_dim, max_splits);
-    ensure(OP, n == sequences && max_splits > 0, || {
-        format!("{n} queries of {sequences} sequences, {max_splits} splits")
-    })?;
-    let fits = workspace.kind() == Kind::F32
-        && workspace.len() >= needed
-        && workspace.address().is_multiple_of(8);
-    ensure(OP, fits, || {
-        format!(
-            "a workspace of {workspace:?}, where decode needs {needed} f32 values, aligned to 8 bytes"
-        )
-    })?;
+    ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
+    check_plan(plan, sequences)?;
+    let fits = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
+    ensure(OP, fits, || format!("a workspace of {workspace:?}; it is f32, aligned to 8 bytes"))?;
     if n == 0 {
         return Ok(());
     }
+    let partials = workspace.len() / partial_values(1, heads, head_dim);
+    let shares = plan.shares.len() - 1;
     let mut params = parameters(args);
-    params.extend(args![workspace, max_splits]);
+    params.extend(args![plan.shares, plan.pieces, workspace, shares, plan.pieces.len(), partials]);
     if args.q.kind() == Kind::F32 {
         params.push(head_dim.into());
-        let blocks = [max_splits as u32, heads as u32, sequences as u32];
+        let blocks = [shares as u32, heads as u32, 1];
         gpu.launch(
             &Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
         )?;
     } else {
-        gpu.launch(&decode_launch(gpu, args, max_splits)?, &params)?;
+        gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
     }
-    if max_splits > 1 { combine(gpu, args, max_splits, workspace) } else { Ok(()) }
+    if partials > 0 { combine(gpu, args, plan, workspace, partials) } else { Ok(()) }
 }
 
-/// The number of f32 elements that `decode` needs as its workspace.
-pub fn decode_workspace(
-    sequences: usize,
+/// The number of f32 values that so many partial results of `decode` take.
+pub fn partial_values(partials: usize, heads: usize, head_dim: usize) -> usize {
+    partials * heads * (head_dim + 2)
+}
+
+fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
+    let DecodePieces { shares, pieces, partials } = plan;
+    let fits = [shares, pieces, partials].iter().all(|view| view.kind() == Kind::U32)
+        && shares.len() > 1
+        && partials.len() == sequences + 1
+        && pieces.address().is_multiple_of((KeyPiece::WORDS * Kind::U32.bytes()) as u64);
+    ensure(OP, fits, || format!("{plan:?} for {sequences} sequences"))
+}
+
+/// The blocks of `decode` that a device runs at once, for plans.
+///
+/// # Errors
+/// When there is no kernel for heads of `head_dim`, or none that fits the device.
+pub fn decode_grid(
+    gpu: &dyn Gpu,
+    kind: Kind,
     heads: usize,
+    kv_heads: usize,
     head_dim: usize,
-    max_splits: usize,
-) -> usize {
-    if max_splits > 1 { sequences * max_splits * heads * (head_dim + 2) } else { 0 }
+) -> Result<DecodeGrid> {
+    let multiprocessors = gpu.properties().multiprocessors as usize;
+    if kind == Kind::F32 {
+        return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads });
+    }
+    let (shared_bytes, ..) = kernels(gpu, head_dim, DECODE_ROWS)?;
+    let fitting = (gpu.properties().shared_bytes + RESERVED) / (shared_bytes + RESERVED);
+    let head_tiles = kv_heads * (heads / kv_heads).div_ceil(DECODE_ROWS);
+    let resident = (fitting as usize).min(MOST_RESIDENT);
+    Ok(DecodeGrid { multiprocessors, resident, head_tiles })
 }
 
 /// Attention of any number of queries a sequence. `cu_seqlens_q` is `[sequences + 1]` u32 on the
 /// device; no sequence has more than `most_queries`. A query's result has the same bits as with
-/// `decode`, if splits have the same number of tokens.
+/// `decode`, if all its splits end where the pieces of `decode` do.
 pub fn prefill(
     gpu: &dyn Gpu,
     args: &PagedArgs,
@@ -190,32 +233,6 @@ pub fn prefill(
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
 
-/// The number of keys in a split, for `header`: the one with which `decode` is fastest, or with
-/// `invariant` one that depends on `max_context` and `max_splits` alone. `longest` tokens never
-/// need more than `max_splits` splits.
-pub fn tokens_per_split(
-    gpu: &dyn Gpu,
-    sequences: usize,
-    kv_heads: usize,
-    longest: usize,
-    max_context: usize,
-    max_splits: usize,
-    invariant: bool,
-) -> usize {
-    let least = |tokens: usize| tokens.div_ceil(max_splits.max(1)).next_multiple_of(TILE).max(TILE);
-    if invariant {
-        // With fewer tokens, merging would cost too much: 256 tokens are read as 128 KiB at 128
-        // dimensions, and the sums of a group of four heads take 2 KiB.
-        return least(max_context.max(longest)).max(256);
-    }
-    // Two warps on a multiprocessor keep its memory busy. With more than 1024 tokens in a split the
-    // last of many warps would run alone for long.
-    let wanted =
-        (2 * gpu.properties().multiprocessors as usize).div_ceil((sequences * kv_heads).max(1));
-    let filling = longest.div_ceil(wanted).next_multiple_of(TILE).clamp(TILE, 1024);
-    filling.max(least(longest))
-}
-
 /// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
 fn shared_bytes(rows: usize, head_dim: usize, slots: usize) -> u32 {
     ((rows + slots * TILE) * head_dim * Kind::Bf16.bytes()) as u32
@@ -239,24 +256,26 @@ fn prefill_tiles(
 }
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
-fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
-    let (shared_bytes, kernel, _) = kernels(gpu, args.shape.head_dim, DECODE_ROWS)?;
-    let properties = gpu.properties();
-    let resident = ((properties.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize;
-    let tiles = args.shape.kv_heads * args.shape.group().div_ceil(DECODE_ROWS);
-    let blocks = (args.sequences.seq_lens.len() * max_splits * tiles)
-        .min(properties.multiprocessors as usize * resident.min(MOST_RESIDENT));
+fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
+    let (shared_bytes, kernel, _) = kernels(gpu, head_dim, DECODE_ROWS)?;
+    let grid = decode_grid(gpu, args.q.kind(), heads, kv_heads, head_dim)?;
+    let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes })
 }
 
-fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
+fn combine(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    plan: &DecodePieces,
+    workspace: View,
+    partials: usize,
+) -> Result<()> {
     let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
-    let PagedSequences { seq_lens, header, .. } = args.sequences;
-    let (sequences, heads) = (seq_lens.len(), args.shape.heads);
+    let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
     let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
-    let work = args![workspace, args.out, seq_lens, header, sequences, heads];
-    let sizes = args![args.shape.head_dim, window(args), max_splits];
-    let params = [&work[..], &sizes].concat();
+    let work = args![workspace, args.out, plan.partials, sequences, heads];
+    let params = [&work[..], &args![args.shape.head_dim, partials]].concat();
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 

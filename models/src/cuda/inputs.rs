@@ -3,10 +3,13 @@
 //!
 //! Small arrays stand at places that follow from the step's shape alone, so that a recorded step
 //! finds them. Data without a fixed length comes last: the block tables, which also begin at such a
-//! place, and then each row's special tokens, to which its sampling parameters point.
+//! place, then the pieces of keys that decode computes, to which their shares point, and then each
+//! row's special tokens, to which its sampling parameters point.
 
+use super::plans::KINDS;
 use crate::{ForwardBatch, Result};
-use cresset_kernels::attention::gpu::{PagedSequences, StepSequences};
+use cresset_kernels::attention::gpu::{DecodePieces, PagedSequences, StepSequences};
+use cresset_kernels::attention::plan::{DecodePlan, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
 use cresset_kernels::sampling::DeviceRow;
 use cresset_kernels::sampling::gpu::{encode, encoded_words};
@@ -26,8 +29,8 @@ pub(super) struct StepShape {
     pub rows: usize,
     /// The most new tokens of any of the other sequences.
     pub most_queries: usize,
-    /// The most splits of the keys of a sequence that decodes.
-    pub max_splits: usize,
+    /// Shares in the plan of each kind of attention, and 0 where there is none.
+    pub shares: [usize; KINDS],
     /// Blocks that a table has room for. It differs between replays of a recorded step, which reads
     /// it in the header.
     pub table_stride: usize,
@@ -35,14 +38,14 @@ pub(super) struct StepShape {
 
 impl StepShape {
     /// The shape of a step of sequences with one new token each, all of which get logits.
-    pub(super) fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
+    pub(super) fn decode(rows: usize, shares: [usize; KINDS], table_stride: usize) -> Self {
         Self {
             tokens: rows,
             sequences: rows,
             decodes: rows,
             rows,
             most_queries: 0,
-            max_splits,
+            shares,
             table_stride,
         }
     }
@@ -51,9 +54,10 @@ impl StepShape {
         [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
     }
 
-    /// Words of the inputs with `specials` special tokens.
-    pub(super) fn words(&self, specials: usize) -> usize {
-        Layout::new(self).sampling + encoded_words(self.rows, specials) + self.table_words()
+    /// Words of the inputs with `pieces` pieces of keys and `specials` special tokens.
+    pub(super) fn words(&self, pieces: usize, specials: usize) -> usize {
+        let sampling = encoded_words(self.rows, specials);
+        Layout::new(self).sampling + sampling + self.table_words() + pieces * KeyPiece::WORDS
     }
 
     fn table_words(&self) -> usize {
@@ -78,6 +82,9 @@ struct Layout {
     /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
     selected: Range<usize>,
+    /// Of each kind of attention: the first piece of each share, and the first partial result of
+    /// each sequence that decodes.
+    plans: [[Range<usize>; 2]; KINDS],
     sampling: usize,
     tables: usize,
 }
@@ -101,6 +108,7 @@ impl Layout {
             seq_lens: take(sequences),
             cu_seqlens: take(sequences - decodes + 1),
             selected: take(rows),
+            plans: shape.shares.map(|shares| [take(shares + 1), take(decodes + 1)]),
             sampling: end,
             tables: end + encoded_words(rows, 0),
         }
@@ -135,13 +143,32 @@ impl Inputs {
         }
     }
 
+    /// The plans of decode's attention, of layers with each of these windows.
+    pub(super) fn plans(
+        &self,
+        shape: &StepShape,
+        windows: &[Option<usize>],
+    ) -> Vec<(Option<usize>, DecodePieces)> {
+        let at = Layout::new(shape);
+        let plan = |(window, places): (&Option<usize>, [Range<usize>; 2])| {
+            let [shares, partials] = places.map(|place| self.0.view().slice(place));
+            (*window, DecodePieces { shares, pieces: self.from(at.tables), partials })
+        };
+        windows.iter().zip(at.plans.clone()).map(plan).collect()
+    }
+
     /// The sequences in the form that attention takes; `workspace` is for partial results.
-    pub(super) fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
+    pub(super) fn sequences<'a>(
+        &self,
+        shape: &StepShape,
+        plans: &'a [(Option<usize>, DecodePieces)],
+        workspace: View,
+    ) -> StepSequences<'a> {
         let (all, first) = (self.all(shape), shape.decodes);
         let PagedSequences { seq_lens, tables, .. } = all;
         StepSequences {
             decodes: PagedSequences { seq_lens: seq_lens.slice(0..first), ..all },
-            max_splits: shape.max_splits,
+            plans,
             workspace,
             prefills: PagedSequences {
                 header: self.prefill_header(shape),
@@ -176,8 +203,10 @@ pub(super) struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [DeviceRow],
     pub shape: StepShape,
-    /// Tokens of one split of the keys, for decode and for prefill.
-    pub splits: [u32; 2],
+    /// Of each kind of attention, for the sequences that decode.
+    pub plans: &'a [DecodePlan],
+    /// Tokens of one split of the keys of prefill.
+    pub prefill_split: u32,
     /// The block that padding rows write to and read.
     pub dummy_block: u32,
     pub block_size: usize,
@@ -185,30 +214,34 @@ pub(super) struct Staged<'a> {
 
 impl Staged<'_> {
     pub(super) fn words(&self) -> usize {
-        self.shape.words(self.rows.iter().map(|row| row.specials.len()).sum())
+        self.shape.words(self.pieces(), self.rows.iter().map(|row| row.specials.len()).sum())
+    }
+
+    fn pieces(&self) -> usize {
+        self.plans.iter().map(|plan| plan.pieces.len()).sum()
     }
 
     /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
     /// at position 0 of the dummy block.
     pub(super) fn write(&self, to: &mut [u32]) {
         let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
-        let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
+        let header = [shape.table_stride as u32, self.prefill_split];
         let mut put = |range: &Range<usize>, values: &[u32], padding| {
             fill(&mut to[range.clone()], values, padding);
         };
-        put(&at.decode_header, &decode, 0);
-        put(&at.prefill_header, &prefill, 0);
+        put(&at.decode_header, &header, 0);
+        put(&at.prefill_header, &header, 0);
         put(&at.ids, &batch.input_ids, 0);
         put(&at.positions, &batch.positions, 0);
         put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
         put(&at.selected, &batch.logits_indices, 0);
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
-        to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
+        to[at.feedback.clone()].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
         // Only recorded steps are padded, and in those all sequences decode.
         let starts =
             batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
-        to[at.cu_seqlens]
+        to[at.cu_seqlens.clone()]
             .iter_mut()
             .zip(starts.chain(repeat(0)))
             .for_each(|(to, start)| *to = start);
@@ -217,13 +250,30 @@ impl Staged<'_> {
         let sequence_of = |row: usize| {
             starts.partition_point(|start| *start <= batch.logits_indices[row]) as u32 - 1
         };
-        encode(self.rows, sequence_of, shape.rows, tables, &mut to[at.sampling..]);
+        let between = tables + self.pieces() * KeyPiece::WORDS;
+        encode(self.rows, sequence_of, shape.rows, between, &mut to[at.sampling..]);
+        self.write_plans(to, &at, tables / KeyPiece::WORDS);
         let (own, padding) =
             to[at.tables..][..tables].split_at_mut(batch.block_tables.len() * stride);
         for (row, table) in own.chunks_exact_mut(stride).zip(&batch.block_tables) {
             fill(row, table, self.dummy_block);
         }
         padding.fill(self.dummy_block);
+    }
+
+    /// Writes the pieces of keys behind as many others as would stand in `first`'s place, counted
+    /// from where the tables begin.
+    fn write_plans(&self, to: &mut [u32], at: &Layout, mut first: usize) {
+        for (plan, [shares, partials]) in self.plans.iter().zip(&at.plans) {
+            let starts = plan.shares.iter().map(|share| first as u32 + share);
+            to[shares.clone()].iter_mut().zip(starts).for_each(|(to, start)| *to = start);
+            to[partials.clone()].copy_from_slice(&plan.partials);
+            let pieces = &mut to[at.tables + first * KeyPiece::WORDS..];
+            for (to, piece) in pieces.chunks_exact_mut(KeyPiece::WORDS).zip(&plan.pieces) {
+                to.copy_from_slice(&piece.words());
+            }
+            first += plan.pieces.len();
+        }
     }
 }
 
