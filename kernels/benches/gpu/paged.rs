@@ -49,17 +49,11 @@ struct Cache {
     v: Arc<Buffer>,
     lens: Buffer,
     tables: Buffer,
-    header: Buffer,
+    table_starts: Buffer,
 }
 
 impl Cache {
-    fn new(
-        gpu: &Arc<dyn Gpu>,
-        m: &Model,
-        lens: &[usize],
-        split: u32,
-        block_size: usize,
-    ) -> Result<Self> {
+    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], block_size: usize) -> Result<Self> {
         let longest = lens.iter().copied().max().unwrap_or(1).div_ceil(block_size);
         let block = block_size * m.kv_heads * m.head_dim;
         let blocks: Vec<usize> = lens.iter().map(|len| len.div_ceil(block_size)).collect();
@@ -75,11 +69,12 @@ impl Cache {
             gpu.synchronise()?;
             Ok(all)
         };
-        let mut next = 0..;
-        let mut tables = vec![0u32; lens.len() * longest];
-        for (table, count) in tables.chunks_exact_mut(longest).zip(&blocks) {
-            table.iter_mut().zip(next.by_ref().take(*count)).for_each(|(to, block)| *to = block);
-        }
+        let starts = blocks.iter().scan(0, |end, count| {
+            *end += *count as u32;
+            Some(*end)
+        });
+        let starts: Vec<u32> = std::iter::once(0).chain(starts).collect();
+        let tables: Vec<u32> = (0..blocks.iter().sum::<usize>() as u32).collect();
         let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         Ok(Self {
             block_size,
@@ -87,7 +82,7 @@ impl Cache {
             v: copies(2)?,
             lens: Buffer::from_slice(gpu, &lens)?,
             tables: Buffer::from_slice(gpu, &tables)?,
-            header: Buffer::from_slice(gpu, &[longest as u32, split])?,
+            table_starts: Buffer::from_slice(gpu, &starts)?,
         })
     }
 
@@ -110,9 +105,9 @@ impl Cache {
                 softcap: None,
             },
             sequences: PagedSequences {
-                header: self.header.view(),
                 seq_lens: self.lens.view(),
                 tables: self.tables.view(),
+                table_starts: self.table_starts.view(),
             },
             out: out.view(),
         }
@@ -167,7 +162,7 @@ fn decoded(
 ) -> Result<Case> {
     let (n, longest) = (lens.len(), lens.iter().copied().max().unwrap_or(1));
     let plan = Planned::new(gpu, m, lens, cuts)?;
-    let cache = Cache::new(gpu, m, lens, WHOLE, block_size)?;
+    let cache = Cache::new(gpu, m, lens, block_size)?;
     let (q, out) = queries(gpu, m, n)?;
     let args = cache.args(m, &q, &out);
     let (on, pieces) = (gpu.clone(), plan.count);
@@ -193,14 +188,15 @@ fn decoded(
 
 /// Prefill: the last queries of one sequence of `tokens` tokens.
 fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<Case> {
-    let cache = Cache::new(gpu, m, &[tokens], WHOLE, BLOCK_SIZE)?;
+    let cache = Cache::new(gpu, m, &[tokens], BLOCK_SIZE)?;
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
+    let split = Buffer::from_slice(gpu, &[WHOLE])?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {
         let _alive = (&cache, &q);
-        prefill(&*on, &args, spans.view(), n)
+        prefill(&*on, &args, spans.view(), split.view(), n)
     };
     let (width, before) = (m.heads * m.head_dim, tokens - n);
     Ok(Case {

@@ -7,9 +7,9 @@
 // Grid: as many blocks as run at once (at 128 dimensions 52 KiB of shared memory each, 4 a
 // multiprocessor, 528 on 132). Each block is one warp, and the 16 rows of its tile are the query
 // heads of a group. The host plans the work over the whole batch (`plan.rs`): shares of about
-// equally many tiles of keys, of which a block computes one for a tile of heads. The plan is read on
-// the device, so a recorded launch serves every batch up to its size. A sequence of one piece gets
-// its result at once.
+// equally many tiles of keys, of which a block computes one for a tile of heads. The plan is read
+// on the device, so a recorded launch serves every batch up to its size. A sequence of one piece
+// gets its result at once.
 // At 128 dimensions a tile of 64 keys is 32 KiB, about 1300 instructions and 132 products of a
 // warp: with one tile under way while one is multiplied, four warps should keep up with three times
 // the 21 bytes a clock that 4.8 TB/s gives a multiprocessor.
@@ -121,6 +121,7 @@ DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work, 
     prefetch(work.shares + min(blockIdx.x / head_tiles, work.share_count));
     prefetch(work.pieces + min(blockIdx.x / head_tiles * 4, work.piece_words - 1));
     prefetch(params.seq_lens + min(lane() * 8, params.sequences - 1));
+    prefetch(params.table_starts + min(lane() * 8, params.sequences));
     prefetch(params.tables + min(lane() * 8, params.table_len - 1));
     wait_for_earlier_launches();
     for (uint32_t item = blockIdx.x; item < work.share_count * head_tiles; item += gridDim.x) {

@@ -10,15 +10,14 @@ use crate::{Error, Result, args};
 /// Some sequences whose lengths and blocks are on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedSequences {
-    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys in prefill (a multiple of
-    /// 64). Prefill gains nothing from splits: use [`WHOLE`] unless its bits must equal those of
-    /// decode with fixed cuts.
-    pub header: View,
     /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position
     /// `seq_len - 1`.
     pub seq_lens: View,
-    /// u32, `[sequences, table_stride]` with the stride of `header`.
+    /// u32: the blocks of each sequence, one sequence after the other, perhaps among other words.
     pub tables: View,
+    /// `[sequences + 1]` u32: the place in `tables` of each sequence's first block, and of the end
+    /// of the last one's.
+    pub table_starts: View,
 }
 
 /// A [`DecodePlan`](super::plan::DecodePlan) on the device.
@@ -46,6 +45,9 @@ pub struct StepSequences<'a> {
     pub prefills: PagedSequences,
     /// `[prefills + 1]` u32: the first query of each of the other sequences, from 0.
     pub cu_seqlens_q: View,
+    /// `[1]` u32: the tokens of one split of their keys, a multiple of 64. Prefill gains nothing
+    /// from splits: use [`WHOLE`] unless its bits must equal those of decode with fixed cuts.
+    pub split: View,
     /// At least the number of queries of any of the other sequences.
     pub most_queries: usize,
 }
@@ -86,7 +88,7 @@ impl Attention for DeviceOps {
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
             let args = paged(step.prefills, q, out.slice(decodes * width..out.len()));
-            prefill(&**self, &args, step.cu_seqlens_q, step.most_queries)?;
+            prefill(&**self, &args, step.cu_seqlens_q, step.split, step.most_queries)?;
         }
         Ok(())
     }
@@ -194,27 +196,29 @@ pub fn decode_grid(
     Ok(DecodeGrid { multiprocessors, resident, head_tiles })
 }
 
-/// Attention of any number of queries a sequence. `cu_seqlens_q` is `[sequences + 1]` u32 on the
-/// device; no sequence has more than `most_queries`. A query's result has the same bits as with
-/// `decode`, if all its splits end where the pieces of `decode` do.
+/// Attention of any number of queries a sequence, but no more than `most_queries`. `cu_seqlens_q`
+/// is `[sequences + 1]` u32 on the device, and `split` as [`StepSequences`] has it. A query's
+/// result has the same bits as with `decode`, if all its splits end where the pieces of `decode`
+/// do.
 pub fn prefill(
     gpu: &dyn Gpu,
     args: &PagedArgs,
     cu_seqlens_q: View,
+    split: View,
     most_queries: usize,
 ) -> Result<()> {
     let n = check(args)?;
-    let spans =
-        cu_seqlens_q.kind() == Kind::U32 && cu_seqlens_q.len() == args.sequences.seq_lens.len() + 1;
-    ensure(OP, spans, || {
-        format!("{cu_seqlens_q:?} for {} sequences", args.sequences.seq_lens.len())
+    let words = [cu_seqlens_q, split].iter().all(|view| view.kind() == Kind::U32);
+    let sequences = args.sequences.seq_lens.len();
+    ensure(OP, words && cu_seqlens_q.len() == sequences + 1 && split.len() == 1, || {
+        format!("{cu_seqlens_q:?} and {split:?} for {sequences} sequences")
     })?;
     if n == 0 {
         return Ok(());
     }
     let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
     let mut params = parameters(args);
-    params.extend(args![cu_seqlens_q, n]);
+    params.extend(args![cu_seqlens_q, split, n]);
     if args.q.kind() == Kind::F32 {
         params.push(head_dim.into());
         let blocks = [n as u32, heads as u32, 1];
@@ -228,7 +232,7 @@ pub fn prefill(
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
-    let tiles = prefill_tiles(n, args.sequences.seq_lens.len(), most_queries, rows / group);
+    let tiles = prefill_tiles(n, sequences, most_queries, rows / group);
     let blocks = [(tiles * kv_heads) as u32, 1, 1];
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
 }
@@ -320,8 +324,8 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
         Some(cap) => (cap * log2_e, scale / cap),
     };
     let &PagedArgs { q, k_cache, v_cache, out, .. } = args;
-    let PagedSequences { header, seq_lens, tables } = args.sequences;
-    let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, header].to_vec();
+    let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
+    let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, table_starts].to_vec();
     params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
     params.extend(args![tables.len(), window(args), to_log2, cap_in]);
     params
@@ -330,10 +334,11 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
 /// Returns the number of queries.
 fn check(args: &PagedArgs) -> Result<usize> {
     let n = args.check()?;
-    let PagedSequences { header, seq_lens, tables } = args.sequences;
+    let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
     let (kind, head_dim, block_size) = (args.q.kind(), args.shape.head_dim, args.shape.block_size);
-    let words = [header, seq_lens, tables].iter().all(|view| view.kind() == Kind::U32);
-    ensure(OP, words && header.len() == 2, || format!("{:?}", args.sequences))?;
+    let words = [seq_lens, tables, table_starts].iter().all(|view| view.kind() == Kind::U32);
+    let fits = words && table_starts.len() == seq_lens.len() + 1;
+    ensure(OP, fits, || format!("{:?}", args.sequences))?;
     let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
     ensure(OP, caches, || {
         format!(

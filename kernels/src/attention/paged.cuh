@@ -28,17 +28,15 @@ struct AttentionParams {
     T* out;
     const uint32_t* seq_lens;
     const uint32_t* tables;
-    const uint32_t* header;
+    const uint32_t* table_starts;
     uint32_t q_stride, heads, kv_heads, sequences, blocks, block_size, table_len, window;
     float to_log2, cap_in;
 
     DEVICE uint32_t group() const { return heads / kv_heads; }
-    DEVICE uint32_t table_stride() const { return header[0]; }
     // The block table of a sequence that has `len` tokens.
     DEVICE const uint32_t* table(uint32_t sequence, uint32_t len) const {
-        size_t start = static_cast<size_t>(sequence) * table_stride();
-        uint32_t used = divide_up(len, block_size);
-        ASSERT(used <= table_stride() && start + used <= table_len);
+        uint32_t start = table_starts[sequence], end = table_starts[sequence + 1];
+        ASSERT(start <= end && end <= table_len && divide_up(len, block_size) <= end - start);
         return tables + start;
     }
     DEVICE uint32_t first_key(uint32_t position) const {
@@ -49,14 +47,15 @@ struct AttentionParams {
 // The parameters of a kernel, and the structs that they make up.
 #define ATTENTION_PARAMETERS(T)                                                                   \
     const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, \
-        const uint32_t *header, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,             \
+        const uint32_t *table_starts, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,       \
         uint32_t sequences, uint32_t blocks, uint32_t block_size, uint32_t table_len,             \
         uint32_t window, float to_log2, float cap_in
-#define ATTENTION_PARAMS(T)                                                                   \
-    AttentionParams<T> {                                                                      \
-        q, k, v, out, seq_lens, tables, header, q_stride, heads, kv_heads, sequences, blocks, \
-            block_size, table_len, window, to_log2, cap_in                                    \
+#define ATTENTION_PARAMS(T)                                                                 \
+    AttentionParams<T> {                                                                    \
+        q, k, v, out, seq_lens, tables, table_starts, q_stride, heads, kv_heads, sequences, \
+            blocks, block_size, table_len, window, to_log2, cap_in                          \
     }
+#define PREFILL_PARAMETERS const uint32_t *cu_seqlens, const uint32_t *split_tokens, uint32_t n
 #define DECODE_PARAMETERS                                                                   \
     const uint32_t *shares, const uint32_t *pieces, float *workspace, uint32_t share_count, \
         uint32_t piece_words, uint32_t partials
@@ -70,7 +69,7 @@ struct Splits {
     Range keys;
     uint32_t tokens, first, count;
 
-    DEVICE Splits(Range keys, const uint32_t* header) : keys(keys), tokens(header[1]) {
+    DEVICE Splits(Range keys, const uint32_t* split_tokens) : keys(keys), tokens(*split_tokens) {
         ASSERT(tokens > 0 && tokens % 64 == 0);
         first = keys.begin / tokens;
         uint32_t end = keys.end / tokens + (keys.end % tokens != 0);
@@ -82,8 +81,9 @@ struct Splits {
     }
 };
 
-// What decode computes, as `plan.rs` plans it: shares of consecutive pieces, each a range of the keys
-// of one sequence. All of it is read on the device, so a recorded launch follows each step's plan.
+// What decode computes, as `plan.rs` plans it: shares of consecutive pieces, each a range of the
+// keys of one sequence. All of it is read on the device, so a recorded launch follows each step's
+// plan.
 struct DecodeWork {
     static constexpr uint32_t ONLY = 0xffffffffu;
 

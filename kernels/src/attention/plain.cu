@@ -101,8 +101,8 @@ KERNEL __launch_bounds__(32)
 EXPORT(attention_decode_f32)
 
 // Grid: (queries, heads).
-KERNEL __launch_bounds__(32) attention_prefill_f32(
-    ATTENTION_PARAMETERS(float), const uint32_t* cu_seqlens, uint32_t n, uint32_t head_dim) {
+KERNEL __launch_bounds__(32)
+    attention_prefill_f32(ATTENTION_PARAMETERS(float), PREFILL_PARAMETERS, uint32_t head_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;
@@ -115,7 +115,7 @@ KERNEL __launch_bounds__(32) attention_prefill_f32(
     uint32_t len = seq_lens[search.sequence];
     ASSERT(queries(search.sequence) <= len && head_dim <= PER_LANE * WARP);
     uint32_t position = len - queries(search.sequence) + search.index;
-    Splits splits({params.first_key(position), position + 1}, header);
+    Splits splits({params.first_key(position), position + 1}, split_tokens);
     Query query(params, head_dim, row, head, params.table(search.sequence, len));
     RowState state;
     for (uint32_t split = 0; split < splits.count; split++) {

@@ -140,7 +140,8 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
 }
 
 template <uint32_t D, uint32_t SLOTS = 3>
-DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n) {
+DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens,
+    const uint32_t* split_tokens, uint32_t n) {
     launch_dependents_and_wait();
     constexpr uint32_t MT = ROW_TILES<D>;
     bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_ROWS<D> * D;
@@ -150,7 +151,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
     WarpQueries<D> queries(block);
     Splits cut(
-        {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, params.header);
+        {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
     KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
     Accumulator<D, MT> acc, before;
@@ -167,43 +168,43 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 }  // namespace
 
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<16>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<16>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_16_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<32>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<32>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_32_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<64>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<64>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_64_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<80>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<80>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_80_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<96>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<96>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_96_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<128>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<128>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_128_bf16)
 KERNEL __launch_bounds__(128, 1)
-    attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_bf16)
 // For cards whose blocks have 99 KiB of shared memory.
-KERNEL __launch_bounds__(128, 1) attention_prefill_256_two_slots_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+KERNEL __launch_bounds__(128, 1)
+    attention_prefill_256_two_slots_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_two_slots_bf16)

@@ -40,8 +40,8 @@ use workspace::StepWorkspace;
 
 /// Steps that may be launched and not yet collected.
 const DEPTH: usize = 2;
-/// Special tokens, pieces of keys and table entries per row for which the inputs have room at first.
-/// Steps with more make them grow.
+/// Special tokens, pieces of keys and blocks per row for which the inputs have room at first. Steps
+/// with more make them grow.
 const SPECIALS_PER_ROW: usize = 64;
 const PIECES_PER_ROW: usize = 4;
 const BLOCKS_PER_ROW: usize = 256;
@@ -54,6 +54,13 @@ impl ModelOptions {
 
     fn max_tokens(&self) -> usize {
         self.max_batched_tokens.max(self.max_rows)
+    }
+
+    /// Words for which the inputs have room at first.
+    fn first_words(&self, attention: &AttentionKinds) -> usize {
+        let (tokens, rows) = (self.max_tokens(), self.max_rows);
+        let step = StepShape { tokens, ..StepShape::decode(rows, attention.shares()) };
+        step.words(rows * PIECES_PER_ROW, rows * BLOCKS_PER_ROW, rows * SPECIALS_PER_ROW)
     }
 }
 
@@ -120,11 +127,7 @@ impl CudaModel {
         let attention = AttentionKinds::new(gpu, options, &decoder.config, decoder.positions)?;
         let workspace = StepWorkspace::new(gpu, options, &decoder.config, &attention)?;
         let (block_size, rows) = (options.block_size, options.max_rows);
-        let first = StepShape {
-            tokens: options.max_tokens(),
-            ..StepShape::decode(rows, attention.shares(), BLOCKS_PER_ROW)
-        };
-        let inputs = Inputs::new(gpu, first.words(rows * PIECES_PER_ROW, rows * SPECIALS_PER_ROW))?;
+        let inputs = Inputs::new(gpu, options.first_words(&attention))?;
         let graphs = Graphs::new(options.gpu_graph_rows.min(rows));
         let cache = DeviceCache::new(gpu, &decoder.config, 1, block_size)?;
         let mut model = Self {
@@ -236,10 +239,9 @@ impl CudaModel {
             rows: batch.logits_indices.len(),
             most_queries: queries().skip(decodes).max().unwrap_or(0),
             shares: self.attention.shares(),
-            table_stride: batch.block_tables.iter().map(Vec::len).max().unwrap_or(0).max(1),
         };
         let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
-        recorded.map_or(own, |rows| StepShape::decode(rows, own.shares, own.table_stride))
+        recorded.map_or(own, |rows| StepShape::decode(rows, own.shares))
     }
 
     /// Uploads the inputs of the step, and returns the lane that was used.
@@ -320,7 +322,7 @@ impl CudaModel {
     /// Runs each step that is to be recorded once, with padding alone, and records it.
     fn record_all(&mut self) -> Result<()> {
         for rows in self.graphs.buckets() {
-            let shape = StepShape::decode(rows, self.attention.shares(), 1);
+            let shape = StepShape::decode(rows, self.attention.shares());
             self.run_unsampled(&ForwardBatch::default(), shape)?;
             self.with_graphs(|model, graphs| {
                 graphs.record(&**model.gpu(), shape, &|| model.step(&shape))
@@ -352,13 +354,13 @@ impl CudaModel {
             return Ok(());
         }
         let Self { workspace: w, cache, inputs, .. } = self;
-        let PagedSequences { header, seq_lens, tables } = inputs.all(shape);
+        let PagedSequences { seq_lens, tables, table_starts } = inputs.all(shape);
         let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
         let args = Sample {
             logits: w.logits(rows),
             vocab_size: self.decoder.config.vocab_size,
             params: inputs.sampling(shape),
-            history: History { tokens, seq_lens, tables, header, block_size },
+            history: History { tokens, seq_lens, tables, table_starts, block_size },
             tokens: w.tokens.view().slice(0..rows),
             results: w.results.view().slice(0..rows * RESULT_WORDS),
             workspace: w.sampling.view(),

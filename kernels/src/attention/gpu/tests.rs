@@ -35,11 +35,39 @@ struct Part {
 
 #[derive(Clone, Copy, Debug)]
 enum How {
-    /// Cut at the multiples of the header's split.
+    /// Cut at the multiples of the step's split.
     Decode,
     /// Cut wherever the shares of the work end.
     EvenDecode,
     Prefill,
+}
+
+/// The words of a call.
+#[derive(Clone, Copy, Debug)]
+struct Step<'a> {
+    tables: &'a [u32],
+    starts: &'a [u32],
+    lens: &'a [u32],
+    cu: &'a [u32],
+    split: u32,
+    how: How,
+}
+
+/// Sequences on the device.
+struct Paged {
+    lens: Buffer,
+    tables: Buffer,
+    starts: Buffer,
+}
+
+/// 0, and the sums of the first counts.
+fn ends(counts: impl Iterator<Item = usize>) -> Vec<u32> {
+    let mut ends = vec![0];
+    ends.extend(counts.scan(0, |end, count| {
+        *end += count as u32;
+        Some(*end)
+    }));
+    ends
 }
 
 /// A plan on the device.
@@ -119,44 +147,31 @@ impl Paging {
     }
 
     fn run(&self, parts: &[Part], split: u32, how: How) -> Result<Vec<f32>> {
-        let stride = self.tables.iter().map(Vec::len).max().unwrap() + 1;
-        let padded = |part: &Part| {
-            let mut table = self.tables[part.sequence].clone();
-            table.resize(stride, u32::MAX);
-            table
-        };
-        let tables: Vec<u32> = parts.iter().flat_map(padded).collect();
+        // A table may have more entries than the step reads.
+        let table = |part: &Part| [&self.tables[part.sequence][..], &[u32::MAX]].concat();
+        let tables: Vec<Vec<u32>> = parts.iter().map(table).collect();
+        let starts = ends(tables.iter().map(Vec::len));
         let lens: Vec<u32> = parts.iter().map(|part| part.len as u32).collect();
-        let mut cu = vec![0];
-        for part in parts {
-            cu.push(cu[cu.len() - 1] + part.queries as u32);
-        }
-        self.call(&self.queries(parts), &tables, &lens, &cu, [stride as u32, split], how)
+        let cu = ends(parts.iter().map(|part| part.queries));
+        let q = self.queries(parts);
+        self.call(
+            &q,
+            &Step { tables: &tables.concat(), starts: &starts, lens: &lens, cu: &cu, split, how },
+        )
     }
 
-    fn call(
-        &self,
-        q: &[f32],
-        tables: &[u32],
-        lens: &[u32],
-        cu: &[u32],
-        header: [u32; 2],
-        how: How,
-    ) -> Result<Vec<f32>> {
+    fn call(&self, q: &[f32], step: &Step) -> Result<Vec<f32>> {
+        let &Step { tables, starts, lens, cu, split, how } = step;
         let rows = q.len() / (self.width() + BESIDE);
         let out = poisoned_buffer(&self.gpu, self.kind, rows * self.width());
         let q = upload(&self.gpu, self.kind, q);
-        let split = header[1];
-        let [tables, device_lens, cu, header] =
-            [tables, lens, cu, &header].map(|words| Buffer::from_slice(&self.gpu, words).unwrap());
-        let args = self.args(&q, &tables, &device_lens, &header, &out);
+        let words = |words| Buffer::from_slice(&self.gpu, words).unwrap();
+        let paged = Paged { lens: words(lens), tables: words(tables), starts: words(starts) };
+        let (cu, tokens) = (words(cu), words(&[split]));
+        let args = self.args(&q, &paged, &out);
+        let most = self.case.spans.iter().map(|s| s.0).max().unwrap();
         match how {
-            How::Prefill => prefill(
-                &*self.gpu,
-                &args,
-                cu.view(),
-                self.case.spans.iter().map(|s| s.0).max().unwrap(),
-            )?,
+            How::Prefill => prefill(&*self.gpu, &args, cu.view(), tokens.view(), most)?,
             How::Decode => self.decode(&args, &self.plan(lens, KeyCuts::Every(split as usize))?)?,
             How::EvenDecode => self.decode(&args, &self.plan(lens, KeyCuts::Anywhere)?)?,
         }
@@ -176,16 +191,12 @@ impl Paging {
         self.gpu.synchronise()
     }
 
-    fn args(
-        &self,
-        q: &Buffer,
-        tables: &Buffer,
-        lens: &Buffer,
-        header: &Buffer,
-        out: &Buffer,
-    ) -> PagedArgs {
-        let sequences =
-            PagedSequences { header: header.view(), seq_lens: lens.view(), tables: tables.view() };
+    fn args(&self, q: &Buffer, paged: &Paged, out: &Buffer) -> PagedArgs {
+        let sequences = PagedSequences {
+            seq_lens: paged.lens.view(),
+            tables: paged.tables.view(),
+            table_starts: paged.starts.view(),
+        };
         PagedArgs {
             q: q.view(),
             k_cache: self.k.view(),
@@ -344,14 +355,12 @@ fn bits_depend_on_the_query_alone() {
 #[test]
 fn a_recorded_step_reads_lengths_and_plans_anew() {
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 200), (1, 150)]), 16);
-    let stride = paging.tables[0].len();
-    let mut tables = paging.tables.concat();
-    tables.resize(2 * stride, 0);
     let q = upload(&paging.gpu, Kind::Bf16, &paging.queries(&paging.parts()));
     let out = poisoned_buffer(&paging.gpu, Kind::Bf16, 2 * paging.width());
     let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
-    let (tables, lens, header) = (words(&tables), words(&[1, 1]), words(&[stride as u32, 64]));
-    let args = paging.args(&q, &tables, &lens, &header, &out);
+    let starts = words(&ends(paging.tables.iter().map(Vec::len)));
+    let paged = Paged { lens: words(&[1, 1]), tables: words(&paging.tables.concat()), starts };
+    let args = paging.args(&q, &paged, &out);
     // The plan with the most pieces makes the room.
     let largest = paging.plan(&[200, 150], KeyCuts::Every(64)).unwrap();
     let room = Plan::new(&paging.gpu, &largest, &args.shape);
@@ -372,7 +381,7 @@ fn a_recorded_step_reads_lengths_and_plans_anew() {
     let graph = paging.gpu.capture(&mut record).unwrap();
     for cuts in [KeyCuts::Every(64), KeyCuts::Anywhere, KeyCuts::Every(WHOLE as usize)] {
         let new = words(&[200, 150]);
-        paging.gpu.copy(new.view(), lens.view()).unwrap();
+        paging.gpu.copy(new.view(), paged.lens.view()).unwrap();
         put(&paging.plan(&[200, 150], cuts).unwrap());
         paging.gpu.replay(&graph).unwrap();
         assert_close(&downloaded(&out), &paging.case.want(), 1.2e-2, "replayed");
@@ -405,9 +414,9 @@ fn a_plan_out_of_bounds_fails() {
             let out = poisoned_buffer(&paging.gpu, kind, paging.width());
             let table = [&paging.tables[0][..], &[0; 4]].concat();
             let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
-            let (tables, lens, header) =
-                (words(&table), words(&[190]), words(&[table.len() as u32, 64]));
-            let args = paging.args(&q, &tables, &lens, &header, &out);
+            let starts = words(&[0, table.len() as u32]);
+            let paged = Paged { lens: words(&[190]), tables: words(&table), starts };
+            let args = paging.args(&q, &paged, &out);
             let result = paging.decode(&args, &plan).map_err(|error| error.to_string());
             match result {
                 Ok(()) => assert!(expect.is_empty(), "{kind:?}: {expect} was not checked"),
@@ -426,7 +435,9 @@ fn a_sequence_without_tokens_gets_zeros() {
         let q = vec![1.0; 2 * (paging.width() + BESIDE)];
         let table = [&paging.tables[0][..], &[u32::MAX; 4]].concat();
         for how in [How::Decode, How::EvenDecode] {
-            let got = paging.call(&q, &table, &[64, 0], &[], [4, 64], how).unwrap();
+            let (starts, lens) = (&[0, 4, 8], &[64, 0]);
+            let step = Step { tables: &table, starts, lens, cu: &[], split: 64, how };
+            let got = paging.call(&q, &step).unwrap();
             assert!(
                 got[..paging.width()].iter().all(|x| *x != 0.0)
                     && got[paging.width()..].iter().all(|x| *x == 0.0)
@@ -438,25 +449,28 @@ fn a_sequence_without_tokens_gets_zeros() {
 /// Each step has an emulator of its own: a fault ends a device for the whole process.
 #[test]
 fn a_step_out_of_bounds_fails() {
-    type Step<'a> = (&'a [u32], &'a [u32], &'a [u32], [u32; 2], How);
-    let good: Step = (&[0, 1, 2, 3], &[64], &[0, 1], [4, 64], How::Decode);
-    let bad: [Step; 8] = [
-        (&[0, 1, 2, 1000], good.1, good.2, good.3, good.4),
-        (&[0, u32::MAX, 2, 3], good.1, good.2, good.3, How::Prefill),
-        (good.0, &[65], good.2, good.3, good.4),
-        (good.0, good.1, good.2, [3, 64], good.4),
-        (good.0, good.1, good.2, [4, 32], How::Prefill),
-        (good.0, good.1, good.2, [4, 0], How::Prefill),
-        (good.0, good.1, &[0, 2], good.3, How::Prefill),
-        (good.0, &[0], good.2, good.3, How::Prefill),
+    let (tables, starts, lens, cu) = (&[0, 1, 2, 3][..], &[0, 4][..], &[64][..], &[0, 1][..]);
+    let good = Step { tables, starts, lens, cu, split: 64, how: How::Decode };
+    let prompt = Step { how: How::Prefill, ..good };
+    let bad = [
+        Step { tables: &[0, 1, 2, 1000], ..good },
+        Step { tables: &[0, u32::MAX, 2, 3], ..prompt },
+        Step { lens: &[65], ..good },
+        Step { starts: &[0, 3], ..good },
+        Step { starts: &[1, 5], ..good },
+        Step { starts: &[4, 3], ..prompt },
+        Step { split: 32, ..prompt },
+        Step { split: 0, ..prompt },
+        Step { cu: &[0, 2], ..prompt },
+        Step { lens: &[0], ..prompt },
     ];
     for (kind, _) in TOLERANCES {
-        for (i, (tables, lens, cu, header, how)) in [good].into_iter().chain(bad).enumerate() {
+        for (i, step) in [good].into_iter().chain(bad).enumerate() {
             let case = Case::new(4, 2, 16, &[(1, 90)]);
             let paging = Paging::on(Emulator::new(), kind, case, 16);
             let q = vec![1.0; paging.width() + BESIDE];
-            let result = paging.call(&q, tables, lens, cu, header, how);
-            assert_eq!(result.is_ok(), i == 0, "{kind:?} step {i}: {result:?}");
+            let result = paging.call(&q, &step);
+            assert_eq!(result.is_ok(), i == 0, "{kind:?} {step:?}: {result:?}");
         }
     }
 }
@@ -478,9 +492,10 @@ fn a_call_that_does_not_fit_is_refused() {
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 64)]), 16);
     let gpu = &paging.gpu;
     let (q, out) = (upload(gpu, Kind::Bf16, &[0.0; 72]), poisoned_buffer(gpu, Kind::Bf16, 64));
-    let [tables, lens, header] =
-        [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
-    let args = paging.args(&q, &tables, &lens, &header, &out);
+    let [tables, lens, starts] =
+        [&[0u32, 1, 2, 3][..], &[64], &[0, 4]].map(|w| Buffer::from_slice(gpu, w).unwrap());
+    let paged = Paged { lens, tables, starts };
+    let args = paging.args(&q, &paged, &out);
     let plan = Plan::new(gpu, &paging.plan(&[64], KeyCuts::Anywhere).unwrap(), &args.shape);
     let (views, workspace) = (plan.views(), plan.workspace.view());
     decode(&**gpu, &args, &views, workspace).unwrap();
