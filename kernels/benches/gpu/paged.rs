@@ -5,7 +5,8 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    DecodePieces, PagedArgs, PagedSequences, WHOLE, decode, decode_grid, partial_values, prefill,
+    DecodePieces, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
+    partial_values, prefill, prefill_values,
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
@@ -192,11 +193,19 @@ fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<C
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
     let split = Buffer::from_slice(gpu, &[WHOLE])?;
+    let workspace = output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, m.head_dim)?)?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {
         let _alive = (&cache, &q);
-        prefill(&*on, &args, spans.view(), split.view(), n)
+        let queries = PrefillQueries {
+            cu_seqlens: spans.view(),
+            most: n,
+            split: split.view(),
+            longest: Some(tokens),
+            workspace: workspace.view(),
+        };
+        prefill(&*on, &args, &queries)
     };
     let (width, before) = (m.heads * m.head_dim, tokens - n);
     Ok(Case {

@@ -43,13 +43,24 @@ pub struct StepSequences<'a> {
     pub workspace: View,
     /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
-    /// `[prefills + 1]` u32: the first query of each of the other sequences, from 0.
-    pub cu_seqlens_q: View,
-    /// `[1]` u32: the tokens of one split of their keys, a multiple of 64. Prefill gains nothing
-    /// from splits: use [`WHOLE`] unless its bits must equal those of decode with fixed cuts.
+    pub queries: PrefillQueries,
+}
+
+/// The queries of the sequences that prefill computes, and how their keys may be cut.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillQueries {
+    /// `[sequences + 1]` u32: the first query of each sequence, from 0.
+    pub cu_seqlens: View,
+    /// At least the number of queries of any sequence.
+    pub most: usize,
+    /// `[1]` u32: a block computes the keys in splits of so many tokens, a multiple of 64. That
+    /// gains nothing: use [`WHOLE`] unless the bits must equal those of decode with fixed cuts.
     pub split: View,
-    /// At least the number of queries of any of the other sequences.
-    pub most_queries: usize,
+    /// The most tokens of any sequence. With it, blocks share the keys of few queries in parts that
+    /// depend on the whole step; without it, each block computes all keys of its queries.
+    pub longest: Option<usize>,
+    /// f32: partial results. Keys are divided into no more parts than it has room for.
+    pub workspace: View,
 }
 
 /// The arguments for sequences of one kind.
@@ -88,7 +99,7 @@ impl Attention for DeviceOps {
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
             let args = paged(step.prefills, q, out.slice(decodes * width..out.len()));
-            prefill(&**self, &args, step.cu_seqlens_q, step.split, step.most_queries)?;
+            prefill(&**self, &args, &step.queries)?;
         }
         Ok(())
     }
@@ -113,19 +124,41 @@ const MOST_RESIDENT: usize = 32;
 /// tests of exactness.
 const F32_BLOCKS: usize = 4;
 
-/// The kernels for a head size in bf16: tiles of keys in their rings, decode, prefill. The first
-/// that fits the device is used.
-const BF16: [(usize, usize, &str, &str); 8] = [
-    (16, 3, "attention_decode_16_bf16", "attention_prefill_16_bf16"),
-    (32, 3, "attention_decode_32_bf16", "attention_prefill_32_bf16"),
-    (64, 3, "attention_decode_64_bf16", "attention_prefill_64_bf16"),
-    (80, 3, "attention_decode_80_bf16", "attention_prefill_80_bf16"),
-    (96, 3, "attention_decode_96_bf16", "attention_prefill_96_bf16"),
-    (128, 3, "attention_decode_128_bf16", "attention_prefill_128_bf16"),
-    (256, 3, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
-    (256, 2, "attention_decode_256_two_slots_bf16", "attention_prefill_256_two_slots_bf16"),
+/// The kernels for a head size in bf16.
+struct HeadKernels {
+    head_dim: usize,
+    /// Tiles of keys in their rings.
+    slots: usize,
+    decode: &'static str,
+    prefill: &'static str,
+    /// Prefill of one part of the keys.
+    part: &'static str,
+}
+
+macro_rules! head_kernels {
+    ($(($head_dim:expr, $slots:expr, $name:literal)),* $(,)?) => { [$(HeadKernels {
+        head_dim: $head_dim,
+        slots: $slots,
+        decode: concat!("attention_decode_", $name, "_bf16"),
+        prefill: concat!("attention_prefill_", $name, "_bf16"),
+        part: concat!("attention_prefill_part_", $name, "_bf16"),
+    }),*] };
+}
+
+/// The first that fits the device is used.
+const BF16: [HeadKernels; 8] = head_kernels![
+    (16, 3, "16"),
+    (32, 3, "32"),
+    (64, 3, "64"),
+    (80, 3, "80"),
+    (96, 3, "96"),
+    (128, 3, "128"),
+    (256, 3, "256"),
+    (256, 2, "256_two_slots"),
 ];
 
+/// The fewest tiles of keys in a part of prefill.
+const LEAST_TILES: usize = 4;
 /// Rows of queries in a tile of decode.
 const DECODE_ROWS: usize = 16;
 
@@ -189,52 +222,97 @@ pub fn decode_grid(
     if kind == Kind::F32 {
         return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads });
     }
-    let (shared_bytes, ..) = kernels(gpu, head_dim, DECODE_ROWS)?;
-    let fitting = (gpu.properties().shared_bytes + RESERVED) / (shared_bytes + RESERVED);
+    let (shared_bytes, _) = kernels(gpu, head_dim, DECODE_ROWS)?;
     let head_tiles = kv_heads * (heads / kv_heads).div_ceil(DECODE_ROWS);
-    let resident = (fitting as usize).min(MOST_RESIDENT);
+    let resident = resident(gpu, shared_bytes).min(MOST_RESIDENT);
     Ok(DecodeGrid { multiprocessors, resident, head_tiles })
 }
 
-/// Attention of any number of queries a sequence, but no more than `most_queries`. `cu_seqlens_q`
-/// is `[sequences + 1]` u32 on the device, and `split` as [`StepSequences`] has it. A query's
-/// result has the same bits as with `decode`, if all its splits end where the pieces of `decode`
+/// Attention of any number of queries a sequence. A query's result has the same bits as with
+/// `decode`, if keys are not divided into parts, and all splits end where the pieces of `decode`
 /// do.
-pub fn prefill(
-    gpu: &dyn Gpu,
-    args: &PagedArgs,
-    cu_seqlens_q: View,
-    split: View,
-    most_queries: usize,
-) -> Result<()> {
+pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Result<()> {
     let n = check(args)?;
-    let words = [cu_seqlens_q, split].iter().all(|view| view.kind() == Kind::U32);
+    let &PrefillQueries { cu_seqlens, split, workspace, .. } = queries;
+    let words = [cu_seqlens, split].iter().all(|view| view.kind() == Kind::U32);
     let sequences = args.sequences.seq_lens.len();
-    ensure(OP, words && cu_seqlens_q.len() == sequences + 1 && split.len() == 1, || {
-        format!("{cu_seqlens_q:?} and {split:?} for {sequences} sequences")
-    })?;
+    let fits = words && cu_seqlens.len() == sequences + 1 && split.len() == 1;
+    let holds = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
+    ensure(OP, fits && holds, || format!("{queries:?} for {sequences} sequences"))?;
     if n == 0 {
         return Ok(());
     }
-    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
+    let AttentionShape { heads, head_dim, .. } = args.shape;
     let mut params = parameters(args);
-    params.extend(args![cu_seqlens_q, split, n]);
     if args.q.kind() == Kind::F32 {
-        params.push(head_dim.into());
+        params.extend(args![cu_seqlens, split, n, head_dim]);
         let blocks = [n as u32, heads as u32, 1];
         return gpu.launch(
             &Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
         );
     }
+    let (launch, parts) = prefill_launch(gpu, args, queries, n)?;
+    if parts == 1 {
+        params.extend(args![cu_seqlens, split, n]);
+        return gpu.launch(&launch, &params);
+    }
+    params.extend(args![cu_seqlens, n, workspace]);
+    gpu.launch(&launch, &params)?;
+    let blocks = [(n * heads).div_ceil(4) as u32, 1, 1];
+    let kernel = "attention_combine_parts_bf16";
+    let params = args![workspace, args.out, n, heads, head_dim, parts];
+    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
+}
+
+/// The launch for `n` queries, and the parts into which it divides their keys.
+fn prefill_launch(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    queries: &PrefillQueries,
+    n: usize,
+) -> Result<(Launch, usize)> {
+    let AttentionShape { heads, kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
-    let (shared_bytes, _, kernel) = kernels(gpu, head_dim, rows)?;
+    let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
-    let tiles = prefill_tiles(n, sequences, most_queries, rows / group);
-    let blocks = [(tiles * kv_heads) as u32, 1, 1];
-    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
+    let (sequences, per_tile) = (args.sequences.seq_lens.len(), rows / group);
+    let blocks = prefill_tiles(n, sequences, queries.most, per_tile) * kv_heads;
+    // The queries of a tile see one window, and as many tokens more as there are other queries.
+    let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
+    let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
+    let room = queries.workspace.len() / partial_values(n, heads, head_dim);
+    let parts = key_parts(prefill_blocks(gpu, shared_bytes), blocks, tiles).min(room).max(1);
+    let kernel = if parts == 1 { kernels.prefill } else { kernels.part };
+    let blocks = [blocks as u32, parts as u32, 1];
+    Ok((Launch { kernel, blocks, threads: 128, shared_bytes }, parts))
+}
+
+/// The parts into which `tiles` tiles of keys are divided where there are `blocks` blocks of
+/// queries: as many as the device runs at once, but none so short that merging costs more than it
+/// saves.
+fn key_parts(at_once: usize, blocks: usize, tiles: usize) -> usize {
+    (at_once / blocks).min(tiles / LEAST_TILES).max(1)
+}
+
+/// Blocks of prefill that a device runs at once: registers allow two on a multiprocessor.
+fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
+    gpu.properties().multiprocessors as usize * resident(gpu, shared_bytes).min(2)
+}
+
+/// The f32 values of all partial results that `prefill` ever leaves at once.
+///
+/// # Errors
+/// When there is no kernel for heads of `head_dim`, or none that fits the device.
+pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, head_dim: usize) -> Result<usize> {
+    if kind == Kind::F32 {
+        return Ok(0);
+    }
+    let rows = prefill_rows(head_dim);
+    let (shared_bytes, _) = kernels(gpu, head_dim, rows)?;
+    Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, 1, head_dim))
 }
 
 /// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
@@ -259,13 +337,19 @@ fn prefill_tiles(
         .max(1)
 }
 
+/// Blocks with so much shared memory that it allows one multiprocessor to run at once.
+fn resident(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
+    ((gpu.properties().shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
+}
+
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
 fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
     let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
-    let (shared_bytes, kernel, _) = kernels(gpu, head_dim, DECODE_ROWS)?;
+    let (shared_bytes, kernels) = kernels(gpu, head_dim, DECODE_ROWS)?;
     let grid = decode_grid(gpu, args.q.kind(), heads, kv_heads, head_dim)?;
     let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
-    Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes })
+    let (kernel, blocks) = (kernels.decode, [blocks as u32, 1, 1]);
+    Ok(Launch { kernel, blocks, threads: 32, shared_bytes })
 }
 
 fn combine(
@@ -285,16 +369,12 @@ fn combine(
 
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
 /// prefill whose ring of keys fits beside it.
-fn kernels(
-    gpu: &dyn Gpu,
-    head_dim: usize,
-    rows: usize,
-) -> Result<(u32, &'static str, &'static str)> {
+fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static HeadKernels)> {
     check_head_dim(head_dim)?;
     let most = gpu.properties().shared_bytes;
-    let mut fitting = BF16.iter().filter_map(|&(dim, slots, decode, prefill)| {
-        let bytes = shared_bytes(rows, head_dim, slots);
-        (dim == head_dim && bytes <= most).then_some((bytes, decode, prefill))
+    let mut fitting = BF16.iter().filter_map(|kernels| {
+        let bytes = shared_bytes(rows, head_dim, kernels.slots);
+        (kernels.head_dim == head_dim && bytes <= most).then_some((bytes, kernels))
     });
     fitting.next().ok_or_else(|| {
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
@@ -303,7 +383,7 @@ fn kernels(
 }
 
 fn check_head_dim(head_dim: usize) -> Result<()> {
-    if BF16.iter().any(|(dim, ..)| *dim == head_dim) {
+    if BF16.iter().any(|kernels| kernels.head_dim == head_dim) {
         return Ok(());
     }
     let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";

@@ -172,8 +172,8 @@ struct StateMerge {
 // The factor that normalises a row's output. It is zero if the query saw no keys.
 DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
 
-// The place in the workspace at which decode leaves a partial result for `combine.cu`, in f32:
-// `[partials, heads, 2]` holds the largest score and the sum of weights; after them,
+// The place in the workspace at which decode and prefill leave a partial result for `combine.cu`,
+// in f32: `[partials, heads, 2]` holds the largest score and the sum of weights; after them,
 // `[partials, heads, head_dim]` holds the output that is not normalised yet.
 struct PartialState {
     float *max_and_sum, *out;

@@ -9,7 +9,9 @@
 
 use super::plans::KINDS;
 use crate::{ForwardBatch, Result};
-use cresset_kernels::attention::gpu::{DecodePieces, PagedSequences, StepSequences};
+use cresset_kernels::attention::gpu::{
+    DecodePieces, PagedSequences, PrefillQueries, StepSequences,
+};
 use cresset_kernels::attention::plan::{DecodePlan, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
 use cresset_kernels::sampling::DeviceRow;
@@ -30,6 +32,8 @@ pub(super) struct StepShape {
     pub rows: usize,
     /// The most new tokens of any of the other sequences.
     pub most_queries: usize,
+    /// The most tokens of any of the other sequences.
+    pub longest_prompt: usize,
     /// Shares in the plan of each kind of attention, and 0 where there is none.
     pub shares: [usize; KINDS],
 }
@@ -37,7 +41,15 @@ pub(super) struct StepShape {
 impl StepShape {
     /// The shape of a step of sequences with one new token each, all of which get logits.
     pub(super) fn decode(rows: usize, shares: [usize; KINDS]) -> Self {
-        Self { tokens: rows, sequences: rows, decodes: rows, rows, most_queries: 0, shares }
+        Self {
+            tokens: rows,
+            sequences: rows,
+            decodes: rows,
+            rows,
+            most_queries: 0,
+            longest_prompt: 0,
+            shares,
+        }
     }
 
     pub(super) fn is_decode(&self) -> bool {
@@ -148,11 +160,13 @@ impl Inputs {
         windows.iter().zip(at.plans.clone()).map(plan).collect()
     }
 
-    /// The sequences in the form that attention takes; `workspace` is for partial results.
+    /// The sequences in the form that attention takes; `workspace` is for partial results. Blocks
+    /// share the keys of few queries only if they may be divided into parts.
     pub(super) fn sequences<'a>(
         &self,
         shape: &StepShape,
         plans: &'a [(Option<usize>, DecodePieces)],
+        in_parts: bool,
         workspace: View,
     ) -> StepSequences<'a> {
         let (all, first, last) = (self.all(shape), shape.decodes, shape.sequences);
@@ -166,9 +180,13 @@ impl Inputs {
             plans,
             workspace,
             prefills: part(first, last),
-            split: self.prefill_split(shape),
-            cu_seqlens_q: self.cu_seqlens(shape),
-            most_queries: shape.most_queries,
+            queries: PrefillQueries {
+                cu_seqlens: self.cu_seqlens(shape),
+                most: shape.most_queries,
+                split: self.prefill_split(shape),
+                longest: in_parts.then_some(shape.longest_prompt),
+                workspace,
+            },
         }
     }
 

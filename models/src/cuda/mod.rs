@@ -238,6 +238,12 @@ impl CudaModel {
             decodes,
             rows: batch.logits_indices.len(),
             most_queries: queries().skip(decodes).max().unwrap_or(0),
+            longest_prompt: batch
+                .seq_lens
+                .iter()
+                .skip(decodes)
+                .max()
+                .map_or(0, |len| *len as usize),
             shares: self.attention.shares(),
         };
         let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
@@ -373,7 +379,8 @@ impl CudaModel {
     fn compute_logits(&self, shape: &StepShape) -> Result<()> {
         let Self { workspace: w, cache, inputs, .. } = self;
         let plans = inputs.plans(shape, &self.attention.windows());
-        let sequences = inputs.sequences(shape, &plans, w.attention.view());
+        let in_parts = !self.options.deterministic;
+        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention.view());
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,

@@ -4,7 +4,7 @@
 use crate::config::KvHeads;
 use crate::{ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
-use cresset_kernels::attention::gpu::{WHOLE, decode_grid, partial_values};
+use cresset_kernels::attention::gpu::{WHOLE, decode_grid, partial_values, prefill_values};
 use cresset_kernels::attention::plan::{DecodeGrid, DecodePlan, KeyCuts};
 use std::iter::repeat;
 
@@ -24,6 +24,8 @@ struct AttentionKind {
     window: Option<usize>,
     heads: KvHeads,
     grid: DecodeGrid,
+    /// f32 values of the partial results of prefill, whose keys are divided with cuts anywhere.
+    prefill_values: usize,
 }
 
 impl AttentionKinds {
@@ -34,6 +36,11 @@ impl AttentionKinds {
         config: &ModelConfig,
         max_context: usize,
     ) -> Result<Self> {
+        let cuts = if options.deterministic {
+            KeyCuts::fixed(max_context, MOST_PIECES)
+        } else {
+            KeyCuts::Anywhere
+        };
         let sliding = config.sliding.as_ref();
         let slides = |layer: &usize| sliding.is_some_and(|sliding| sliding.layers[*layer]);
         let full = (0..config.layers).find(|layer| !slides(layer)).map(|layer| (None, layer));
@@ -42,12 +49,11 @@ impl AttentionKinds {
         let kind = |(window, layer): (Option<usize>, usize)| {
             let heads = config.kv_heads_of(layer);
             let grid = decode_grid(&**gpu, options.kind(), config.heads, heads.count, heads.dim)?;
-            Ok(AttentionKind { window, heads, grid })
-        };
-        let cuts = if options.deterministic {
-            KeyCuts::fixed(max_context, MOST_PIECES)
-        } else {
-            KeyCuts::Anywhere
+            let prefill_values = match cuts {
+                KeyCuts::Anywhere => prefill_values(&**gpu, options.kind(), heads.dim)?,
+                KeyCuts::Every(_) => 0,
+            };
+            Ok(AttentionKind { window, heads, grid, prefill_values })
         };
         let kinds = full.into_iter().chain(windowed).map(kind).collect::<Result<_>>()?;
         Ok(Self { kinds, cuts, heads: config.heads })
@@ -67,11 +73,12 @@ impl AttentionKinds {
         shares
     }
 
-    /// The f32 values of the most partial results when up to `rows` sequences decode.
+    /// The f32 values of the most partial results when up to `rows` sequences decode. Prefill's
+    /// stand in the same place, after decode's were merged.
     pub(super) fn workspace(&self, rows: usize) -> usize {
         let values = |kind: &AttentionKind| {
             let partials = self.cuts.most_partials(rows, kind.grid.most_shares(), MOST_PIECES);
-            partial_values(partials, self.heads, kind.heads.dim)
+            partial_values(partials, self.heads, kind.heads.dim).max(kind.prefill_values)
         };
         self.kinds.iter().map(values).max().unwrap_or(0)
     }

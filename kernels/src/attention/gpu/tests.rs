@@ -40,6 +40,8 @@ enum How {
     /// Cut wherever the shares of the work end.
     EvenDecode,
     Prefill,
+    /// Few queries share the device.
+    PrefillInParts,
 }
 
 /// The words of a call.
@@ -169,9 +171,23 @@ impl Paging {
         let paged = Paged { lens: words(lens), tables: words(tables), starts: words(starts) };
         let (cu, tokens) = (words(cu), words(&[split]));
         let args = self.args(&q, &paged, &out);
-        let most = self.case.spans.iter().map(|s| s.0).max().unwrap();
+        let queries = |longest, workspace| PrefillQueries {
+            cu_seqlens: cu.view(),
+            most: self.case.spans.iter().map(|s| s.0).max().unwrap(),
+            split: tokens.view(),
+            longest,
+            workspace,
+        };
+        let values = prefill_values(&*self.gpu, self.kind, self.case.dim)?;
+        let workspace = poisoned_buffer(&self.gpu, Kind::F32, values);
+        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         match how {
-            How::Prefill => prefill(&*self.gpu, &args, cu.view(), tokens.view(), most)?,
+            How::Prefill => {
+                prefill(&*self.gpu, &args, &queries(None, workspace.view().slice(0..0)))?;
+            }
+            How::PrefillInParts => {
+                prefill(&*self.gpu, &args, &queries(Some(longest), workspace.view()))?;
+            }
             How::Decode => self.decode(&args, &self.plan(lens, KeyCuts::Every(split as usize))?)?,
             How::EvenDecode => self.decode(&args, &self.plan(lens, KeyCuts::Anywhere)?)?,
         }
@@ -266,11 +282,61 @@ fn decode_equals_the_reference() {
 #[test]
 fn prefill_equals_the_reference() {
     for (kind, tolerance) in TOLERANCES {
-        for (block_size, split) in [(16, WHOLE), (64, 64)] {
+        for (block_size, how, split) in
+            [(16, How::Prefill, WHOLE), (64, How::Prefill, 64), (16, How::PrefillInParts, WHOLE)]
+        {
             for case in prefills() {
-                check(case, kind, tolerance, block_size, How::Prefill, split);
+                check(case, kind, tolerance, block_size, how, split);
             }
         }
+    }
+}
+
+/// A few queries behind many keys, beside others that see few: some parts of those are empty.
+#[test]
+fn prefill_in_parts_equals_the_reference() {
+    let cases = || {
+        [
+            Case::new(4, 1, 64, &[(3, 989)]),
+            Case::new(6, 2, 32, &[(5, 1300), (2, 2), (1, 700)]),
+            Case::new(8, 2, 128, &[(40, 800)]).capped(5.0),
+            Case::new(4, 1, 16, &[(9, 1500), (4, 40)]).windowed(900),
+            Case::new(2, 1, 256, &[(20, 600)]),
+        ]
+    };
+    for case in cases() {
+        check(case, Kind::Bf16, 1.2e-2, 16, How::PrefillInParts, WHOLE);
+    }
+    // A workspace that has room for fewer parts means fewer parts.
+    let paging = Paging::on(
+        Emulator::with(24 << 20, 132),
+        Kind::Bf16,
+        cases().into_iter().next().unwrap(),
+        32,
+    );
+    let got = paging.run(&paging.parts(), WHOLE, How::PrefillInParts).unwrap();
+    assert_close(&got, &paging.case.want(), 1.2e-2, "many multiprocessors");
+}
+
+#[test]
+fn keys_are_divided_where_queries_are_few() {
+    // Blocks at once, blocks of queries, tiles of keys; then parts.
+    let table = [
+        // 64 queries of four heads for each of 8 KV heads behind 100 000 tokens.
+        (264, 16, 1563, 16),
+        (264, 8, 1563, 33),
+        (264, 264, 1563, 1),
+        (264, 140, 1563, 1),
+        (264, 130, 1563, 2),
+        (264, 16, 7, 1),
+        (264, 16, 16, 4),
+        (28, 16, 1563, 1),
+        (8, 1, 0, 1),
+    ];
+    for (at_once, blocks, tiles, parts) in table {
+        assert_eq!(key_parts(at_once, blocks, tiles), parts, "{at_once} {blocks} {tiles}");
+        // The rows of all parts are no more than the workspace has room for.
+        assert!(blocks * parts <= at_once.max(blocks));
     }
 }
 
