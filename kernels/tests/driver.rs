@@ -210,16 +210,16 @@ fn the_kernel_with_the_most_parameters_can_be_launched() {
     fake.calls();
     let (pointer, number) = (Arg::View(x.view()), Arg::U32(7));
     let mut arguments = vec![pointer; 7];
-    arguments
-        .extend([[number; 8].as_slice(), &[Arg::F32(1.0); 2], &[pointer, number, number]].concat());
-    gpu.launch(&Launch { kernel: "attention_prefill_f32", ..NORM }, &arguments).unwrap();
+    let (sizes, factors) = ([number; 8], [Arg::F32(1.0); 2]);
+    let (plan, its_sizes) = ([pointer; 3], [number; 4]);
+    arguments.extend([&sizes[..], &factors, &plan, &its_sizes].concat());
+    gpu.launch(&Launch { kernel: "attention_decode_f32", ..NORM }, &arguments).unwrap();
     let calls = fake.calls();
     let passed = calls[0].split(": ").nth(1).unwrap();
-    assert_eq!(passed.split(' ').count(), 20, "{calls:?}");
-    assert!(
-        passed.ends_with(&format!("3f800000 3f800000 {:x} 7 7", x.view().address())),
-        "{passed}"
-    );
+    assert_eq!(passed.split(' ').count(), 24, "{calls:?}");
+    let address = x.view().address();
+    let end = format!("3f800000 3f800000 {address:x} {address:x} {address:x} 7 7 7 7");
+    assert!(passed.ends_with(&end), "{passed}");
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let logits = f32s(gpu, 0, n * vocab_size)?;
     let mut words = vec![0; encoded_words(n, 0)];
     encode(&[], |_| 0, n, 0, &mut words);
-    let [params, empty] = [words, vec![0]].map(|words| Buffer::from_slice(gpu, &words));
+    let [params, empty] = [words, vec![0; 2]].map(|words| Buffer::from_slice(gpu, &words));
     let (params, empty) = (params?, empty?);
     let out = output(gpu, Kind::U32, n)?;
     let results = output(gpu, Kind::U32, n * (2 + 2 * MOST_TOP_LOGPROBS))?;
@@ -80,9 +80,9 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
             params: params.view(),
             history: History {
                 tokens: none,
-                seq_lens: none,
+                seq_lens: none.slice(0..1),
                 tables: none,
-                header: none,
+                table_starts: none,
                 block_size: 16,
             },
             tokens: written.view(),

@@ -5,39 +5,37 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    PagedArgs, PagedSequences, decode, decode_workspace, prefill, tokens_per_split,
+    DecodePieces, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
+    partial_values, prefill, prefill_values,
 };
+use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use std::sync::Arc;
 
 /// Tokens of a block; attention is tried with other sizes too.
 const BLOCK_SIZE: usize = 16;
 const OTHER_BLOCK_SIZES: [usize; 2] = [32, 64];
-const MAX_SPLITS: usize = 32;
-/// Thread blocks of a multiprocessor for which decode's workspace has room, as a model has them.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
-/// Keys of a split where there is only one.
-const WHOLE: u32 = 1 << 31;
 
 pub fn cases<'a>(
     gpu: &'a Arc<dyn Gpu>,
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
     let even = |n| vec![model.context; n];
-    let decodes = model.steps.iter().map(move |n| decoded(gpu, model, &even(*n), None, BLOCK_SIZE));
+    let decoded = move |lens: &[usize], cuts, size| decoded(gpu, model, lens, cuts, size);
+    let anywhere = KeyCuts::Anywhere;
+    let decodes = model.steps.iter().map(move |n| decoded(&even(*n), anywhere, BLOCK_SIZE));
     let splits = model.split_rows.iter().flat_map(move |n| {
         let splits = model.splits.iter();
-        splits.map(move |split| decoded(gpu, model, &even(*n), Some(*split), BLOCK_SIZE))
+        splits.map(move |split| decoded(&even(*n), KeyCuts::Every(*split), BLOCK_SIZE))
     });
     let sizes = OTHER_BLOCK_SIZES.into_iter().flat_map(move |size| {
         let rows = model.split_rows.iter();
-        rows.map(move |n| decoded(gpu, model, &even(*n), None, size))
+        rows.map(move |n| decoded(&even(*n), anywhere, size))
     });
     let (count, short, long) = model.crowd;
     let crowd = [vec![short; count], vec![long]].concat();
     let spread = vec![(count * short + long) / (count + 1); count + 1];
-    let crowds =
-        [spread, crowd].into_iter().map(|lens| decoded(gpu, model, &lens, None, BLOCK_SIZE));
+    let crowds = [spread, crowd].into_iter().map(move |lens| decoded(&lens, anywhere, BLOCK_SIZE));
     let (queries, tokens) = model.behind_prefix;
     let prompts = model.prompts.iter().map(|n| (*n, *n)).chain([(queries, tokens)]);
     let prompts = prompts.map(|(queries, tokens)| prefilled(gpu, model, queries, tokens));
@@ -52,17 +50,11 @@ struct Cache {
     v: Arc<Buffer>,
     lens: Buffer,
     tables: Buffer,
-    header: Buffer,
+    table_starts: Buffer,
 }
 
 impl Cache {
-    fn new(
-        gpu: &Arc<dyn Gpu>,
-        m: &Model,
-        lens: &[usize],
-        split: u32,
-        block_size: usize,
-    ) -> Result<Self> {
+    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], block_size: usize) -> Result<Self> {
         let longest = lens.iter().copied().max().unwrap_or(1).div_ceil(block_size);
         let block = block_size * m.kv_heads * m.head_dim;
         let blocks: Vec<usize> = lens.iter().map(|len| len.div_ceil(block_size)).collect();
@@ -78,11 +70,12 @@ impl Cache {
             gpu.synchronise()?;
             Ok(all)
         };
-        let mut next = 0..;
-        let mut tables = vec![0u32; lens.len() * longest];
-        for (table, count) in tables.chunks_exact_mut(longest).zip(&blocks) {
-            table.iter_mut().zip(next.by_ref().take(*count)).for_each(|(to, block)| *to = block);
-        }
+        let starts = blocks.iter().scan(0, |end, count| {
+            *end += *count as u32;
+            Some(*end)
+        });
+        let starts: Vec<u32> = std::iter::once(0).chain(starts).collect();
+        let tables: Vec<u32> = (0..blocks.iter().sum::<usize>() as u32).collect();
         let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
         Ok(Self {
             block_size,
@@ -90,7 +83,7 @@ impl Cache {
             v: copies(2)?,
             lens: Buffer::from_slice(gpu, &lens)?,
             tables: Buffer::from_slice(gpu, &tables)?,
-            header: Buffer::from_slice(gpu, &[longest as u32, split])?,
+            table_starts: Buffer::from_slice(gpu, &starts)?,
         })
     }
 
@@ -113,9 +106,9 @@ impl Cache {
                 softcap: None,
             },
             sequences: PagedSequences {
-                header: self.header.view(),
                 seq_lens: self.lens.view(),
                 tables: self.tables.view(),
+                table_starts: self.table_starts.view(),
             },
             out: out.view(),
         }
@@ -127,36 +120,63 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
-/// Decode: one query of each sequence. Without a split of its own, the keys are cut as in a model.
+/// The plan of decode on the device, and its workspace.
+struct Planned {
+    shares: Buffer,
+    pieces: Buffer,
+    partials: Buffer,
+    workspace: Arc<Buffer>,
+    count: usize,
+}
+
+impl Planned {
+    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], cuts: KeyCuts) -> Result<Self> {
+        let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
+        let grid = decode_grid(&**gpu, Kind::Bf16, m.heads, m.kv_heads, m.head_dim)?;
+        let plan = DecodePlan::new(&lens, None, cuts, &grid);
+        let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
+        let partials = plan.partials.last().copied().unwrap_or(0) as usize;
+        let values = partial_values(partials, m.heads, m.head_dim);
+        Ok(Self {
+            shares: Buffer::from_slice(gpu, &plan.shares)?,
+            pieces: Buffer::from_slice(gpu, &pieces)?,
+            partials: Buffer::from_slice(gpu, &plan.partials)?,
+            workspace: output(gpu, Kind::F32, values)?,
+            count: plan.pieces.len(),
+        })
+    }
+
+    fn views(&self) -> DecodePieces {
+        let [shares, pieces, partials] =
+            [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
+        DecodePieces { shares, pieces, partials }
+    }
+}
+
+/// Decode: one query of each sequence.
 fn decoded(
     gpu: &Arc<dyn Gpu>,
     m: &Model,
     lens: &[usize],
-    split: Option<usize>,
+    cuts: KeyCuts,
     block_size: usize,
 ) -> Result<Case> {
     let (n, longest) = (lens.len(), lens.iter().copied().max().unwrap_or(1));
-    let blocks = BLOCKS_PER_MULTIPROCESSOR * gpu.properties().multiprocessors as usize;
-    let most = split.map_or(blocks.div_ceil(n * m.kv_heads).clamp(1, MAX_SPLITS), |_| MAX_SPLITS);
-    let split = split
-        .unwrap_or_else(|| tokens_per_split(&**gpu, n, m.kv_heads, longest, longest, most, false));
-    let cache = Cache::new(gpu, m, lens, split as u32, block_size)?;
+    let plan = Planned::new(gpu, m, lens, cuts)?;
+    let cache = Cache::new(gpu, m, lens, block_size)?;
     let (q, out) = queries(gpu, m, n)?;
-    let workspace = output(gpu, Kind::F32, decode_workspace(n, m.heads, m.head_dim, most))?;
     let args = cache.args(m, &q, &out);
-    let on = gpu.clone();
+    let (on, pieces) = (gpu.clone(), plan.count);
     let launch = move |_| {
         let _alive = (&cache, &q);
-        decode(&*on, &args, most, workspace.view())
+        decode(&*on, &args, &plan.views(), plan.workspace.view())
     };
     let (width, tokens) = (m.heads * m.head_dim, lens.iter().sum::<usize>());
     let mean = tokens / n;
     let lens = lens.to_vec();
     Ok(Case {
         op: "decode attention",
-        shape: format!(
-            "{mean} tokens, at most {longest}, splits of {split}, blocks of {block_size}"
-        ),
+        shape: format!("{mean} tokens, at most {longest}, {pieces} pieces, blocks of {block_size}"),
         n,
         bytes: (2 * tokens * m.kv_heads * m.head_dim + 2 * n * width) * 2,
         flops: 4 * tokens * width,
@@ -169,14 +189,23 @@ fn decoded(
 
 /// Prefill: the last queries of one sequence of `tokens` tokens.
 fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<Case> {
-    let cache = Cache::new(gpu, m, &[tokens], WHOLE, BLOCK_SIZE)?;
+    let cache = Cache::new(gpu, m, &[tokens], BLOCK_SIZE)?;
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
+    let split = Buffer::from_slice(gpu, &[WHOLE])?;
+    let workspace = output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, m.head_dim)?)?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {
         let _alive = (&cache, &q);
-        prefill(&*on, &args, spans.view(), n)
+        let queries = PrefillQueries {
+            cu_seqlens: spans.view(),
+            most: n,
+            split: split.view(),
+            longest: Some(tokens),
+            workspace: workspace.view(),
+        };
+        prefill(&*on, &args, &queries)
     };
     let (width, before) = (m.heads * m.head_dim, tokens - n);
     Ok(Case {

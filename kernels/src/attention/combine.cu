@@ -1,29 +1,25 @@
-// The last step of decode: merges the states of a sequence's splits in their order and writes the
-// normalised result.
+// The last step of attention whose keys were cut: merges the partial results of a row in the order
+// of its keys and writes the normalised result. A row is a query of all heads.
 //
-// Grid: a warp for each query head of each sequence, four warps to a block. Sequences with one
-// split were written by decode itself, and here cost a look at their length. A warp reads
-// (head_dim + 2) * 4 bytes a split, in whole lines, and keeps several splits' loads under way since
-// none depends on the sums.
+// Grid: a warp for each query head of each row, four warps to a block. Rows of one piece were
+// written by decode itself, and here cost a look at their number. A warp reads (head_dim + 2) * 4
+// bytes a piece, in whole lines, and keeps several pieces' loads under way since none depends on
+// the sums.
 #include "attention/paged.cuh"
 
 namespace {
 
 constexpr uint32_t PER_LANE = 8;  // values of a lane: head sizes up to 256
 
+// Merges the partial results in `own`, of all `partials` that the workspace has.
 template <class T>
-DEVICE void combine(float* workspace, T* out, const uint32_t* seq_lens, const uint32_t* header,
-    uint32_t sequences, uint32_t heads, uint32_t head_dim, uint32_t window, uint32_t max_splits) {
-    launch_dependents_and_wait();
-    uint32_t row = blockIdx.x * (blockDim.x / WARP) + warp(), sequence = row / heads;
-    if (sequence >= sequences) return;
-    uint32_t count = decode_splits(seq_lens[sequence], window, header).count;
-    if (count == 1) return;
+DEVICE void merge_partials(float* workspace, T* out, Range own, size_t row, uint32_t head,
+    uint32_t heads, uint32_t head_dim, size_t partials) {
+    out += (row * heads + head) * head_dim;
     float o[PER_LANE] = {}, row_sum = 0.0f, row_max = MINUS_INFINITY;
 #pragma unroll 4
-    for (uint32_t split = 0; split < count; split++) {
-        SplitState from(
-            workspace, sequences, max_splits, heads, head_dim, sequence, split, row % heads);
+    for (uint32_t partial = own.begin; partial < own.end; partial++) {
+        PartialState from(workspace, partials, heads, head_dim, partial, head);
         auto state = load<float, 2>(from.max_and_sum);
         StateMerge both(row_max, state.at[0]);
         row_max = both.row_max;
@@ -37,23 +33,43 @@ DEVICE void combine(float* workspace, T* out, const uint32_t* seq_lens, const ui
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; i++) {
         uint32_t d = i * WARP + lane();
-        if (d < head_dim)
-            out[static_cast<size_t>(row) * head_dim + d] =
-                from_float<T>(o[i] * inverse_sum(row_sum));
+        if (d < head_dim) out[d] = from_float<T>(o[i] * inverse_sum(row_sum));
     }
+}
+
+// `firsts` tells which partial results belong to each row: see `DecodePlan`.
+template <class T>
+DEVICE void combine(float* workspace, T* out, const uint32_t* firsts, uint32_t rows, uint32_t heads,
+    uint32_t head_dim, uint32_t partials) {
+    launch_dependents_and_wait();
+    uint32_t item = blockIdx.x * (blockDim.x / WARP) + warp(), row = item / heads;
+    if (row >= rows) return;
+    Range own{firsts[row], firsts[row + 1]};
+    ASSERT(own.begin <= own.end && own.end <= partials);
+    if (own.begin == own.end) return;
+    merge_partials(workspace, out, own, row, item % heads, heads, head_dim, partials);
 }
 
 }  // namespace
 
 KERNEL __launch_bounds__(128) attention_combine_f32(float* workspace, float* out,
-    const uint32_t* seq_lens, const uint32_t* header, uint32_t sequences, uint32_t heads,
-    uint32_t head_dim, uint32_t window, uint32_t max_splits) {
-    combine(workspace, out, seq_lens, header, sequences, heads, head_dim, window, max_splits);
+    const uint32_t* firsts, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
+    combine(workspace, out, firsts, rows, heads, head_dim, partials);
 }
 EXPORT(attention_combine_f32)
 KERNEL __launch_bounds__(128) attention_combine_bf16(float* workspace, bf16* out,
-    const uint32_t* seq_lens, const uint32_t* header, uint32_t sequences, uint32_t heads,
-    uint32_t head_dim, uint32_t window, uint32_t max_splits) {
-    combine(workspace, out, seq_lens, header, sequences, heads, head_dim, window, max_splits);
+    const uint32_t* firsts, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
+    combine(workspace, out, firsts, rows, heads, head_dim, partials);
 }
 EXPORT(attention_combine_bf16)
+// Every row has `parts` partial results.
+KERNEL __launch_bounds__(128) attention_combine_parts_bf16(
+    float* workspace, bf16* out, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t parts) {
+    launch_dependents_and_wait();
+    uint32_t item = blockIdx.x * (blockDim.x / WARP) + warp(), row = item / heads;
+    if (row >= rows) return;
+    Range own{row * parts, (row + 1) * parts};
+    merge_partials(
+        workspace, out, own, row, item % heads, heads, head_dim, static_cast<size_t>(rows) * parts);
+}
+EXPORT(attention_combine_parts_bf16)

@@ -1,40 +1,66 @@
 //! Paged attention on a device. `tile.cuh` describes the computation, for decode and prefill.
 
+use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::{ensure, unsupported};
-use crate::{Result, args};
+use crate::{Error, Result, args};
 
-/// Some sequences whose lengths and blocks are on the device, and how attention cuts their keys.
+/// Some sequences whose lengths and blocks are on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedSequences {
-    /// `[2]` u32: `table_stride`, and the tokens of one split of the keys (a multiple of 64).
-    /// Prefill gains nothing from splits: use [`WHOLE`] unless its bits must equal decode's.
-    pub header: View,
     /// `[sequences]` u32: tokens of each in the cache after this step; its last query has position
     /// `seq_len - 1`.
     pub seq_lens: View,
-    /// u32, `[sequences, table_stride]` with the stride of `header`.
+    /// u32: the blocks of each sequence, one sequence after the other, perhaps among other words.
     pub tables: View,
+    /// `[sequences + 1]` u32: the place in `tables` of each sequence's first block, and of the end
+    /// of the last one's.
+    pub table_starts: View,
+}
+
+/// A [`DecodePlan`](super::plan::DecodePlan) on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodePieces {
+    /// `[shares + 1]` u32: the plan's `shares`, as numbers of pieces from the start of `pieces`.
+    pub shares: View,
+    /// u32, aligned to 16 bytes: the words of the plan's pieces, which may stand among others.
+    pub pieces: View,
+    /// `[sequences + 1]` u32: the plan's `partials`.
+    pub partials: View,
 }
 
 /// All sequences of a step. Everything that changes from step to step is read on the device, so a
 /// recorded launch stays right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy, Debug)]
-pub struct StepSequences {
+pub struct StepSequences<'a> {
     /// The first sequences, with one query each: query i belongs to sequence i.
     pub decodes: PagedSequences,
-    /// The most splits of the keys of any of them.
-    pub max_splits: usize,
-    /// `decode_workspace` f32 values for the partial results of their splits.
+    /// Their plan for each window that layers have.
+    pub plans: &'a [(Option<usize>, DecodePieces)],
+    /// f32 values for partial results: `partial_values` of the most that a plan has.
     pub workspace: View,
     /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
-    /// `[prefills + 1]` u32: the first query of each of the other sequences, from 0.
-    pub cu_seqlens_q: View,
-    /// At least the number of queries of any of the other sequences.
-    pub most_queries: usize,
+    pub queries: PrefillQueries,
+}
+
+/// The queries of the sequences that prefill computes, and how their keys may be cut.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefillQueries {
+    /// `[sequences + 1]` u32: the first query of each sequence, from 0.
+    pub cu_seqlens: View,
+    /// At least the number of queries of any sequence.
+    pub most: usize,
+    /// `[1]` u32: a block computes the keys in splits of so many tokens, a multiple of 64. That
+    /// gains nothing: use [`WHOLE`] unless the bits must equal those of decode with fixed cuts.
+    pub split: View,
+    /// The most tokens of any sequence. With it, blocks share the keys of few queries in parts that
+    /// depend on the whole step; without it, each block computes all keys of its queries.
+    pub longest: Option<usize>,
+    /// f32: partial results. Keys are divided into no more parts than it has room for.
+    pub workspace: View,
 }
 
 /// The arguments for sequences of one kind.
@@ -44,9 +70,9 @@ impl Attention for DeviceOps {
     const TAKES_SINKS: bool = false;
     const TAKES_PREFIXES: bool = false;
 
-    type Sequences<'a> = StepSequences;
+    type Sequences<'a> = StepSequences<'a>;
 
-    fn attend(&self, args: &AttentionArgs<View, StepSequences>) -> Result<()> {
+    fn attend(&self, args: &AttentionArgs<View, StepSequences<'_>>) -> Result<()> {
         let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
         if sinks.is_some() {
             return Err(unsupported(OP, "sinks on a device: run the model on the CPU".into()));
@@ -68,152 +94,225 @@ impl Attention for DeviceOps {
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
             let args = paged(step.decodes, q, out);
-            decode(&**self, &args, step.max_splits, step.workspace)?;
+            decode(&**self, &args, step.plan(shape.window)?, step.workspace)?;
         }
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
             let args = paged(step.prefills, q, out.slice(decodes * width..out.len()));
-            prefill(&**self, &args, step.cu_seqlens_q, step.most_queries)?;
+            prefill(&**self, &args, &step.queries)?;
         }
         Ok(())
+    }
+}
+
+impl StepSequences<'_> {
+    fn plan(&self, window: Option<usize>) -> Result<&DecodePieces> {
+        let found = self.plans.iter().find(|(own, _)| *own == window);
+        let missing = || Error::Shape { op: OP, detail: format!("no plan for window {window:?}") };
+        found.map(|(_, plan)| plan).ok_or_else(missing)
     }
 }
 
 /// Tokens of a split that no sequence exceeds.
 pub const WHOLE: u32 = 1 << 31;
 
-/// Keys of a tile.
-const TILE: usize = 64;
 /// Bytes of shared memory that a multiprocessor reserves for each block.
 const RESERVED: u32 = 1024;
 /// The most blocks of 32 threads that run on one multiprocessor at once.
 const MOST_RESIDENT: usize = 32;
+/// Blocks of decode in f32 for which work is planned on each multiprocessor. That kernel is for
+/// tests of exactness.
+const F32_BLOCKS: usize = 4;
 
-/// The kernels for a head size in bf16: tiles of keys in their rings, decode, prefill. The first
-/// that fits the device is used.
-const BF16: [(usize, usize, &str, &str); 8] = [
-    (16, 3, "attention_decode_16_bf16", "attention_prefill_16_bf16"),
-    (32, 3, "attention_decode_32_bf16", "attention_prefill_32_bf16"),
-    (64, 3, "attention_decode_64_bf16", "attention_prefill_64_bf16"),
-    (80, 3, "attention_decode_80_bf16", "attention_prefill_80_bf16"),
-    (96, 3, "attention_decode_96_bf16", "attention_prefill_96_bf16"),
-    (128, 3, "attention_decode_128_bf16", "attention_prefill_128_bf16"),
-    (256, 3, "attention_decode_256_bf16", "attention_prefill_256_bf16"),
-    (256, 2, "attention_decode_256_two_slots_bf16", "attention_prefill_256_two_slots_bf16"),
+/// The kernels for a head size in bf16.
+struct HeadKernels {
+    head_dim: usize,
+    /// Tiles of keys in their rings.
+    slots: usize,
+    decode: &'static str,
+    prefill: &'static str,
+    /// Prefill of one part of the keys.
+    part: &'static str,
+}
+
+macro_rules! head_kernels {
+    ($(($head_dim:expr, $slots:expr, $name:literal)),* $(,)?) => { [$(HeadKernels {
+        head_dim: $head_dim,
+        slots: $slots,
+        decode: concat!("attention_decode_", $name, "_bf16"),
+        prefill: concat!("attention_prefill_", $name, "_bf16"),
+        part: concat!("attention_prefill_part_", $name, "_bf16"),
+    }),*] };
+}
+
+/// The first that fits the device is used.
+const BF16: [HeadKernels; 8] = head_kernels![
+    (16, 3, "16"),
+    (32, 3, "32"),
+    (64, 3, "64"),
+    (80, 3, "80"),
+    (96, 3, "96"),
+    (128, 3, "128"),
+    (256, 3, "256"),
+    (256, 2, "256_two_slots"),
 ];
 
+/// The fewest tiles of keys in a part of prefill.
+const LEAST_TILES: usize = 4;
 /// Rows of queries in a tile of decode.
 const DECODE_ROWS: usize = 16;
 
-/// Attention of one query a sequence: query i belongs to sequence i. A sequence has at most
-/// `max_splits` splits, whose partial results go to `workspace` (`decode_workspace` elements, f32).
-pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
+/// Attention of one query a sequence: query i belongs to sequence i. Every piece of the plan is
+/// computed by some block; partial results go to `workspace` (f32), which has room for as many as
+/// [`partial_values`] says.
+pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
     let AttentionShape { heads, head_dim, .. } = args.shape;
-    let needed = decode_workspace(sequences, heads, head_dim, max_splits);
-    ensure(OP, n == sequences && max_splits > 0, || {
-        format!("{n} queries of {sequences} sequences, {max_splits} splits")
-    })?;
-    let fits = workspace.kind() == Kind::F32
-        && workspace.len() >= needed
-        && workspace.address().is_multiple_of(8);
-    ensure(OP, fits, || {
-        format!(
-            "a workspace of {workspace:?}, where decode needs {needed} f32 values, aligned to 8 bytes"
-        )
-    })?;
+    ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
+    check_plan(plan, sequences)?;
+    let fits = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
+    ensure(OP, fits, || format!("a workspace of {workspace:?}; it is f32, aligned to 8 bytes"))?;
     if n == 0 {
         return Ok(());
     }
+    let partials = workspace.len() / partial_values(1, heads, head_dim);
+    let shares = plan.shares.len() - 1;
     let mut params = parameters(args);
-    params.extend(args![workspace, max_splits]);
+    params.extend(args![plan.shares, plan.pieces, workspace, shares, plan.pieces.len(), partials]);
     if args.q.kind() == Kind::F32 {
         params.push(head_dim.into());
-        let blocks = [max_splits as u32, heads as u32, sequences as u32];
+        let blocks = [shares as u32, heads as u32, 1];
         gpu.launch(
             &Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
         )?;
     } else {
-        gpu.launch(&decode_launch(gpu, args, max_splits)?, &params)?;
+        gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
     }
-    if max_splits > 1 { combine(gpu, args, max_splits, workspace) } else { Ok(()) }
+    if partials > 0 { combine(gpu, args, plan, workspace, partials) } else { Ok(()) }
 }
 
-/// The number of f32 elements that `decode` needs as its workspace.
-pub fn decode_workspace(
-    sequences: usize,
-    heads: usize,
-    head_dim: usize,
-    max_splits: usize,
-) -> usize {
-    if max_splits > 1 { sequences * max_splits * heads * (head_dim + 2) } else { 0 }
+/// The number of f32 values that so many partial results of `decode` take.
+pub fn partial_values(partials: usize, heads: usize, head_dim: usize) -> usize {
+    partials * heads * (head_dim + 2)
 }
 
-/// Attention of any number of queries a sequence. `cu_seqlens_q` is `[sequences + 1]` u32 on the
-/// device; no sequence has more than `most_queries`. A query's result has the same bits as with
-/// `decode`, if splits have the same number of tokens.
-pub fn prefill(
+fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
+    let DecodePieces { shares, pieces, partials } = plan;
+    let fits = [shares, pieces, partials].iter().all(|view| view.kind() == Kind::U32)
+        && shares.len() > 1
+        && partials.len() == sequences + 1
+        && pieces.address().is_multiple_of((KeyPiece::WORDS * Kind::U32.bytes()) as u64);
+    ensure(OP, fits, || format!("{plan:?} for {sequences} sequences"))
+}
+
+/// The blocks of `decode` that a device runs at once, for plans.
+///
+/// # Errors
+/// When there is no kernel for heads of `head_dim`, or none that fits the device.
+pub fn decode_grid(
     gpu: &dyn Gpu,
-    args: &PagedArgs,
-    cu_seqlens_q: View,
-    most_queries: usize,
-) -> Result<()> {
+    kind: Kind,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<DecodeGrid> {
+    let multiprocessors = gpu.properties().multiprocessors as usize;
+    if kind == Kind::F32 {
+        return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads });
+    }
+    let (shared_bytes, _) = kernels(gpu, head_dim, DECODE_ROWS)?;
+    let head_tiles = kv_heads * (heads / kv_heads).div_ceil(DECODE_ROWS);
+    let resident = resident(gpu, shared_bytes).min(MOST_RESIDENT);
+    Ok(DecodeGrid { multiprocessors, resident, head_tiles })
+}
+
+/// Attention of any number of queries a sequence. A query's result has the same bits as with
+/// `decode`, if keys are not divided into parts, and all splits end where the pieces of `decode`
+/// do.
+pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Result<()> {
     let n = check(args)?;
-    let spans =
-        cu_seqlens_q.kind() == Kind::U32 && cu_seqlens_q.len() == args.sequences.seq_lens.len() + 1;
-    ensure(OP, spans, || {
-        format!("{cu_seqlens_q:?} for {} sequences", args.sequences.seq_lens.len())
-    })?;
+    let &PrefillQueries { cu_seqlens, split, workspace, .. } = queries;
+    let words = [cu_seqlens, split].iter().all(|view| view.kind() == Kind::U32);
+    let sequences = args.sequences.seq_lens.len();
+    let fits = words && cu_seqlens.len() == sequences + 1 && split.len() == 1;
+    let holds = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
+    ensure(OP, fits && holds, || format!("{queries:?} for {sequences} sequences"))?;
     if n == 0 {
         return Ok(());
     }
-    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
+    let AttentionShape { heads, head_dim, .. } = args.shape;
     let mut params = parameters(args);
-    params.extend(args![cu_seqlens_q, n]);
     if args.q.kind() == Kind::F32 {
-        params.push(head_dim.into());
+        params.extend(args![cu_seqlens, split, n, head_dim]);
         let blocks = [n as u32, heads as u32, 1];
         return gpu.launch(
             &Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 },
             &params,
         );
     }
+    let (launch, parts) = prefill_launch(gpu, args, queries, n)?;
+    if parts == 1 {
+        params.extend(args![cu_seqlens, split, n]);
+        return gpu.launch(&launch, &params);
+    }
+    params.extend(args![cu_seqlens, n, workspace]);
+    gpu.launch(&launch, &params)?;
+    let blocks = [(n * heads).div_ceil(4) as u32, 1, 1];
+    let kernel = "attention_combine_parts_bf16";
+    let params = args![workspace, args.out, n, heads, head_dim, parts];
+    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
+}
+
+/// The launch for `n` queries, and the parts into which it divides their keys.
+fn prefill_launch(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    queries: &PrefillQueries,
+    n: usize,
+) -> Result<(Launch, usize)> {
+    let AttentionShape { heads, kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
-    let (shared_bytes, _, kernel) = kernels(gpu, head_dim, rows)?;
+    let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
-    let tiles = prefill_tiles(n, args.sequences.seq_lens.len(), most_queries, rows / group);
-    let blocks = [(tiles * kv_heads) as u32, 1, 1];
-    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes }, &params)
+    let (sequences, per_tile) = (args.sequences.seq_lens.len(), rows / group);
+    let blocks = prefill_tiles(n, sequences, queries.most, per_tile) * kv_heads;
+    // The queries of a tile see one window, and as many tokens more as there are other queries.
+    let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
+    let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
+    let room = queries.workspace.len() / partial_values(n, heads, head_dim);
+    let parts = key_parts(prefill_blocks(gpu, shared_bytes), blocks, tiles).min(room).max(1);
+    let kernel = if parts == 1 { kernels.prefill } else { kernels.part };
+    let blocks = [blocks as u32, parts as u32, 1];
+    Ok((Launch { kernel, blocks, threads: 128, shared_bytes }, parts))
 }
 
-/// The number of keys in a split, for `header`: the one with which `decode` is fastest, or with
-/// `invariant` one that depends on `max_context` and `max_splits` alone. `longest` tokens never
-/// need more than `max_splits` splits.
-pub fn tokens_per_split(
-    gpu: &dyn Gpu,
-    sequences: usize,
-    kv_heads: usize,
-    longest: usize,
-    max_context: usize,
-    max_splits: usize,
-    invariant: bool,
-) -> usize {
-    let least = |tokens: usize| tokens.div_ceil(max_splits.max(1)).next_multiple_of(TILE).max(TILE);
-    if invariant {
-        // With fewer tokens, merging would cost too much: 256 tokens are read as 128 KiB at 128
-        // dimensions, and the sums of a group of four heads take 2 KiB.
-        return least(max_context.max(longest)).max(256);
+/// The parts into which `tiles` tiles of keys are divided where there are `blocks` blocks of
+/// queries: as many as the device runs at once, but none so short that merging costs more than it
+/// saves.
+fn key_parts(at_once: usize, blocks: usize, tiles: usize) -> usize {
+    (at_once / blocks).min(tiles / LEAST_TILES).max(1)
+}
+
+/// Blocks of prefill that a device runs at once: registers allow two on a multiprocessor.
+fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
+    gpu.properties().multiprocessors as usize * resident(gpu, shared_bytes).min(2)
+}
+
+/// The f32 values of all partial results that `prefill` ever leaves at once.
+///
+/// # Errors
+/// When there is no kernel for heads of `head_dim`, or none that fits the device.
+pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, head_dim: usize) -> Result<usize> {
+    if kind == Kind::F32 {
+        return Ok(0);
     }
-    // Two warps on a multiprocessor keep its memory busy. With more than 1024 tokens in a split the
-    // last of many warps would run alone for long.
-    let wanted =
-        (2 * gpu.properties().multiprocessors as usize).div_ceil((sequences * kv_heads).max(1));
-    let filling = longest.div_ceil(wanted).next_multiple_of(TILE).clamp(TILE, 1024);
-    filling.max(least(longest))
+    let rows = prefill_rows(head_dim);
+    let (shared_bytes, _) = kernels(gpu, head_dim, rows)?;
+    Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, 1, head_dim))
 }
 
 /// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
@@ -238,40 +337,44 @@ fn prefill_tiles(
         .max(1)
 }
 
-/// Launches as many blocks as the device runs at once, or as many as there are work items.
-fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize) -> Result<Launch> {
-    let (shared_bytes, kernel, _) = kernels(gpu, args.shape.head_dim, DECODE_ROWS)?;
-    let properties = gpu.properties();
-    let resident = ((properties.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize;
-    let tiles = args.shape.kv_heads * args.shape.group().div_ceil(DECODE_ROWS);
-    let blocks = (args.sequences.seq_lens.len() * max_splits * tiles)
-        .min(properties.multiprocessors as usize * resident.min(MOST_RESIDENT));
-    Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads: 32, shared_bytes })
+/// Blocks with so much shared memory that it allows one multiprocessor to run at once.
+fn resident(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
+    ((gpu.properties().shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
 }
 
-fn combine(gpu: &dyn Gpu, args: &PagedArgs, max_splits: usize, workspace: View) -> Result<()> {
+/// Launches as many blocks as the device runs at once, or as many as there are work items.
+fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
+    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
+    let (shared_bytes, kernels) = kernels(gpu, head_dim, DECODE_ROWS)?;
+    let grid = decode_grid(gpu, args.q.kind(), heads, kv_heads, head_dim)?;
+    let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
+    let (kernel, blocks) = (kernels.decode, [blocks as u32, 1, 1]);
+    Ok(Launch { kernel, blocks, threads: 32, shared_bytes })
+}
+
+fn combine(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    plan: &DecodePieces,
+    workspace: View,
+    partials: usize,
+) -> Result<()> {
     let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
-    let PagedSequences { seq_lens, header, .. } = args.sequences;
-    let (sequences, heads) = (seq_lens.len(), args.shape.heads);
+    let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
     let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
-    let work = args![workspace, args.out, seq_lens, header, sequences, heads];
-    let sizes = args![args.shape.head_dim, window(args), max_splits];
-    let params = [&work[..], &sizes].concat();
+    let work = args![workspace, args.out, plan.partials, sequences, heads];
+    let params = [&work[..], &args![args.shape.head_dim, partials]].concat();
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
 /// prefill whose ring of keys fits beside it.
-fn kernels(
-    gpu: &dyn Gpu,
-    head_dim: usize,
-    rows: usize,
-) -> Result<(u32, &'static str, &'static str)> {
+fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static HeadKernels)> {
     check_head_dim(head_dim)?;
     let most = gpu.properties().shared_bytes;
-    let mut fitting = BF16.iter().filter_map(|&(dim, slots, decode, prefill)| {
-        let bytes = shared_bytes(rows, head_dim, slots);
-        (dim == head_dim && bytes <= most).then_some((bytes, decode, prefill))
+    let mut fitting = BF16.iter().filter_map(|kernels| {
+        let bytes = shared_bytes(rows, head_dim, kernels.slots);
+        (kernels.head_dim == head_dim && bytes <= most).then_some((bytes, kernels))
     });
     fitting.next().ok_or_else(|| {
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
@@ -280,7 +383,7 @@ fn kernels(
 }
 
 fn check_head_dim(head_dim: usize) -> Result<()> {
-    if BF16.iter().any(|(dim, ..)| *dim == head_dim) {
+    if BF16.iter().any(|kernels| kernels.head_dim == head_dim) {
         return Ok(());
     }
     let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";
@@ -301,8 +404,8 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
         Some(cap) => (cap * log2_e, scale / cap),
     };
     let &PagedArgs { q, k_cache, v_cache, out, .. } = args;
-    let PagedSequences { header, seq_lens, tables } = args.sequences;
-    let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, header].to_vec();
+    let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
+    let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, table_starts].to_vec();
     params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
     params.extend(args![tables.len(), window(args), to_log2, cap_in]);
     params
@@ -311,10 +414,11 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
 /// Returns the number of queries.
 fn check(args: &PagedArgs) -> Result<usize> {
     let n = args.check()?;
-    let PagedSequences { header, seq_lens, tables } = args.sequences;
+    let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
     let (kind, head_dim, block_size) = (args.q.kind(), args.shape.head_dim, args.shape.block_size);
-    let words = [header, seq_lens, tables].iter().all(|view| view.kind() == Kind::U32);
-    ensure(OP, words && header.len() == 2, || format!("{:?}", args.sequences))?;
+    let words = [seq_lens, tables, table_starts].iter().all(|view| view.kind() == Kind::U32);
+    let fits = words && table_starts.len() == seq_lens.len() + 1;
+    ensure(OP, fits, || format!("{:?}", args.sequences))?;
     let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
     ensure(OP, caches, || {
         format!(

@@ -4,6 +4,7 @@
 mod args;
 mod cpu;
 pub mod gpu;
+pub mod plan;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -30,7 +31,7 @@ pub trait Attention: OpMemory {
     /// The sequences of a step: which queries, tokens and blocks belong to each.
     type Sequences<'a>: Copy + Debug;
 
-    /// A query's result depends only on its own keys. On the CPU, and on a device whose splits of
+    /// A query's result depends only on its own keys. On the CPU, and on a device where the cuts of
     /// keys are fixed, it has the same bits alone, in a batch, and however its prompt was chunked.
     fn attend(&self, args: &AttentionArgs<Self::View<'_>, Self::Sequences<'_>>) -> Result<()>;
 }

@@ -28,17 +28,15 @@ struct AttentionParams {
     T* out;
     const uint32_t* seq_lens;
     const uint32_t* tables;
-    const uint32_t* header;
+    const uint32_t* table_starts;
     uint32_t q_stride, heads, kv_heads, sequences, blocks, block_size, table_len, window;
     float to_log2, cap_in;
 
     DEVICE uint32_t group() const { return heads / kv_heads; }
-    DEVICE uint32_t table_stride() const { return header[0]; }
     // The block table of a sequence that has `len` tokens.
     DEVICE const uint32_t* table(uint32_t sequence, uint32_t len) const {
-        size_t start = static_cast<size_t>(sequence) * table_stride();
-        uint32_t used = divide_up(len, block_size);
-        ASSERT(used <= table_stride() && start + used <= table_len);
+        uint32_t start = table_starts[sequence], end = table_starts[sequence + 1];
+        ASSERT(start <= end && end <= table_len && divide_up(len, block_size) <= end - start);
         return tables + start;
     }
     DEVICE uint32_t first_key(uint32_t position) const {
@@ -46,26 +44,32 @@ struct AttentionParams {
     }
 };
 
-// The parameters of a kernel, and the struct that they make up.
+// The parameters of a kernel, and the structs that they make up.
 #define ATTENTION_PARAMETERS(T)                                                                   \
     const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, \
-        const uint32_t *header, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,             \
+        const uint32_t *table_starts, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,       \
         uint32_t sequences, uint32_t blocks, uint32_t block_size, uint32_t table_len,             \
         uint32_t window, float to_log2, float cap_in
-#define ATTENTION_PARAMS(T)                                                                   \
-    AttentionParams<T> {                                                                      \
-        q, k, v, out, seq_lens, tables, header, q_stride, heads, kv_heads, sequences, blocks, \
-            block_size, table_len, window, to_log2, cap_in                                    \
+#define ATTENTION_PARAMS(T)                                                                 \
+    AttentionParams<T> {                                                                    \
+        q, k, v, out, seq_lens, tables, table_starts, q_stride, heads, kv_heads, sequences, \
+            blocks, block_size, table_len, window, to_log2, cap_in                          \
     }
+#define PREFILL_PARAMETERS const uint32_t *cu_seqlens, const uint32_t *split_tokens, uint32_t n
+#define DECODE_PARAMETERS                                                                   \
+    const uint32_t *shares, const uint32_t *pieces, float *workspace, uint32_t share_count, \
+        uint32_t piece_words, uint32_t partials
+#define DECODE_WORK \
+    DecodeWork { shares, pieces, share_count, piece_words, partials }
 
-// Splits of the keys (split-KV, as in FlashDecoding). They start at multiples of `tokens`, whatever
-// the window is, so that a query's splits do not depend on the batch. `count` is at least one, so
-// that every query is written by some split.
+// Splits of the keys of a tile of prefill. They start at multiples of `tokens`, whatever the window
+// is, as decode's pieces do where cuts are fixed: a query's splits do not depend on the batch.
+// `count` is at least one, so that every query is written.
 struct Splits {
     Range keys;
     uint32_t tokens, first, count;
 
-    DEVICE Splits(Range keys, const uint32_t* header) : keys(keys), tokens(header[1]) {
+    DEVICE Splits(Range keys, const uint32_t* split_tokens) : keys(keys), tokens(*split_tokens) {
         ASSERT(tokens > 0 && tokens % 64 == 0);
         first = keys.begin / tokens;
         uint32_t end = keys.end / tokens + (keys.end % tokens != 0);
@@ -77,10 +81,45 @@ struct Splits {
     }
 };
 
-// The splits of the keys that the only query of a sequence of `len` tokens sees.
-DEVICE Splits decode_splits(uint32_t len, uint32_t window, const uint32_t* header) {
-    return Splits({len > 0 ? first_visible_key(len - 1, window) : 0, len}, header);
-}
+// What decode computes, as `plan.rs` plans it: shares of consecutive pieces, each a range of the
+// keys of one sequence. All of it is read on the device, so a recorded launch follows each step's
+// plan.
+struct DecodeWork {
+    static constexpr uint32_t ONLY = 0xffffffffu;
+
+    const uint32_t *shares, *pieces;
+    uint32_t share_count, piece_words, partials;
+
+    // The pieces of a share.
+    DEVICE Range share(uint32_t index) const {
+        Range found{shares[index], shares[index + 1]};
+        ASSERT(found.begin <= found.end && found.end <= piece_words / 4);
+        return found;
+    }
+    DEVICE Vec<uint32_t, 4> piece(uint32_t index) const {
+        return load<uint32_t, 4>(pieces + static_cast<size_t>(index) * 4);
+    }
+};
+
+// A piece of the keys that the only query of a sequence sees.
+struct KeyPiece {
+    uint32_t sequence, len;
+    Range keys;
+    uint32_t partial;  // the number of its partial result, or `ONLY` if it has none
+
+    template <class T>
+    DEVICE KeyPiece(
+        const AttentionParams<T>& params, const DecodeWork& work, const Vec<uint32_t, 4>& words)
+        : sequence(words.at[0]), keys{words.at[1], words.at[2]}, partial(words.at[3]) {
+        ASSERT(sequence < params.sequences);
+        ASSERT(partial < work.partials || partial == DecodeWork::ONLY);
+        len = params.seq_lens[sequence];
+        uint32_t first = len > 0 ? params.first_key(len - 1) : 0;
+        ASSERT(first <= keys.begin && keys.begin <= keys.end && keys.end <= len);
+        ASSERT((keys.begin == first || keys.begin % 64 == 0) &&
+               (keys.end == len || keys.end % 64 == 0));
+    }
+};
 
 // Maps the index of a work item to a sequence and the item's index within it, where sequence i has
 // `count(i)` items. All lanes of a warp call it together, with indices that never decrease.
@@ -133,17 +172,17 @@ struct StateMerge {
 // The factor that normalises a row's output. It is zero if the query saw no keys.
 DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
 
-// The place in the workspace at which decode leaves the state of a split for `combine.cu`, in f32:
-// `[sequences, max_splits, heads, 2]` holds the largest score and the sum of weights; after them,
-// `[sequences, max_splits, heads, head_dim]` holds the output that is not normalised yet.
-struct SplitState {
+// The place in the workspace at which decode and prefill leave a partial result for `combine.cu`,
+// in f32: `[partials, heads, 2]` holds the largest score and the sum of weights; after them,
+// `[partials, heads, head_dim]` holds the output that is not normalised yet.
+struct PartialState {
     float *max_and_sum, *out;
 
-    DEVICE SplitState(float* workspace, size_t sequences, size_t max_splits, size_t heads,
-        uint32_t head_dim, size_t sequence, size_t split, size_t head) {
-        size_t index = (sequence * max_splits + split) * heads + head;
+    DEVICE PartialState(float* workspace, size_t partials, size_t heads, uint32_t head_dim,
+        size_t partial, size_t head) {
+        size_t index = partial * heads + head;
         max_and_sum = workspace + index * 2;
-        out = workspace + sequences * max_splits * heads * 2 + index * head_dim;
+        out = workspace + partials * heads * 2 + index * head_dim;
     }
 };
 

@@ -1,7 +1,7 @@
 // Attention in f32, decode and prefill, for tests of exactness: one warp for each query head (and
-// split, in decode), 32 keys at a time, a lane for a key's score and then for every 32nd dimension
-// of the output. Head sizes up to 256. It reads each key once for every query and is not meant to
-// be fast.
+// share of the keys, in decode), 32 keys at a time, a lane for a key's score and then for every
+// 32nd dimension of the output. Head sizes up to 256. It reads each key once for every query and is
+// not meant to be fast.
 #include "attention/paged.cuh"
 
 namespace {
@@ -74,28 +74,35 @@ DEVICE void write(const AttentionParams<float>& params, const RowState& state, u
 
 }  // namespace
 
-// Grid: (max_splits, heads, sequences).
-KERNEL __launch_bounds__(32) attention_decode_f32(
-    ATTENTION_PARAMETERS(float), float* workspace, uint32_t max_splits, uint32_t head_dim) {
+// Grid: (shares, heads).
+KERNEL __launch_bounds__(32)
+    attention_decode_f32(ATTENTION_PARAMETERS(float), DECODE_PARAMETERS, uint32_t head_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
-    uint32_t split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, len = seq_lens[sequence];
-    Splits splits = decode_splits(len, window, header);
-    ASSERT(splits.count <= max_splits && head_dim <= PER_LANE * WARP);
-    if (split >= splits.count) return;
-    Query query(params, head_dim, sequence, head, params.table(sequence, len));
-    RowState state = attend(params, query, splits.range(split));
-    if (splits.count == 1) return write(params, state, head_dim, sequence, head);
-    SplitState to(workspace, sequences, max_splits, heads, head_dim, sequence, split, head);
-    for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-        if (d < head_dim) to.out[d] = state.o[i];
-    if (lane() == 0) store(to.max_and_sum, Vec<float, 2>{state.row_max, state.row_sum});
+    auto work = DECODE_WORK;
+    ASSERT(head_dim <= PER_LANE * WARP);
+    uint32_t head = blockIdx.y;
+    Range share = work.share(blockIdx.x);
+    for (uint32_t at = share.begin; at < share.end; at++) {
+        KeyPiece piece(params, work, work.piece(at));
+        Query query(
+            params, head_dim, piece.sequence, head, params.table(piece.sequence, piece.len));
+        RowState state = attend(params, query, piece.keys);
+        if (piece.partial == DecodeWork::ONLY) {
+            write(params, state, head_dim, piece.sequence, head);
+            continue;
+        }
+        PartialState to(workspace, partials, heads, head_dim, piece.partial, head);
+        for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
+            if (d < head_dim) to.out[d] = state.o[i];
+        if (lane() == 0) store(to.max_and_sum, Vec<float, 2>{state.row_max, state.row_sum});
+    }
 }
 EXPORT(attention_decode_f32)
 
 // Grid: (queries, heads).
-KERNEL __launch_bounds__(32) attention_prefill_f32(
-    ATTENTION_PARAMETERS(float), const uint32_t* cu_seqlens, uint32_t n, uint32_t head_dim) {
+KERNEL __launch_bounds__(32)
+    attention_prefill_f32(ATTENTION_PARAMETERS(float), PREFILL_PARAMETERS, uint32_t head_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;
@@ -108,7 +115,7 @@ KERNEL __launch_bounds__(32) attention_prefill_f32(
     uint32_t len = seq_lens[search.sequence];
     ASSERT(queries(search.sequence) <= len && head_dim <= PER_LANE * WARP);
     uint32_t position = len - queries(search.sequence) + search.index;
-    Splits splits({params.first_key(position), position + 1}, header);
+    Splits splits({params.first_key(position), position + 1}, split_tokens);
     Query query(params, head_dim, row, head, params.table(search.sequence, len));
     RowState state;
     for (uint32_t split = 0; split < splits.count; split++) {

@@ -1,9 +1,12 @@
 // Attention of a ragged batch of queries over the paged cache, bf16: FlashAttention-2 class.
 //
-// Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest. A tile is up
-// to 128 rows (64 at 256 dimensions), a row one query of one head of the group, so a group reads
-// its keys once. Which sequence a tile belongs to follows from cu_seqlens on the device; blocks
-// beyond the last tile end at once.
+// Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest; in the `part`
+// kernels times the parts. A tile is up to 128 rows (64 at 256 dimensions), a row one query of one
+// head of the group, so a group reads its keys once. Which sequence a tile belongs to follows from
+// cu_seqlens on the device; blocks beyond the last tile end at once.
+// Where few queries stand behind many keys, tiles alone would leave most multiprocessors without
+// work. The `part` kernels divide the keys of each tile into equal parts, whose partial results
+// `combine.cu` merges.
 // At 128 dimensions: 80 KiB of shared memory and 255 registers a thread, two blocks a
 // multiprocessor, so that one's softmax runs beside the other's products. A warp reads 40 KiB of
 // shared memory for 264 products a tile (320 clocks of the multiprocessor's 128 bytes each, against
@@ -13,7 +16,7 @@
 // about 600 bytes, for which the driver sets aside 600 * 2048 bytes a multiprocessor) and is
 // touched once a split.
 // Considered: the state of the splits in shared memory (64 KiB, leaves one block a multiprocessor);
-// a grid over splits with a workspace (as large as q in f32, times the splits). wgmma would lift
+// parts for all prompts (the workspace is as large as q in f32, times the parts). wgmma would lift
 // the limit of mma, about six tenths of the tensor cores' rate. Not yet measured on a device.
 #include "attention/tile.cuh"
 
@@ -103,7 +106,39 @@ struct QueryTile {
                 }
             }
     }
+
+    // Leaves the block's part of each row's result in the workspace, beside the other parts of all
+    // queries.
+    DEVICE void store_states(const AttentionParams<bf16>& params,
+        const Accumulator<D, ROW_TILES<D>>& acc, float* workspace, size_t queries) const {
+#pragma unroll
+        for (uint32_t m = 0; m < ROW_TILES<D>; m++)
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                uint32_t row = warp() * 16 * ROW_TILES<D> + row_of(m, half);
+                if (row >= rows) continue;
+                size_t partial = static_cast<size_t>(query + row / group) * gridDim.y + blockIdx.y;
+                PartialState to(
+                    workspace, queries * gridDim.y, params.heads, D, partial, head(row));
+#pragma unroll
+                for (uint32_t n = 0; n < D / 8; n++) {
+                    const float* pair = &acc.o[m][n][half * 2];
+                    store(to.out + n * 8 + lane() % 4 * 2, Vec<float, 2>{pair[0], pair[1]});
+                }
+                if (lane() % 4 == 0)
+                    store(to.max_and_sum,
+                        Vec<float, 2>{acc.row_max[m][half], acc.row_sum[m][half * 2]});
+            }
+    }
 };
+
+// The keys that this block computes: one of gridDim.y parts, each of equally many tiles.
+DEVICE Range own_part(Range keys) {
+    uint32_t first = keys.begin / TILE_KEYS, tiles = divide_up(keys.end, TILE_KEYS) - first,
+             each = divide_up(tiles, gridDim.y), begin = first + min(blockIdx.y * each, tiles),
+             end = first + min((blockIdx.y + 1) * each, tiles);
+    return {min(max(begin * TILE_KEYS, keys.begin), keys.end), min(end * TILE_KEYS, keys.end)};
+}
 
 // The positions of this warp's rows.
 template <uint32_t D>
@@ -140,7 +175,8 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
 }
 
 template <uint32_t D, uint32_t SLOTS = 3>
-DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n) {
+DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens,
+    const uint32_t* split_tokens, uint32_t n) {
     launch_dependents_and_wait();
     constexpr uint32_t MT = ROW_TILES<D>;
     bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_ROWS<D> * D;
@@ -150,7 +186,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
     WarpQueries<D> queries(block);
     Splits cut(
-        {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, params.header);
+        {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
     KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
     Accumulator<D, MT> acc, before;
@@ -164,46 +200,107 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
     block.store_rows(params, acc);
 }
 
+// One part of the keys, of any query that sees some of them.
+template <uint32_t D, uint32_t SLOTS = 3>
+DEVICE void prefill_part(
+    const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    launch_dependents_and_wait();
+    constexpr uint32_t MT = ROW_TILES<D>;
+    bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_ROWS<D> * D;
+    QueryTile<D> found;
+    if (!found.find(params, cu_seqlens, n)) return;
+    Range keys =
+        own_part({params.first_key(found.position), found.position_of(found.rows - 1) + 1});
+    if (keys.begin < keys.end) found.copy_queries(params, q);
+    const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
+    WarpQueries<D> queries(block);
+    KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    tiles.range = keys;
+    Accumulator<D, MT> acc;
+    attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+    block.store_states(params, acc, workspace, n);
+}
+
 }  // namespace
 
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<16>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<16>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_16_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_16_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<16>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_16_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<32>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<32>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_32_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_32_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<32>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_32_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<64>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<64>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_64_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<64>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_64_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<80>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<80>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_80_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_80_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<80>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_80_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<96>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<96>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_96_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_96_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<96>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_96_bf16)
 KERNEL __launch_bounds__(128, 2)
-    attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<128>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<128>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_128_bf16)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<128>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_128_bf16)
 KERNEL __launch_bounds__(128, 1)
-    attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+    attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_bf16)
+KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<256>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_256_bf16)
 // For cards whose blocks have 99 KiB of shared memory.
-KERNEL __launch_bounds__(128, 1) attention_prefill_256_two_slots_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n) {
-    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n);
+KERNEL __launch_bounds__(128, 1)
+    attention_prefill_256_two_slots_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_two_slots_bf16)
+KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_two_slots_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_256_two_slots_bf16)

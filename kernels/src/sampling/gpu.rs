@@ -18,9 +18,10 @@ pub struct History {
     pub tokens: View,
     /// `[sequences]` u32: the number of tokens of each.
     pub seq_lens: View,
-    /// u32, `[sequences, stride]`, where the stride is the first word of `header`.
+    /// u32: the blocks of each sequence, one sequence after the other.
     pub tables: View,
-    pub header: View,
+    /// `[sequences + 1]` u32: the place in `tables` of each sequence's first block, and of the end.
+    pub table_starts: View,
     /// A multiple of four.
     pub block_size: usize,
 }
@@ -186,21 +187,23 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
 
 impl History {
     fn check(&self) -> Result<()> {
-        let &Self { tokens, seq_lens, tables, header, block_size } = self;
-        let kinds = [tokens, seq_lens, tables, header].iter().all(|view| view.kind() == Kind::U32)
-            && !header.is_empty();
-        let aligned = tokens.address().is_multiple_of(16) && block_size.is_multiple_of(4);
-        ensure("sampling", kinds && aligned, || {
+        let &Self { tokens, seq_lens, tables, table_starts, block_size } = self;
+        let views = [tokens, seq_lens, tables, table_starts];
+        let fits = views.iter().all(|view| view.kind() == Kind::U32)
+            && table_starts.len() == seq_lens.len() + 1
+            && tokens.address().is_multiple_of(16)
+            && block_size.is_multiple_of(4);
+        ensure("sampling", fits, || {
             format!(
-                "{tokens:?}, {seq_lens:?}, {tables:?} and {header:?} for blocks of {block_size}"
+                "{tokens:?}, {seq_lens:?}, {tables:?}, {table_starts:?}, blocks of {block_size}"
             )
         })
     }
 
     fn args(&self) -> [Arg; 8] {
-        let &Self { tokens, seq_lens, tables, header, block_size } = self;
+        let &Self { tokens, seq_lens, tables, table_starts, block_size } = self;
         let lens = [tokens, tables, seq_lens].map(View::len);
-        args![tokens, tables, header, seq_lens, lens[0], lens[1], lens[2], block_size]
+        args![tokens, tables, table_starts, seq_lens, lens[0], lens[1], lens[2], block_size]
     }
 }
 

@@ -23,7 +23,7 @@ DEVICE void write_statistics(
 
 // The tokens of the step's sequences. Each is in the slot in which the cache keeps its K and V.
 struct History {
-    const uint32_t *tokens, *tables, *header, *seq_lens;
+    const uint32_t *tokens, *tables, *starts, *seq_lens;
     uint32_t slots, table_len, sequences, block_size;
 
     DEVICE uint32_t len(uint32_t sequence) const {
@@ -34,8 +34,9 @@ struct History {
     // multiples of four tokens, so four are read at once.
     template <class F>
     DEVICE void for_each(uint32_t sequence, uint32_t first, uint32_t end, F f) const {
-        size_t table = static_cast<size_t>(sequence) * header[0];
-        ASSERT((end + block_size - 1) / block_size <= header[0] && table + header[0] <= table_len);
+        uint32_t table = starts[sequence], last = starts[sequence + 1];
+        ASSERT(table <= last && last <= table_len);
+        ASSERT((end + block_size - 1) / block_size <= last - table);
         for (uint32_t p = first / 4 * 4 + threadIdx.x * 4; p < end; p += THREADS * 4) {
             size_t slot =
                 static_cast<size_t>(tables[table + p / block_size]) * block_size + p % block_size;
@@ -122,9 +123,9 @@ DEVICE void scan(const Args& args, const History& history) {
 KERNEL __launch_bounds__(256, 4)
     sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
         uint32_t rows, unsigned char* workspace, uint32_t row_bytes, const uint32_t* tokens,
-        const uint32_t* tables, const uint32_t* header, const uint32_t* seq_lens, uint32_t slots,
+        const uint32_t* tables, const uint32_t* starts, const uint32_t* seq_lens, uint32_t slots,
         uint32_t table_len, uint32_t sequences, uint32_t block_size) {
     scan({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y},
-        {tokens, tables, header, seq_lens, slots, table_len, sequences, block_size});
+        {tokens, tables, starts, seq_lens, slots, table_len, sequences, block_size});
 }
 EXPORT(sampling_scan_f32)

@@ -313,13 +313,14 @@ int cuFuncSetAttribute(P function, int attribute, int value) {
     return 0;
 }
 // The sizes of the parameters of the norms (x, delta, weight, out, width, eps) and of
-// attention_prefill_f32, which has the most of all kernels. To the fake, others have none.
+// attention_decode_f32, which has the most of all kernels. To the fake, others have none.
 static const size_t norm_sizes[] = {8, 8, 8, 8, 4, 4};
-static const size_t prefill_sizes[] = {8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4};
+static const size_t decode_sizes[] = {
+    8, 8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 8, 8, 8, 4, 4, 4, 4};
 static size_t parameters(P function, const size_t** sizes) {
-    int norm = !strncmp(function, "norm_", 5), prefill = !strcmp(function, "attention_prefill_f32");
-    *sizes = norm ? norm_sizes : prefill_sizes;
-    return norm ? 6 : prefill ? 20 : 0;
+    int norm = !strncmp(function, "norm_", 5), decode = !strcmp(function, "attention_decode_f32");
+    *sizes = norm ? norm_sizes : decode_sizes;
+    return norm ? 6 : decode ? 24 : 0;
 }
 int cuFuncGetParamInfo(P function, size_t index, size_t* offset, size_t* bytes) {
     const size_t* sizes;

@@ -2,11 +2,17 @@
 //! device, filled by one copy.
 //!
 //! Small arrays stand at places that follow from the step's shape alone, so that a recorded step
-//! finds them. Data without a fixed length comes last: the block tables, which also begin at such a
-//! place, and then each row's special tokens, to which its sampling parameters point.
+//! finds them. Data without a fixed length comes last, in one list that also begins at such a
+//! place: the pieces of keys that decode computes, to which their shares point, the blocks of each
+//! sequence that hold tokens, to which their starts point, and each row's special tokens, to which
+//! its sampling parameters point.
 
+use super::plans::KINDS;
 use crate::{ForwardBatch, Result};
-use cresset_kernels::attention::gpu::{PagedSequences, StepSequences};
+use cresset_kernels::attention::gpu::{
+    DecodePieces, PagedSequences, PrefillQueries, StepSequences,
+};
+use cresset_kernels::attention::plan::{DecodePlan, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
 use cresset_kernels::sampling::DeviceRow;
 use cresset_kernels::sampling::gpu::{encode, encoded_words};
@@ -26,24 +32,23 @@ pub(super) struct StepShape {
     pub rows: usize,
     /// The most new tokens of any of the other sequences.
     pub most_queries: usize,
-    /// The most splits of the keys of a sequence that decodes.
-    pub max_splits: usize,
-    /// Blocks that a table has room for. It differs between replays of a recorded step, which reads
-    /// it in the header.
-    pub table_stride: usize,
+    /// The most tokens of any of the other sequences.
+    pub longest_prompt: usize,
+    /// Shares in the plan of each kind of attention, and 0 where there is none.
+    pub shares: [usize; KINDS],
 }
 
 impl StepShape {
     /// The shape of a step of sequences with one new token each, all of which get logits.
-    pub(super) fn decode(rows: usize, max_splits: usize, table_stride: usize) -> Self {
+    pub(super) fn decode(rows: usize, shares: [usize; KINDS]) -> Self {
         Self {
             tokens: rows,
             sequences: rows,
             decodes: rows,
             rows,
             most_queries: 0,
-            max_splits,
-            table_stride,
+            longest_prompt: 0,
+            shares,
         }
     }
 
@@ -51,14 +56,16 @@ impl StepShape {
         [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
     }
 
-    /// Words of the inputs with `specials` special tokens.
-    pub(super) fn words(&self, specials: usize) -> usize {
-        Layout::new(self).sampling + encoded_words(self.rows, specials) + self.table_words()
+    /// Words of the inputs with so many pieces of keys, blocks in all tables, and special tokens.
+    pub(super) fn words(&self, pieces: usize, blocks: usize, specials: usize) -> usize {
+        let sampling = encoded_words(self.rows, specials);
+        Layout::new(self).sampling + sampling + list_words(pieces, blocks)
     }
+}
 
-    fn table_words(&self) -> usize {
-        (self.sequences * self.table_stride).next_multiple_of(ALIGNMENT)
-    }
+/// Words of the list up to the special tokens.
+fn list_words(pieces: usize, blocks: usize) -> usize {
+    pieces * KeyPiece::WORDS + blocks.next_multiple_of(ALIGNMENT)
 }
 
 /// Each array begins at a multiple of this many words, because vector loads need 16 bytes.
@@ -68,18 +75,21 @@ const NONE: u32 = u32::MAX;
 
 /// The begin and the end of each array, in words.
 struct Layout {
-    decode_header: Range<usize>,
-    prefill_header: Range<usize>,
+    prefill_split: Range<usize>,
     ids: Range<usize>,
     feedback: Range<usize>,
     positions: Range<usize>,
     slots: Range<usize>,
     seq_lens: Range<usize>,
+    table_starts: Range<usize>,
     /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
     selected: Range<usize>,
+    /// Of each kind of attention: the first piece of each share, and the first partial result of
+    /// each sequence that decodes.
+    plans: [[Range<usize>; 2]; KINDS],
     sampling: usize,
-    tables: usize,
+    list: usize,
 }
 
 impl Layout {
@@ -92,17 +102,18 @@ impl Layout {
             start..start + len
         };
         Self {
-            decode_header: take(2),
-            prefill_header: take(2),
+            prefill_split: take(1),
             ids: take(tokens),
             feedback: take(tokens),
             positions: take(tokens),
             slots: take(tokens),
             seq_lens: take(sequences),
+            table_starts: take(sequences + 1),
             cu_seqlens: take(sequences - decodes + 1),
             selected: take(rows),
+            plans: shape.shares.map(|shares| [take(shares + 1), take(decodes + 1)]),
             sampling: end,
-            tables: end + encoded_words(rows, 0),
+            list: end + encoded_words(rows, 0),
         }
     }
 }
@@ -123,33 +134,59 @@ impl Inputs {
         Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
-    arrays!(prefill_header, ids, feedback, positions, slots, cu_seqlens, selected);
+    arrays!(prefill_split, ids, feedback, positions, slots, cu_seqlens, selected);
 
     pub(super) fn all(&self, shape: &StepShape) -> PagedSequences {
         let at = Layout::new(shape);
         let words = self.0.view();
         PagedSequences {
-            header: words.slice(at.decode_header),
             seq_lens: words.slice(at.seq_lens),
-            tables: self.from(at.tables),
+            tables: self.from(at.list),
+            table_starts: words.slice(at.table_starts),
         }
     }
 
-    /// The sequences in the form that attention takes; `workspace` is for partial results.
-    pub(super) fn sequences(&self, shape: &StepShape, workspace: View) -> StepSequences {
-        let (all, first) = (self.all(shape), shape.decodes);
-        let PagedSequences { seq_lens, tables, .. } = all;
+    /// The plans of decode's attention, of layers with each of these windows.
+    pub(super) fn plans(
+        &self,
+        shape: &StepShape,
+        windows: &[Option<usize>],
+    ) -> Vec<(Option<usize>, DecodePieces)> {
+        let at = Layout::new(shape);
+        let plan = |(window, places): (&Option<usize>, [Range<usize>; 2])| {
+            let [shares, partials] = places.map(|place| self.0.view().slice(place));
+            (*window, DecodePieces { shares, pieces: self.from(at.list), partials })
+        };
+        windows.iter().zip(at.plans.clone()).map(plan).collect()
+    }
+
+    /// The sequences in the form that attention takes; `workspace` is for partial results. Blocks
+    /// share the keys of few queries only if they may be divided into parts.
+    pub(super) fn sequences<'a>(
+        &self,
+        shape: &StepShape,
+        plans: &'a [(Option<usize>, DecodePieces)],
+        in_parts: bool,
+        workspace: View,
+    ) -> StepSequences<'a> {
+        let (all, first, last) = (self.all(shape), shape.decodes, shape.sequences);
+        let part = |from: usize, to: usize| PagedSequences {
+            seq_lens: all.seq_lens.slice(from..to),
+            table_starts: all.table_starts.slice(from..to + 1),
+            ..all
+        };
         StepSequences {
-            decodes: PagedSequences { seq_lens: seq_lens.slice(0..first), ..all },
-            max_splits: shape.max_splits,
+            decodes: part(0, first),
+            plans,
             workspace,
-            prefills: PagedSequences {
-                header: self.prefill_header(shape),
-                seq_lens: seq_lens.slice(first..shape.sequences),
-                tables: tables.slice(first * shape.table_stride..tables.len()),
+            prefills: part(first, last),
+            queries: PrefillQueries {
+                cu_seqlens: self.cu_seqlens(shape),
+                most: shape.most_queries,
+                split: self.prefill_split(shape),
+                longest: in_parts.then_some(shape.longest_prompt),
+                workspace,
             },
-            cu_seqlens_q: self.cu_seqlens(shape),
-            most_queries: shape.most_queries,
         }
     }
 
@@ -176,8 +213,10 @@ pub(super) struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [DeviceRow],
     pub shape: StepShape,
-    /// Tokens of one split of the keys, for decode and for prefill.
-    pub splits: [u32; 2],
+    /// Of each kind of attention, for the sequences that decode.
+    pub plans: &'a [DecodePlan],
+    /// Tokens of one split of the keys of prefill.
+    pub prefill_split: u32,
     /// The block that padding rows write to and read.
     pub dummy_block: u32,
     pub block_size: usize,
@@ -185,45 +224,88 @@ pub(super) struct Staged<'a> {
 
 impl Staged<'_> {
     pub(super) fn words(&self) -> usize {
-        self.shape.words(self.rows.iter().map(|row| row.specials.len()).sum())
+        self.shape.words(
+            self.pieces(),
+            self.blocks(),
+            self.rows.iter().map(|row| row.specials.len()).sum(),
+        )
+    }
+
+    fn pieces(&self) -> usize {
+        self.plans.iter().map(|plan| plan.pieces.len()).sum()
+    }
+
+    /// Blocks in all tables, those of padding rows included.
+    fn blocks(&self) -> usize {
+        let padding = self.shape.sequences - self.batch.seq_lens.len();
+        self.tables().map(<[u32]>::len).sum::<usize>() + padding
+    }
+
+    /// The blocks of each sequence that hold tokens after this step.
+    fn tables(&self) -> impl Iterator<Item = &[u32]> {
+        let lens = self.batch.seq_lens.iter().map(|len| *len as usize);
+        let tables = self.batch.block_tables.iter().zip(lens);
+        tables.map(|(table, len)| &table[..len.div_ceil(self.block_size)])
     }
 
     /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
     /// at position 0 of the dummy block.
     pub(super) fn write(&self, to: &mut [u32]) {
         let (batch, shape, at) = (self.batch, &self.shape, Layout::new(&self.shape));
-        let [decode, prefill] = self.splits.map(|split| [shape.table_stride as u32, split]);
         let mut put = |range: &Range<usize>, values: &[u32], padding| {
             fill(&mut to[range.clone()], values, padding);
         };
-        put(&at.decode_header, &decode, 0);
-        put(&at.prefill_header, &prefill, 0);
+        put(&at.prefill_split, &[self.prefill_split], 0);
         put(&at.ids, &batch.input_ids, 0);
         put(&at.positions, &batch.positions, 0);
         put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
         put(&at.selected, &batch.logits_indices, 0);
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
-        to[at.feedback].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
+        to[at.feedback.clone()].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
         // Only recorded steps are padded, and in those all sequences decode.
         let starts =
             batch.cu_seqlens_q.iter().skip(shape.decodes).map(|start| start - shape.decodes as u32);
-        to[at.cu_seqlens]
+        to[at.cu_seqlens.clone()]
             .iter_mut()
             .zip(starts.chain(repeat(0)))
             .for_each(|(to, start)| *to = start);
-        let (tables, stride) = (shape.table_words(), shape.table_stride);
         let starts = &batch.cu_seqlens_q;
         let sequence_of = |row: usize| {
             starts.partition_point(|start| *start <= batch.logits_indices[row]) as u32 - 1
         };
-        encode(self.rows, sequence_of, shape.rows, tables, &mut to[at.sampling..]);
-        let (own, padding) =
-            to[at.tables..][..tables].split_at_mut(batch.block_tables.len() * stride);
-        for (row, table) in own.chunks_exact_mut(stride).zip(&batch.block_tables) {
-            fill(row, table, self.dummy_block);
+        let between = list_words(self.pieces(), self.blocks());
+        encode(self.rows, sequence_of, shape.rows, between, &mut to[at.sampling..]);
+        self.write_plans(to, &at);
+        self.write_tables(to, &at);
+    }
+
+    fn write_plans(&self, to: &mut [u32], at: &Layout) {
+        let mut first = 0;
+        for (plan, [shares, partials]) in self.plans.iter().zip(&at.plans) {
+            let starts = plan.shares.iter().map(|share| first as u32 + share);
+            to[shares.clone()].iter_mut().zip(starts).for_each(|(to, start)| *to = start);
+            to[partials.clone()].copy_from_slice(&plan.partials);
+            let pieces = &mut to[at.list + first * KeyPiece::WORDS..];
+            for (to, piece) in pieces.chunks_exact_mut(KeyPiece::WORDS).zip(&plan.pieces) {
+                to.copy_from_slice(&piece.words());
+            }
+            first += plan.pieces.len();
         }
-        padding.fill(self.dummy_block);
+    }
+
+    /// Writes the tables behind the pieces. Each padding row has the dummy block.
+    fn write_tables(&self, to: &mut [u32], at: &Layout) {
+        let padding = repeat(std::slice::from_ref(&self.dummy_block));
+        let mut end = self.pieces() * KeyPiece::WORDS;
+        for (place, table) in at.table_starts.clone().zip(self.tables().chain(padding)) {
+            to[place] = end as u32;
+            // The last start is only the end of the last table.
+            if place + 1 < at.table_starts.end {
+                to[at.list + end..][..table.len()].copy_from_slice(table);
+                end += table.len();
+            }
+        }
     }
 }
 
@@ -232,3 +314,6 @@ fn fill(to: &mut [u32], values: &[u32], padding: u32) {
     own.copy_from_slice(values);
     rest.fill(padding);
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@
 mod cache;
 mod graphs;
 mod inputs;
+mod plans;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, Result};
 use cache::{Budget, DeviceCache, block_bytes};
 use cresset_kernels::Compute;
 use cresset_kernels::DeviceOps;
-use cresset_kernels::attention::gpu::{PagedSequences, WHOLE, tokens_per_split};
+use cresset_kernels::attention::gpu::PagedSequences;
 use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
@@ -32,19 +33,17 @@ use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, samp
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
 use inputs::{Inputs, Staged, StepShape};
+use plans::AttentionKinds;
 use std::collections::VecDeque;
 use store::DeviceStore;
 use workspace::StepWorkspace;
 
 /// Steps that may be launched and not yet collected.
 const DEPTH: usize = 2;
-/// The keys of one sequence are cut into at most this many splits.
-const MOST_SPLITS: usize = 32;
-/// Thread blocks of attention per multiprocessor, including those that find no work.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 16;
-/// Special tokens and table entries per row for which the inputs have room at first. Steps with
-/// more make them grow.
+/// Special tokens, pieces of keys and blocks per row for which the inputs have room at first. Steps
+/// with more make them grow.
 const SPECIALS_PER_ROW: usize = 64;
+const PIECES_PER_ROW: usize = 4;
 const BLOCKS_PER_ROW: usize = 256;
 
 impl ModelOptions {
@@ -57,19 +56,18 @@ impl ModelOptions {
         self.max_batched_tokens.max(self.max_rows)
     }
 
-    /// The largest number of splits of a sequence's keys in a step in which `sequences` decode.
-    fn max_splits(&self, gpu: &DeviceOps, config: &ModelConfig, sequences: usize) -> usize {
-        if self.deterministic {
-            return MOST_SPLITS;
-        }
-        let blocks = BLOCKS_PER_MULTIPROCESSOR * gpu.properties().multiprocessors as usize;
-        blocks.div_ceil(sequences.max(1) * config.kv_heads).clamp(1, MOST_SPLITS)
+    /// Words for which the inputs have room at first.
+    fn first_words(&self, attention: &AttentionKinds) -> usize {
+        let (tokens, rows) = (self.max_tokens(), self.max_rows);
+        let step = StepShape { tokens, ..StepShape::decode(rows, attention.shares()) };
+        step.words(rows * PIECES_PER_ROW, rows * BLOCKS_PER_ROW, rows * SPECIALS_PER_ROW)
     }
 }
 
 pub struct CudaModel {
     options: ModelOptions,
     decoder: Decoder<DeviceOps>,
+    attention: AttentionKinds,
     workspace: StepWorkspace,
     cache: DeviceCache,
     inputs: Inputs,
@@ -126,17 +124,15 @@ impl CudaModel {
         decoder.config.kv_kind = kind;
         let weight_bytes = store.bytes;
         drop(store);
-        let workspace = StepWorkspace::new(gpu, options, &decoder.config)?;
+        let attention = AttentionKinds::new(gpu, options, &decoder.config, decoder.positions)?;
+        let workspace = StepWorkspace::new(gpu, options, &decoder.config, &attention)?;
         let (block_size, rows) = (options.block_size, options.max_rows);
-        let first = StepShape {
-            tokens: options.max_tokens(),
-            ..StepShape::decode(rows, 1, BLOCKS_PER_ROW)
-        };
-        let inputs = Inputs::new(gpu, first.words(rows * SPECIALS_PER_ROW))?;
+        let inputs = Inputs::new(gpu, options.first_words(&attention))?;
         let graphs = Graphs::new(options.gpu_graph_rows.min(rows));
         let cache = DeviceCache::new(gpu, &decoder.config, 1, block_size)?;
         let mut model = Self {
             decoder,
+            attention,
             workspace,
             cache,
             inputs,
@@ -242,36 +238,16 @@ impl CudaModel {
             decodes,
             rows: batch.logits_indices.len(),
             most_queries: queries().skip(decodes).max().unwrap_or(0),
-            max_splits: self.max_splits(decodes),
-            table_stride: batch.block_tables.iter().map(Vec::len).max().unwrap_or(0).max(1),
+            longest_prompt: batch
+                .seq_lens
+                .iter()
+                .skip(decodes)
+                .max()
+                .map_or(0, |len| *len as usize),
+            shares: self.attention.shares(),
         };
         let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
-        recorded
-            .map_or(own, |rows| StepShape::decode(rows, self.max_splits(rows), own.table_stride))
-    }
-
-    fn max_splits(&self, decodes: usize) -> usize {
-        self.options.max_splits(self.gpu(), &self.decoder.config, decodes)
-    }
-
-    /// Tokens of a split of the keys, for decode and for prefill. Prefill is not split unless its
-    /// bits must be decode's.
-    fn splits(&self, batch: &ForwardBatch, shape: &StepShape) -> [u32; 2] {
-        let deterministic = self.options.deterministic;
-        let longest =
-            batch.seq_lens.iter().take(shape.decodes).copied().max().unwrap_or(1) as usize;
-        let (kv_heads, context) = (self.decoder.config.kv_heads, self.decoder.positions);
-        let StepShape { decodes, max_splits, .. } = *shape;
-        let split = tokens_per_split(
-            &**self.gpu(),
-            decodes,
-            kv_heads,
-            longest,
-            context,
-            max_splits,
-            deterministic,
-        ) as u32;
-        [split, if deterministic { split } else { WHOLE }]
+        recorded.map_or(own, |rows| StepShape::decode(rows, own.shares))
     }
 
     /// Uploads the inputs of the step, and returns the lane that was used.
@@ -281,9 +257,16 @@ impl CudaModel {
         rows: &[DeviceRow],
         shape: StepShape,
     ) -> Result<usize> {
-        let (splits, dummy_block) = (self.splits(batch, &shape), self.num_blocks() as u32);
-        let staged =
-            Staged { batch, rows, shape, splits, dummy_block, block_size: self.options.block_size };
+        let plans = self.attention.plan(&batch.seq_lens, shape.decodes);
+        let staged = Staged {
+            batch,
+            rows,
+            shape,
+            plans: &plans,
+            prefill_split: self.attention.prefill_split(),
+            dummy_block: self.num_blocks() as u32,
+            block_size: self.options.block_size,
+        };
         let words = staged.words();
         self.reserve(words)?;
         let number = self.staged % DEPTH;
@@ -345,7 +328,7 @@ impl CudaModel {
     /// Runs each step that is to be recorded once, with padding alone, and records it.
     fn record_all(&mut self) -> Result<()> {
         for rows in self.graphs.buckets() {
-            let shape = StepShape::decode(rows, self.max_splits(rows), 1);
+            let shape = StepShape::decode(rows, self.attention.shares());
             self.run_unsampled(&ForwardBatch::default(), shape)?;
             self.with_graphs(|model, graphs| {
                 graphs.record(&**model.gpu(), shape, &|| model.step(&shape))
@@ -377,13 +360,13 @@ impl CudaModel {
             return Ok(());
         }
         let Self { workspace: w, cache, inputs, .. } = self;
-        let PagedSequences { header, seq_lens, tables } = inputs.all(shape);
+        let PagedSequences { seq_lens, tables, table_starts } = inputs.all(shape);
         let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
         let args = Sample {
             logits: w.logits(rows),
             vocab_size: self.decoder.config.vocab_size,
             params: inputs.sampling(shape),
-            history: History { tokens, seq_lens, tables, header, block_size },
+            history: History { tokens, seq_lens, tables, table_starts, block_size },
             tokens: w.tokens.view().slice(0..rows),
             results: w.results.view().slice(0..rows * RESULT_WORDS),
             workspace: w.sampling.view(),
@@ -395,7 +378,9 @@ impl CudaModel {
     /// sampled.
     fn compute_logits(&self, shape: &StepShape) -> Result<()> {
         let Self { workspace: w, cache, inputs, .. } = self;
-        let sequences = inputs.sequences(shape, w.attention.view());
+        let plans = inputs.plans(shape, &self.attention.windows());
+        let in_parts = !self.options.deterministic;
+        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention.view());
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,

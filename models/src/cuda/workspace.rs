@@ -1,8 +1,8 @@
 //! The buffers that a step writes beside its activations, allocated once for the largest step.
 
+use super::plans::AttentionKinds;
 use crate::{ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
-use cresset_kernels::attention::gpu::decode_workspace;
 use cresset_kernels::gpu::{Buffer, Kind, View};
 use cresset_kernels::sampling::gpu as sampling;
 
@@ -26,14 +26,12 @@ impl StepWorkspace {
         gpu: &DeviceOps,
         options: &ModelOptions,
         config: &ModelConfig,
+        attention: &AttentionKinds,
     ) -> Result<Self> {
-        let &ModelConfig { heads, head_dim, vocab_size, .. } = config;
-        let rows = options.max_rows;
-        let splits = |n| options.max_splits(gpu, config, n);
-        let partial = (1..=rows).map(|n| decode_workspace(n, heads, head_dim, splits(n))).max();
+        let (rows, vocab_size) = (options.max_rows, config.vocab_size);
         Ok(Self {
             logits: Buffer::new(gpu, Kind::F32, rows * vocab_size)?,
-            attention: Buffer::new(gpu, Kind::F32, partial.unwrap_or(0))?,
+            attention: Buffer::new(gpu, Kind::F32, attention.workspace(rows))?,
             tokens: Buffer::zeros(gpu, Kind::U32, rows)?,
             results: Buffer::new(gpu, Kind::U32, rows * sampling::RESULT_WORDS)?,
             sampling: Buffer::new(gpu, Kind::U8, sampling::workspace(rows, vocab_size))?,

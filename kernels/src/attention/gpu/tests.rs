@@ -1,6 +1,7 @@
 //! The kernels against the reference, the equality of bits that they promise, and the errors of
 //! calls out of bounds.
 
+use super::super::plan::{DecodePlan, KeyCuts};
 use super::super::tests::Case;
 use super::*;
 use crate::gpu::{Buffer, Emulator, Properties};
@@ -32,10 +33,72 @@ struct Part {
     len: usize,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum How {
-    Decode { max_splits: usize },
+    /// Cut at the multiples of the step's split.
+    Decode,
+    /// Cut wherever the shares of the work end.
+    EvenDecode,
     Prefill,
+    /// Few queries share the device.
+    PrefillInParts,
+}
+
+/// The words of a call.
+#[derive(Clone, Copy, Debug)]
+struct Step<'a> {
+    tables: &'a [u32],
+    starts: &'a [u32],
+    lens: &'a [u32],
+    cu: &'a [u32],
+    split: u32,
+    how: How,
+}
+
+/// Sequences on the device.
+struct Paged {
+    lens: Buffer,
+    tables: Buffer,
+    starts: Buffer,
+}
+
+/// 0, and the sums of the first counts.
+fn ends(counts: impl Iterator<Item = usize>) -> Vec<u32> {
+    let mut ends = vec![0];
+    ends.extend(counts.scan(0, |end, count| {
+        *end += count as u32;
+        Some(*end)
+    }));
+    ends
+}
+
+/// A plan on the device.
+struct Plan {
+    shares: Buffer,
+    pieces: Buffer,
+    partials: Buffer,
+    workspace: Buffer,
+}
+
+impl Plan {
+    fn new(gpu: &Arc<dyn Gpu>, plan: &DecodePlan, shape: &AttentionShape) -> Self {
+        let words = |words: &[u32]| Buffer::from_slice(gpu, words).unwrap();
+        let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
+        let partials = plan.partials.last().copied().unwrap() as usize;
+        let values = partial_values(partials, shape.heads, shape.head_dim);
+        Self {
+            shares: words(&plan.shares),
+            pieces: words(&pieces),
+            partials: words(&plan.partials),
+            workspace: poisoned_buffer(gpu, Kind::F32, values),
+        }
+    }
+
+    fn views(&self) -> DecodePieces {
+        let [shares, pieces, partials] =
+            [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
+        DecodePieces { shares, pieces, partials }
+    }
 }
 
 impl Paging {
@@ -86,65 +149,70 @@ impl Paging {
     }
 
     fn run(&self, parts: &[Part], split: u32, how: How) -> Result<Vec<f32>> {
-        let stride = self.tables.iter().map(Vec::len).max().unwrap() + 1;
-        let padded = |part: &Part| {
-            let mut table = self.tables[part.sequence].clone();
-            table.resize(stride, u32::MAX);
-            table
-        };
-        let tables: Vec<u32> = parts.iter().flat_map(padded).collect();
+        // A table may have more entries than the step reads.
+        let table = |part: &Part| [&self.tables[part.sequence][..], &[u32::MAX]].concat();
+        let tables: Vec<Vec<u32>> = parts.iter().map(table).collect();
+        let starts = ends(tables.iter().map(Vec::len));
         let lens: Vec<u32> = parts.iter().map(|part| part.len as u32).collect();
-        let mut cu = vec![0];
-        for part in parts {
-            cu.push(cu[cu.len() - 1] + part.queries as u32);
-        }
-        self.call(&self.queries(parts), &tables, &lens, &cu, [stride as u32, split], how)
+        let cu = ends(parts.iter().map(|part| part.queries));
+        let q = self.queries(parts);
+        self.call(
+            &q,
+            &Step { tables: &tables.concat(), starts: &starts, lens: &lens, cu: &cu, split, how },
+        )
     }
 
-    fn call(
-        &self,
-        q: &[f32],
-        tables: &[u32],
-        lens: &[u32],
-        cu: &[u32],
-        header: [u32; 2],
-        how: How,
-    ) -> Result<Vec<f32>> {
+    fn call(&self, q: &[f32], step: &Step) -> Result<Vec<f32>> {
+        let &Step { tables, starts, lens, cu, split, how } = step;
         let rows = q.len() / (self.width() + BESIDE);
         let out = poisoned_buffer(&self.gpu, self.kind, rows * self.width());
         let q = upload(&self.gpu, self.kind, q);
-        let [tables, lens, cu, header] =
-            [tables, lens, cu, &header].map(|words| Buffer::from_slice(&self.gpu, words).unwrap());
-        let args = self.args(&q, &tables, &lens, &header, &out);
+        let words = |words| Buffer::from_slice(&self.gpu, words).unwrap();
+        let paged = Paged { lens: words(lens), tables: words(tables), starts: words(starts) };
+        let (cu, tokens) = (words(cu), words(&[split]));
+        let args = self.args(&q, &paged, &out);
+        let queries = |longest, workspace| PrefillQueries {
+            cu_seqlens: cu.view(),
+            most: self.case.spans.iter().map(|s| s.0).max().unwrap(),
+            split: tokens.view(),
+            longest,
+            workspace,
+        };
+        let values = prefill_values(&*self.gpu, self.kind, self.case.dim)?;
+        let workspace = poisoned_buffer(&self.gpu, Kind::F32, values);
+        let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         match how {
-            How::Prefill => prefill(
-                &*self.gpu,
-                &args,
-                cu.view(),
-                self.case.spans.iter().map(|s| s.0).max().unwrap(),
-            )?,
-            How::Decode { max_splits } => {
-                let len =
-                    decode_workspace(lens.view().len(), self.case.heads, self.case.dim, max_splits);
-                let workspace = poisoned_buffer(&self.gpu, Kind::F32, len);
-                decode(&*self.gpu, &args, max_splits, workspace.view())?;
-                self.gpu.synchronise()?;
+            How::Prefill => {
+                prefill(&*self.gpu, &args, &queries(None, workspace.view().slice(0..0)))?;
             }
+            How::PrefillInParts => {
+                prefill(&*self.gpu, &args, &queries(Some(longest), workspace.view()))?;
+            }
+            How::Decode => self.decode(&args, &self.plan(lens, KeyCuts::Every(split as usize))?)?,
+            How::EvenDecode => self.decode(&args, &self.plan(lens, KeyCuts::Anywhere)?)?,
         }
         self.gpu.synchronise()?;
         Ok(downloaded(&out))
     }
 
-    fn args(
-        &self,
-        q: &Buffer,
-        tables: &Buffer,
-        lens: &Buffer,
-        header: &Buffer,
-        out: &Buffer,
-    ) -> PagedArgs {
-        let sequences =
-            PagedSequences { header: header.view(), seq_lens: lens.view(), tables: tables.view() };
+    fn plan(&self, lens: &[u32], cuts: KeyCuts) -> Result<DecodePlan> {
+        let Case { heads, kv_heads, dim, window, .. } = self.case;
+        let grid = decode_grid(&*self.gpu, self.kind, heads, kv_heads, dim)?;
+        Ok(DecodePlan::new(lens, window, cuts, &grid))
+    }
+
+    fn decode(&self, args: &PagedArgs, plan: &DecodePlan) -> Result<()> {
+        let plan = Plan::new(&self.gpu, plan, &args.shape);
+        decode(&*self.gpu, args, &plan.views(), plan.workspace.view())?;
+        self.gpu.synchronise()
+    }
+
+    fn args(&self, q: &Buffer, paged: &Paged, out: &Buffer) -> PagedArgs {
+        let sequences = PagedSequences {
+            seq_lens: paged.lens.view(),
+            tables: paged.tables.view(),
+            table_starts: paged.starts.view(),
+        };
         PagedArgs {
             q: q.view(),
             k_cache: self.k.view(),
@@ -198,9 +266,14 @@ fn check(case: Case, kind: Kind, tolerance: f32, block_size: usize, how: How, sp
 #[test]
 fn decode_equals_the_reference() {
     for (kind, tolerance) in TOLERANCES {
-        for (block_size, max_splits, split) in [(16, 1, WHOLE), (64, 16, 64), (32, 3, 384)] {
+        for (block_size, how, split) in [
+            (16, How::Decode, WHOLE),
+            (64, How::Decode, 64),
+            (32, How::Decode, 384),
+            (16, How::EvenDecode, WHOLE),
+        ] {
             for case in decodes() {
-                check(case, kind, tolerance, block_size, How::Decode { max_splits }, split);
+                check(case, kind, tolerance, block_size, how, split);
             }
         }
     }
@@ -209,11 +282,61 @@ fn decode_equals_the_reference() {
 #[test]
 fn prefill_equals_the_reference() {
     for (kind, tolerance) in TOLERANCES {
-        for (block_size, split) in [(16, WHOLE), (64, 64)] {
+        for (block_size, how, split) in
+            [(16, How::Prefill, WHOLE), (64, How::Prefill, 64), (16, How::PrefillInParts, WHOLE)]
+        {
             for case in prefills() {
-                check(case, kind, tolerance, block_size, How::Prefill, split);
+                check(case, kind, tolerance, block_size, how, split);
             }
         }
+    }
+}
+
+/// A few queries behind many keys, beside others that see few: some parts of those are empty.
+#[test]
+fn prefill_in_parts_equals_the_reference() {
+    let cases = || {
+        [
+            Case::new(4, 1, 64, &[(3, 989)]),
+            Case::new(6, 2, 32, &[(5, 1300), (2, 2), (1, 700)]),
+            Case::new(8, 2, 128, &[(40, 800)]).capped(5.0),
+            Case::new(4, 1, 16, &[(9, 1500), (4, 40)]).windowed(900),
+            Case::new(2, 1, 256, &[(20, 600)]),
+        ]
+    };
+    for case in cases() {
+        check(case, Kind::Bf16, 1.2e-2, 16, How::PrefillInParts, WHOLE);
+    }
+    // A workspace that has room for fewer parts means fewer parts.
+    let paging = Paging::on(
+        Emulator::with(24 << 20, 132),
+        Kind::Bf16,
+        cases().into_iter().next().unwrap(),
+        32,
+    );
+    let got = paging.run(&paging.parts(), WHOLE, How::PrefillInParts).unwrap();
+    assert_close(&got, &paging.case.want(), 1.2e-2, "many multiprocessors");
+}
+
+#[test]
+fn keys_are_divided_where_queries_are_few() {
+    // Blocks at once, blocks of queries, tiles of keys; then parts.
+    let table = [
+        // 64 queries of four heads for each of 8 KV heads behind 100 000 tokens.
+        (264, 16, 1563, 16),
+        (264, 8, 1563, 33),
+        (264, 264, 1563, 1),
+        (264, 140, 1563, 1),
+        (264, 130, 1563, 2),
+        (264, 16, 7, 1),
+        (264, 16, 16, 4),
+        (28, 16, 1563, 1),
+        (8, 1, 0, 1),
+    ];
+    for (at_once, blocks, tiles, parts) in table {
+        assert_eq!(key_parts(at_once, blocks, tiles), parts, "{at_once} {blocks} {tiles}");
+        // The rows of all parts are no more than the workspace has room for.
+        assert!(blocks * parts <= at_once.max(blocks));
     }
 }
 
@@ -227,7 +350,7 @@ fn heads_of_256_have_the_same_bits_on_every_card() {
         let decoding = Paging::on(gpu.clone(), Kind::Bf16, decoding, 16);
         let prompts = Case::new(6, 2, 256, &[(70, 190), (3, 3)]).capped(5.0);
         let prompts = Paging::on(gpu, Kind::Bf16, prompts, 16);
-        let ways = [(&decoding, How::Decode { max_splits: 3 }), (&prompts, How::Prefill)];
+        let ways = [(&decoding, How::Decode), (&prompts, How::Prefill)];
         ways.map(|(paging, how)| {
             let got = paging.run(&paging.parts(), 64, how).unwrap();
             assert_close(&got, &paging.case.want(), 1.2e-2, card);
@@ -246,7 +369,7 @@ fn a_card_with_too_little_shared_memory_is_told() {
         Properties { shared_bytes: 48 << 10, ..Emulator::card("rtx-3060", 1 << 24).unwrap() };
     let case = Case::new(2, 1, 256, &[(1, 20)]);
     let paging = Paging::on(Emulator::of(small), Kind::Bf16, case, 16);
-    for how in [How::Decode { max_splits: 1 }, How::Prefill] {
+    for how in [How::Decode, How::Prefill] {
         let error = paging.run(&paging.parts(), 64, how).unwrap_err().to_string();
         assert!(error.contains("heads of 256 in bf16: blocks of this GPU have 48 KiB"), "{error}");
     }
@@ -285,11 +408,10 @@ fn bits_depend_on_the_query_alone() {
             assert!(parts == all, "{what}: in chunks");
             let ends = [1, 64, 65, 128, 170];
             let steps: Vec<Part> = ends.iter().map(|end| part(end - 1, *end)).collect();
-            let decoded = bits(&paging.run(&steps, split, How::Decode { max_splits: 3 }).unwrap());
+            let decoded = bits(&paging.run(&steps, split, How::Decode).unwrap());
             for (i, end) in ends.iter().enumerate() {
                 assert!(decoded[row(i)] == all[row(end - 1)], "{what}: decoded at {end}");
-                let alone =
-                    paging.run(&steps[i..=i], split, How::Decode { max_splits: 3 }).unwrap();
+                let alone = paging.run(&steps[i..=i], split, How::Decode).unwrap();
                 assert!(bits(&alone) == all[row(end - 1)], "{what}: decoded alone at {end}");
             }
         }
@@ -297,25 +419,78 @@ fn bits_depend_on_the_query_alone() {
 }
 
 #[test]
-fn a_recorded_step_reads_lengths_and_splits_anew() {
+fn a_recorded_step_reads_lengths_and_plans_anew() {
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 200), (1, 150)]), 16);
-    let stride = paging.tables[0].len();
-    let mut tables = paging.tables.concat();
-    tables.resize(2 * stride, 0);
     let q = upload(&paging.gpu, Kind::Bf16, &paging.queries(&paging.parts()));
     let out = poisoned_buffer(&paging.gpu, Kind::Bf16, 2 * paging.width());
-    let workspace = Buffer::new(&paging.gpu, Kind::F32, decode_workspace(2, 4, 16, 4)).unwrap();
     let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
-    let (tables, lens, header) = (words(&tables), words(&[1, 1]), words(&[stride as u32, 64]));
-    let args = paging.args(&q, &tables, &lens, &header, &out);
-    let graph =
-        paging.gpu.capture(&mut || decode(&*paging.gpu, &args, 4, workspace.view())).unwrap();
-    for split in [64, 128, WHOLE] {
-        for (new, old) in [(words(&[200, 150]), &lens), (words(&[stride as u32, split]), &header)] {
-            paging.gpu.copy(new.view(), old.view()).unwrap();
+    let starts = words(&ends(paging.tables.iter().map(Vec::len)));
+    let paged = Paged { lens: words(&[1, 1]), tables: words(&paging.tables.concat()), starts };
+    let args = paging.args(&q, &paged, &out);
+    // The plan with the most pieces makes the room.
+    let largest = paging.plan(&[200, 150], KeyCuts::Every(64)).unwrap();
+    let room = Plan::new(&paging.gpu, &largest, &args.shape);
+    let put = |plan: &DecodePlan| {
+        let new = Plan::new(&paging.gpu, plan, &args.shape);
+        let pieces = room.pieces.view().slice(0..new.pieces.view().len());
+        for (new, old) in [
+            (new.shares.view(), room.shares.view()),
+            (new.pieces.view(), pieces),
+            (new.partials.view(), room.partials.view()),
+        ] {
+            paging.gpu.copy(new, old).unwrap();
         }
+        paging.gpu.synchronise().unwrap();
+    };
+    put(&paging.plan(&[1, 1], KeyCuts::Anywhere).unwrap());
+    let mut record = || decode(&*paging.gpu, &args, &room.views(), room.workspace.view());
+    let graph = paging.gpu.capture(&mut record).unwrap();
+    for cuts in [KeyCuts::Every(64), KeyCuts::Anywhere, KeyCuts::Every(WHOLE as usize)] {
+        let new = words(&[200, 150]);
+        paging.gpu.copy(new.view(), paged.lens.view()).unwrap();
+        put(&paging.plan(&[200, 150], cuts).unwrap());
         paging.gpu.replay(&graph).unwrap();
         assert_close(&downloaded(&out), &paging.case.want(), 1.2e-2, "replayed");
+    }
+}
+
+/// A plan that does not belong to the step, or leaves its buffers, ends the step. Each has an
+/// emulator of its own: a fault ends a device for the whole process.
+#[test]
+fn a_plan_out_of_bounds_fails() {
+    let changes: [(&str, fn(&mut DecodePlan)); 10] = [
+        ("", |_| ()),
+        ("sequence < params.sequences", |plan| plan.pieces[1].sequence = 1),
+        ("keys.end <= len", |plan| plan.pieces[2].end = 256),
+        ("keys.begin <= keys.end", |plan| plan.pieces[0].begin = 65),
+        ("first <= keys.begin", |plan| plan.pieces[0].begin = 10),
+        ("keys.begin % 64 == 0", |plan| plan.pieces[1].begin = 65),
+        ("keys.end % 64 == 0", |plan| plan.pieces[1].end = 127),
+        ("partial < work.partials", |plan| plan.pieces[1].partial = 9),
+        ("found.end <= piece_words / 4", |plan| *plan.shares.last_mut().unwrap() = 99),
+        ("own.begin <= own.end", |plan| plan.partials[0] = 9),
+    ];
+    for (kind, _) in TOLERANCES {
+        for (expect, change) in changes {
+            let case = Case::new(4, 2, 16, &[(1, 190)]).windowed(170);
+            let paging = Paging::on(Emulator::new(), kind, case, 16);
+            let mut plan = paging.plan(&[190], KeyCuts::Every(64)).unwrap();
+            change(&mut plan);
+            let q = upload(&paging.gpu, kind, &paging.queries(&paging.parts()));
+            let out = poisoned_buffer(&paging.gpu, kind, paging.width());
+            let table = [&paging.tables[0][..], &[0; 4]].concat();
+            let words = |words: &[u32]| Buffer::from_slice(&paging.gpu, words).unwrap();
+            let starts = words(&[0, table.len() as u32]);
+            let paged = Paged { lens: words(&[190]), tables: words(&table), starts };
+            let args = paging.args(&q, &paged, &out);
+            let result = paging.decode(&args, &plan).map_err(|error| error.to_string());
+            match result {
+                Ok(()) => assert!(expect.is_empty(), "{kind:?}: {expect} was not checked"),
+                Err(error) => {
+                    assert!(!expect.is_empty() && error.contains(expect), "{kind:?}: {error}");
+                }
+            }
+        }
     }
 }
 
@@ -325,38 +500,43 @@ fn a_sequence_without_tokens_gets_zeros() {
         let paging = Paging::new(kind, Case::new(4, 2, 16, &[(1, 64)]), 16);
         let q = vec![1.0; 2 * (paging.width() + BESIDE)];
         let table = [&paging.tables[0][..], &[u32::MAX; 4]].concat();
-        let got =
-            paging.call(&q, &table, &[64, 0], &[], [4, 64], How::Decode { max_splits: 2 }).unwrap();
-        assert!(
-            got[..paging.width()].iter().all(|x| *x != 0.0)
-                && got[paging.width()..].iter().all(|x| *x == 0.0)
-        );
+        for how in [How::Decode, How::EvenDecode] {
+            let (starts, lens) = (&[0, 4, 8], &[64, 0]);
+            let step = Step { tables: &table, starts, lens, cu: &[], split: 64, how };
+            let got = paging.call(&q, &step).unwrap();
+            assert!(
+                got[..paging.width()].iter().all(|x| *x != 0.0)
+                    && got[paging.width()..].iter().all(|x| *x == 0.0)
+            );
+        }
     }
 }
 
 /// Each step has an emulator of its own: a fault ends a device for the whole process.
 #[test]
 fn a_step_out_of_bounds_fails() {
-    type Step<'a> = (&'a [u32], &'a [u32], &'a [u32], [u32; 2], How);
-    let good: Step = (&[0, 1, 2, 3], &[64], &[0, 1], [4, 64], How::Decode { max_splits: 1 });
-    let bad: [Step; 9] = [
-        (&[0, 1, 2, 1000], good.1, good.2, good.3, good.4),
-        (&[0, u32::MAX, 2, 3], good.1, good.2, good.3, How::Prefill),
-        (good.0, &[65], good.2, good.3, good.4),
-        (good.0, good.1, good.2, [3, 64], good.4),
-        (good.0, good.1, good.2, [4, 32], good.4),
-        (good.0, good.1, good.2, [4, 0], How::Prefill),
-        (&[0, 1, 2, 3, 4, 5], &[90], good.2, [6, 64], good.4),
-        (good.0, good.1, &[0, 2], good.3, How::Prefill),
-        (good.0, &[0], good.2, good.3, How::Prefill),
+    let (tables, starts, lens, cu) = (&[0, 1, 2, 3][..], &[0, 4][..], &[64][..], &[0, 1][..]);
+    let good = Step { tables, starts, lens, cu, split: 64, how: How::Decode };
+    let prompt = Step { how: How::Prefill, ..good };
+    let bad = [
+        Step { tables: &[0, 1, 2, 1000], ..good },
+        Step { tables: &[0, u32::MAX, 2, 3], ..prompt },
+        Step { lens: &[65], ..good },
+        Step { starts: &[0, 3], ..good },
+        Step { starts: &[1, 5], ..good },
+        Step { starts: &[4, 3], ..prompt },
+        Step { split: 32, ..prompt },
+        Step { split: 0, ..prompt },
+        Step { cu: &[0, 2], ..prompt },
+        Step { lens: &[0], ..prompt },
     ];
     for (kind, _) in TOLERANCES {
-        for (i, (tables, lens, cu, header, how)) in [good].into_iter().chain(bad).enumerate() {
+        for (i, step) in [good].into_iter().chain(bad).enumerate() {
             let case = Case::new(4, 2, 16, &[(1, 90)]);
             let paging = Paging::on(Emulator::new(), kind, case, 16);
             let q = vec![1.0; paging.width() + BESIDE];
-            let result = paging.call(&q, tables, lens, cu, header, how);
-            assert_eq!(result.is_ok(), i == 0, "{kind:?} step {i}: {result:?}");
+            let result = paging.call(&q, &step);
+            assert_eq!(result.is_ok(), i == 0, "{kind:?} {step:?}: {result:?}");
         }
     }
 }
@@ -378,46 +558,47 @@ fn a_call_that_does_not_fit_is_refused() {
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 64)]), 16);
     let gpu = &paging.gpu;
     let (q, out) = (upload(gpu, Kind::Bf16, &[0.0; 72]), poisoned_buffer(gpu, Kind::Bf16, 64));
-    let [tables, lens, header] =
-        [&[0u32, 1, 2, 3][..], &[64], &[4, 64]].map(|w| Buffer::from_slice(gpu, w).unwrap());
-    let partial = Buffer::new(gpu, Kind::F32, decode_workspace(1, 4, 16, 2)).unwrap();
-    let workspace = partial.view();
-    let args = paging.args(&q, &tables, &lens, &header, &out);
-    decode(&**gpu, &args, 2, workspace).unwrap();
-    assert!(decode(&**gpu, &args, 3, workspace).is_err(), "a workspace too small");
+    let [tables, lens, starts] =
+        [&[0u32, 1, 2, 3][..], &[64], &[0, 4]].map(|w| Buffer::from_slice(gpu, w).unwrap());
+    let paged = Paged { lens, tables, starts };
+    let args = paging.args(&q, &paged, &out);
+    let plan = Plan::new(gpu, &paging.plan(&[64], KeyCuts::Anywhere).unwrap(), &args.shape);
+    let (views, workspace) = (plan.views(), plan.workspace.view());
+    decode(&**gpu, &args, &views, workspace).unwrap();
     for (i, change) in changes.iter().enumerate() {
         let mut args = args;
         change(&mut args);
-        assert!(decode(&**gpu, &args, 2, workspace).is_err(), "change {i}");
+        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i}");
+    }
+    let changes: [fn(&mut DecodePieces); 4] = [
+        |plan| plan.partials = plan.partials.slice(0..1),
+        |plan| plan.shares = plan.shares.slice(0..1),
+        |plan| plan.pieces = plan.pieces.slice(1..plan.pieces.len()),
+        |plan| plan.shares = plan.shares.slice(0..0),
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut views = views;
+        change(&mut views);
+        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i} of the plan");
     }
 }
 
+/// The plan is made for the blocks that run at once, and the launch has as many.
 #[test]
-fn splits_fill_the_device_and_stay_below_their_maximum() {
-    // Sequences, KV heads, longest, maximum; then the tokens of a split on 132 multiprocessors.
+fn the_grid_of_decode_follows_the_card() {
+    // Card, heads, KV heads, dimensions; then blocks of a multiprocessor and tiles of heads.
     let table = [
-        (1, 8, 1000, 64, 64),
-        (1, 8, 8192, 64, 256),
-        (1, 8, 131_072, 64, 2048),
-        (8, 8, 1000, 64, 256),
-        (64, 8, 1000, 64, 1024),
-        (512, 8, 8192, 64, 1024),
-        (512, 8, 8192, 1, 8192),
-        (1, 1, 1, 1, 64),
+        ("h200", 32, 8, 128, 4, 8),
+        ("h200", 40, 2, 64, 8, 4),
+        ("rtx-3060", 32, 8, 128, 1, 8),
+        ("rtx-3060", 8, 4, 256, 1, 4),
     ];
-    let gpu = Emulator::with(1 << 20, 132);
-    for (sequences, kv_heads, longest, max_splits, want) in table {
-        let got = tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, false);
-        assert_eq!(got, want, "{sequences} {kv_heads} {longest} {max_splits}");
-        let invariant =
-            tokens_per_split(&*gpu, sequences, kv_heads, longest, 131_072, max_splits, true);
-        assert_eq!(
-            invariant,
-            131_072usize.div_ceil(max_splits),
-            "{sequences} {longest} {max_splits}"
-        );
+    for (card, heads, kv_heads, dim, resident, head_tiles) in table {
+        let gpu = Emulator::of(Emulator::card(card, 1 << 20).unwrap());
+        let multiprocessors = gpu.properties().multiprocessors as usize;
+        let grid = decode_grid(&*gpu, Kind::Bf16, heads, kv_heads, dim).unwrap();
+        assert_eq!(grid, DecodeGrid { multiprocessors, resident, head_tiles }, "{card} {dim}");
     }
-    assert_eq!(tokens_per_split(&*gpu, 1, 8, 100, 4096, 64, true), 256);
 }
 
 #[test]

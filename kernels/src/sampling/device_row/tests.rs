@@ -89,11 +89,11 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
         .flat_map(|row| row.tokens.iter().copied().chain(repeat(0)).take(BLOCK))
         .collect();
     let lens = rows.iter().map(|row| row.tokens.len() as u32).collect();
-    let history: [Vec<u32>; 4] = [tokens, lens, (0..rows.len() as u32).collect(), vec![1]];
-    let [tokens, seq_lens, tables, header] =
-        &history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
-    let [tokens, seq_lens, tables, header] = [tokens, seq_lens, tables, header].map(Buffer::view);
-    let history = History { tokens, seq_lens, tables, header, block_size: BLOCK };
+    let numbers = |last: usize| (0..last as u32).collect();
+    let history: [Vec<u32>; 4] = [tokens, lens, numbers(rows.len()), numbers(rows.len() + 1)];
+    let history = history.map(|words| Buffer::from_slice(gpu, &words).unwrap());
+    let [tokens, seq_lens, tables, table_starts] = history.each_ref().map(Buffer::view);
+    let history = History { tokens, seq_lens, tables, table_starts, block_size: BLOCK };
     let encoded: Vec<_> = rows.iter().map(|row| DeviceRow::new(row, vocab_size).unwrap()).collect();
     let specials = encoded.iter().map(|row: &DeviceRow| row.specials.len()).sum();
     let mut words = vec![0; encoded_words(rows.len(), specials)];

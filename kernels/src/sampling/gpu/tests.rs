@@ -116,13 +116,14 @@ impl Histories {
             tables.extend(table.into_iter().map(|block| block as u32));
             lens.push(case.history.len() as u32);
         }
-        let words = [&tokens[..], &lens, &tables, &[blocks as u32]];
+        let starts: Vec<u32> = (0..=cases.len()).map(|i| (i * blocks) as u32).collect();
+        let words = [&tokens[..], &lens, &tables, &starts];
         Self(words.map(|words| Buffer::from_slice(gpu, words).unwrap()))
     }
 
     fn views(&self) -> History {
-        let [tokens, seq_lens, tables, header] = self.0.each_ref().map(Buffer::view);
-        History { tokens, seq_lens, tables, header, block_size: BLOCK }
+        let [tokens, seq_lens, tables, table_starts] = self.0.each_ref().map(Buffer::view);
+        History { tokens, seq_lens, tables, table_starts, block_size: BLOCK }
     }
 }
 
@@ -313,7 +314,7 @@ fn arguments_that_do_not_fit_are_refused() {
     check(11, |_| (), 20, "rows of 11");
     check(10, |words| words[14] = 1, 20, "params_len");
     check(10, |words| words[11] = 1, 20, "sequence < sequences");
-    check(10, |_| (), 49, "header[0]");
+    check(10, |_| (), 49, "last - table");
 }
 
 #[test]

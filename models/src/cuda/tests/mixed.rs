@@ -201,3 +201,34 @@ fn other_sequences_change_no_logit() {
         }
     }
 }
+
+/// Blocks share the keys of a few queries behind a long prefix. With `deterministic` they do not,
+/// because the parts of the keys depend on the whole step.
+#[test]
+fn a_short_tail_behind_a_long_prefix_is_computed_in_parts() {
+    let all = tokens(600, 3);
+    let prefix = all.len() - 5;
+    let blocks: Vec<u32> = (0..38).collect();
+    let run = |deterministic| {
+        let sizes = ModelOptions {
+            deterministic,
+            max_context: Some(640),
+            gpu_graph_rows: 0,
+            ..options(Kind::Bf16)
+        };
+        let (mut model, spy) = spied(&TinyLlama { seed: 16, ..TinyLlama::default() }, &sizes);
+        let span = |from, to| Span { tokens: &all[from..to], cached: from, blocks: &blocks };
+        for from in (0..prefix).step_by(64) {
+            model.logits(&batch(&[span(from, prefix.min(from + 64))], BLOCK, true));
+        }
+        spy.noted().kernels.clear();
+        let tail = model.logits(&batch(&[span(prefix, all.len())], BLOCK, true));
+        let noted = spy.noted();
+        let launched = |part| noted.kernels.iter().any(|kernel| kernel.starts_with(part));
+        let parts = ["attention_prefill_part", "attention_combine_parts"].map(launched);
+        assert_eq!(parts, [!deterministic; 2]);
+        tail
+    };
+    let error = error(&run(false), &run(true));
+    assert!(error < 0.02, "{error}");
+}

@@ -1,0 +1,95 @@
+//! The words of a step, which the host writes and uploads each time.
+
+use super::*;
+use cresset_kernels::attention::plan::{DecodeGrid, KeyCuts};
+
+const BLOCK_SIZE: usize = 16;
+const DUMMY: u32 = 9_999_999;
+
+/// A step in which sequences of these lengths decode. Block b of sequence i is 10000 i + b, and
+/// tables have entries beyond the tokens.
+fn decoding(lens: &[u32]) -> ForwardBatch {
+    let rows = lens.len() as u32;
+    let table = |(i, len): (usize, &u32)| {
+        let blocks = len.div_ceil(BLOCK_SIZE as u32) + 3;
+        (0..blocks).map(|block| 10_000 * i as u32 + block).collect()
+    };
+    ForwardBatch {
+        input_ids: vec![0; lens.len()],
+        positions: lens.iter().map(|len| len - 1).collect(),
+        slot_mapping: vec![0; lens.len()],
+        cu_seqlens_q: (0..=rows).collect(),
+        seq_lens: lens.to_vec(),
+        block_tables: lens.iter().enumerate().map(table).collect(),
+        logits_indices: (0..rows).collect(),
+        ..ForwardBatch::default()
+    }
+}
+
+/// Writes the step, with padding up to `rows` rows, and hands its words to `check`.
+fn written(lens: &[u32], rows: usize, check: impl FnOnce(&[u32], &Layout, &[DecodePlan])) {
+    let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
+    let batch = decoding(lens);
+    let padded: Vec<u32> = lens.iter().copied().chain(repeat(1)).take(rows).collect();
+    let plans =
+        [None, Some(4096)].map(|window| DecodePlan::new(&padded, window, KeyCuts::Anywhere, &grid));
+    let shape = StepShape::decode(rows, [grid.most_shares(); KINDS]);
+    let (dummy_block, block_size, prefill_split) = (DUMMY, BLOCK_SIZE, 64);
+    let staged = Staged {
+        batch: &batch,
+        rows: &[],
+        shape,
+        plans: &plans,
+        prefill_split,
+        dummy_block,
+        block_size,
+    };
+    let mut words = vec![u32::MAX; staged.words()];
+    staged.write(&mut words);
+    check(&words, &Layout::new(&shape), &plans);
+}
+
+/// A long sequence in a crowd costs as many words as it has blocks, and the others no more than
+/// without it.
+#[test]
+fn a_step_has_a_word_for_each_block_that_holds_tokens() {
+    let crowd = [&[500; 255][..], &[100_000]].concat();
+    let mut counts = Vec::new();
+    for lens in [&[500; 256][..], &crowd] {
+        let blocks: usize = lens.iter().map(|len| (*len as usize).div_ceil(BLOCK_SIZE)).sum();
+        written(lens, lens.len(), |words, at, plans| {
+            let pieces: usize = plans.iter().map(|plan| plan.pieces.len()).sum();
+            let list = blocks.next_multiple_of(4) + pieces * KeyPiece::WORDS;
+            assert_eq!(words.len() - at.list, list);
+            counts.push(words.len());
+        });
+    }
+    // A table has 32 blocks, the long one 6250; the long one is cut into some 30 pieces.
+    assert!(counts[1] - counts[0] < 6250 - 32 + 2 * 66 * KeyPiece::WORDS, "{counts:?}");
+    assert!(counts[1] < 26_000, "{counts:?}, where rows times the longest are 1600000");
+}
+
+#[test]
+fn tables_and_pieces_are_found_where_the_step_says() {
+    let lens = [20, 1, 5000, 16];
+    written(&lens, 6, |words, at, plans| {
+        let list = &words[at.list..];
+        let starts = &words[at.table_starts.clone()];
+        let table = |row: usize| &list[starts[row] as usize..starts[row + 1] as usize];
+        for (row, len) in lens.iter().enumerate() {
+            let blocks = len.div_ceil(BLOCK_SIZE as u32);
+            let want: Vec<u32> = (0..blocks).map(|block| 10_000 * row as u32 + block).collect();
+            assert_eq!(table(row), want, "row {row}");
+        }
+        assert_eq!([table(4), table(5)], [[DUMMY]; 2]);
+        for (plan, [shares, partials]) in plans.iter().zip(&at.plans) {
+            let shares = &words[shares.clone()];
+            let pieces = &list[shares[0] as usize * KeyPiece::WORDS..];
+            let want: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
+            assert_eq!(pieces[..want.len()], want);
+            let from_the_first: Vec<u32> = shares.iter().map(|share| share - shares[0]).collect();
+            assert_eq!(from_the_first, plan.shares);
+            assert_eq!(words[partials.clone()], plan.partials);
+        }
+    });
+}
