@@ -9,7 +9,7 @@ use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
 use llguidance::{Matcher, ParserFactory};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -37,6 +37,9 @@ pub struct FormatRefused(pub String);
 /// White space between the parts of JSON. Where nothing bounds it, small models write it without
 /// end.
 const WHITE_SPACE: &str = r"[ \n\r\t]{1,32}";
+/// The unit of numbers that have a minimum or a maximum, which are never written with an exponent.
+/// Small models write decimals without end, too; ten tell more than a bounded value is known to.
+const UNIT: f64 = 1e-10;
 /// Grammars that are kept compiled, and bytes of their formats together.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
@@ -142,7 +145,17 @@ impl Grammars {
 
     /// Compiles a format and computes what may come first: some grammars only fail there.
     fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
-        let parser = self.factory.create_parser(format.grammar()?);
+        // A schema whose numbers have bounds closer than the unit has only values between.
+        self.compile_grammar(format, Decimals::Bounded)
+            .or_else(|_| self.compile_grammar(format, Decimals::Any))
+    }
+
+    fn compile_grammar(
+        &self,
+        format: &AnswerFormat,
+        decimals: Decimals,
+    ) -> Result<CompiledGrammar, FormatRefused> {
+        let parser = self.factory.create_parser(format.grammar(decimals)?);
         let mut matcher = Matcher::new(parser);
         let first =
             matcher.compute_mask_or_eos().map_err(|why| format.refusal(&why.to_string()))?;
@@ -177,13 +190,13 @@ impl AnswerFormat {
         }
     }
 
-    fn grammar(&self) -> Result<TopLevelGrammar, FormatRefused> {
+    fn grammar(&self, decimals: Decimals) -> Result<TopLevelGrammar, FormatRefused> {
         Ok(match self {
-            Self::Schema(schema) => TopLevelGrammar::from_json_schema(bounded(schema)?),
+            Self::Schema(schema) => TopLevelGrammar::from_json_schema(bounded(schema, decimals)?),
             Self::Regex(expression) => TopLevelGrammar::from_regex(expression),
             Self::Choice(texts) => TopLevelGrammar::from_lark(one_of(texts)),
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
-            Self::Nested { grammar, parts } => nested(grammar, parts)?,
+            Self::Nested { grammar, parts } => nested(grammar, parts, decimals)?,
         })
     }
 
@@ -207,49 +220,85 @@ impl AnswerFormat {
     }
 }
 
-fn nested(grammar: &str, parts: &[AnswerFormat]) -> Result<TopLevelGrammar, FormatRefused> {
+fn nested(
+    grammar: &str,
+    parts: &[AnswerFormat],
+    decimals: Decimals,
+) -> Result<TopLevelGrammar, FormatRefused> {
     let mut whole = TopLevelGrammar::from_lark(grammar.to_owned());
     for (at, part) in parts.iter().enumerate() {
         let named =
             |part: GrammarWithLexer| GrammarWithLexer { name: Some(format!("part_{at}")), ..part };
-        whole.grammars.extend(part.grammar()?.grammars.into_iter().map(named));
+        whole.grammars.extend(part.grammar(decimals)?.grammars.into_iter().map(named));
     }
     Ok(whole)
 }
 
+/// How many decimals a number with a minimum or a maximum may have.
+#[derive(Clone, Copy, PartialEq)]
+enum Decimals {
+    Any,
+    /// Those of `UNIT`.
+    Bounded,
+}
+
 /// The schema, with white space bounded. A schema that is `true` or `false` has no place for that.
-fn bounded(schema: &str) -> Result<Value, FormatRefused> {
+fn bounded(schema: &str, decimals: Decimals) -> Result<Value, FormatRefused> {
+    // Units of the schema's own would have to be brought together with ours.
+    let has_units = schema.contains("multipleOf");
     let schema = serde_json::from_str(schema);
     let mut schema: Value = schema.map_err(|_| FormatRefused("must be a JSON schema".into()))?;
     if schema == Value::Bool(true) {
         schema = json!({});
     }
-    name_no_draft(&mut schema);
+    let bounds_decimals = decimals == Decimals::Bounded && !has_units;
+    change_schemas(&mut schema, &|members| {
+        name_no_draft(members);
+        if bounds_decimals {
+            bound_decimals(members);
+        }
+    });
     if let Some(members) = schema.as_object_mut() {
         members.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
     }
     Ok(schema)
 }
 
-/// Removes the names of drafts: the compiler ignores rules that are younger than the draft named,
-/// and reads older spellings in any. Values that are no schemas are left as they are.
-fn name_no_draft(schema: &mut Value) {
+/// Changes each schema in a schema. Values that are no schemas are left as they are.
+fn change_schemas(schema: &mut Value, change: &dyn Fn(&mut Map<String, Value>)) {
     match schema {
-        Value::Array(items) => items.iter_mut().for_each(name_no_draft),
+        Value::Array(items) => items.iter_mut().for_each(|item| change_schemas(item, change)),
         Value::Object(members) => {
-            members.retain(|name, value| name != "$schema" || !value.is_string());
+            change(members);
             for (keyword, value) in members {
                 match (keyword.as_str(), value) {
                     ("const" | "enum", _) => {}
                     (
                         "properties" | "patternProperties" | "$defs" | "definitions",
                         Value::Object(named),
-                    ) => named.values_mut().for_each(name_no_draft),
-                    (_, value) => name_no_draft(value),
+                    ) => named.values_mut().for_each(|value| change_schemas(value, change)),
+                    (_, value) => change_schemas(value, change),
                 }
             }
         }
         _ => {}
+    }
+}
+
+/// Removes the name of a draft: the compiler ignores rules that are younger than the draft named,
+/// and reads older spellings in any.
+fn name_no_draft(members: &mut Map<String, Value>) {
+    members.retain(|name, value| name != "$schema" || !value.is_string());
+}
+
+fn bound_decimals(members: &mut Map<String, Value>) {
+    let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+    let is_number = match members.get("type") {
+        Some(Value::Array(types)) => types.iter().any(|kind| kind == "number"),
+        kind => kind.is_some_and(|kind| kind == "number"),
+    };
+    if is_number && bounds.iter().any(|bound| members.contains_key(*bound)) {
+        members.insert("multipleOf".into(), json!(UNIT));
     }
 }
 

@@ -67,6 +67,34 @@ fn answers_are_what_the_schema_allows() {
 }
 
 #[test]
+fn numbers_with_bounds_have_no_endless_decimals() {
+    let number = r#"{"type":["number","null"],"minimum":0,"exclusiveMaximum":37}"#;
+    let text = text_model(&byte_level());
+    for schema in [number, &format!(r#"{{"enum":[{{"type":"number","minimum":1}}],"$defs":{{}}}}"#)]
+    {
+        let grammar = text.compile(&AnswerFormat::Schema(schema.into())).unwrap();
+        for seed in 0..60 {
+            let answer = walk(&text, &grammar, seed, 400).unwrap();
+            let value: Value = serde_json::from_str(&answer).unwrap();
+            let decimals = answer
+                .split_once('.')
+                .map_or(0, |(_, after)| after.trim_end().trim_end_matches('0').len());
+            assert!(decimals <= 10, "{answer}");
+            let is_allowed = value.as_f64().is_none_or(|number| (0.0..37.0).contains(&number));
+            assert!(is_allowed && !answer.contains("multipleOf"), "{answer}");
+        }
+    }
+    // Bounds that only smaller units can meet, and units of the schema's own.
+    for (least, most, unit) in [("1e-12", "2e-12", ""), ("0", "1", r#","multipleOf":0.25"#)] {
+        let schema = format!(r#"{{"type":"number","minimum":{least},"maximum":{most}{unit}}}"#);
+        let grammar = text.compile(&AnswerFormat::Schema(schema)).unwrap();
+        let answer = (0..60).find_map(|seed| walk(&text, &grammar, seed, 400)).unwrap();
+        let value: f64 = answer.trim().parse().unwrap();
+        assert!((least.parse().unwrap()..=most.parse().unwrap()).contains(&value), "{answer}");
+    }
+}
+
+#[test]
 fn a_rule_younger_than_the_draft_is_kept() {
     let old = r#""$schema":"http://json-schema.org/draft-04/schema#""#;
     let answers = |schema: String| answers(&AnswerFormat::Schema(schema), 60);
