@@ -336,7 +336,9 @@ mod tests {
     }
 
     fn push_all(queue: &Queue, accounts: &[u128]) {
-        accounts.iter().for_each(|number| queue.push(of_account(*number)));
+        for number in accounts {
+            queue.push(of_account(*number));
+        }
     }
 
     #[test]

@@ -190,7 +190,9 @@ async fn two_of_three_nodes_pass_on_what_arrives_over_http2() {
 fn a_node_is_upgraded_while_the_other_goes_on() {
     let Some((folders, Customer { account, key, .. })) = two_folders() else { return };
     let plan = "\n[plans.default]\nrequests_per_minute = 1000000\nburst = 100000\n";
-    folders.iter().for_each(|folder| configure(folder, plan));
+    for folder in &folders {
+        configure(folder, plan);
+    }
     let nodes = folders.each_ref().map(|folder| folder.serve_failing("engine::step=sleep(5)"));
     known(&folders[0], 2);
     let [first, other] = &nodes;

@@ -33,7 +33,9 @@ impl Keys {
     /// one account waits for it.
     pub(super) fn of(actions: &[&WriteAction]) -> Self {
         let mut keys = Self::default();
-        actions.iter().for_each(|action| keys.add(&action.command));
+        for action in actions {
+            keys.add(&action.command);
+        }
         if keys.accounts.len() > 1 {
             keys.optional.clone_from(&keys.accounts);
             for action in actions.iter().filter(|action| action.was_put_off) {

@@ -164,7 +164,9 @@ fn take(keys: &Keys, answers: Vec<QueryAnswer>, rows: &mut BatchRows) {
     }
     rows.accounts.absent(keys.accounts.difference(&keys.optional));
     rows.left_out.extend(keys.optional.iter().filter(|id| !rows.accounts.knows(id)));
-    next(asks_for_requests(keys)).iter().for_each(|row| take_of_requests(row, rows));
+    for row in next(asks_for_requests(keys)) {
+        take_of_requests(&row, rows);
+    }
     note_absent(keys, rows);
     for row in next(!keys.digests.is_empty()) {
         let id: Uuid = row.get(0);

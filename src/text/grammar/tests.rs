@@ -70,8 +70,7 @@ fn answers_are_what_the_schema_allows() {
 fn numbers_with_bounds_have_no_endless_decimals() {
     let number = r#"{"type":["number","null"],"minimum":0,"exclusiveMaximum":37}"#;
     let text = text_model(&byte_level());
-    for schema in [number, &format!(r#"{{"enum":[{{"type":"number","minimum":1}}],"$defs":{{}}}}"#)]
-    {
+    for schema in [number, r#"{"enum":[{"type":"number","minimum":1}]}"#] {
         let grammar = text.compile(&AnswerFormat::Schema(schema.into())).unwrap();
         for seed in 0..60 {
             let answer = walk(&text, &grammar, seed, 400).unwrap();

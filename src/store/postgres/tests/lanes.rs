@@ -32,8 +32,9 @@ fn of_account(account: u128, mut command: Command) -> Command {
             admit.credential = CredentialId(id(account));
         }
         Command::Settle { key, .. } => key.account = AccountId(id(account)),
-        Command::CreateAccount { id: named, .. } => *named = AccountId(id(account)),
-        Command::Grant { account: named, .. } => *named = AccountId(id(account)),
+        Command::CreateAccount { id: named, .. } | Command::Grant { account: named, .. } => {
+            *named = AccountId(id(account));
+        }
         Command::IssueCredential { .. } => command = issue(account, account, None),
         other => panic!("{other:?}"),
     }
