@@ -148,7 +148,7 @@ impl WaitingGroups {
     /// beyond a large batch are left to other lanes.
     fn take(&mut self, lane: usize, most: usize) -> Vec<WriteJob> {
         let (mut urgent, mut ordinary) = (Vec::new(), Vec::new());
-        // The fullest first, so that none waits for ever.
+        // The fullest first; a lane without a batch looks after the others.
         let mut groups: Vec<_> =
             self.all.iter_mut().filter(|group| group.is_open_to(lane)).collect();
         groups.sort_by_key(|group| Reverse(group.len()));
@@ -198,18 +198,15 @@ impl Queue {
             return;
         }
         let group = groups.of(&job);
-        let is_free = group.holder.is_none();
         if job.action.is_urgent() { &mut group.urgent } else { &mut group.ordinary }.push_back(job);
-        if is_free && !groups.watched {
-            self.filled.notify_one();
-        } else {
-            self.wake_idle(&groups);
-        }
+        self.wake_idle(&groups);
     }
 
-    /// Wakes a lane that waits, if there is something to do for one without a batch.
+    /// Wakes a lane that waits, if there is something to do, or to wait for, for one without a
+    /// batch.
     fn wake_idle(&self, groups: &WaitingGroups) {
-        if groups.is_due(usize::MAX) {
+        let is_left = groups.open_to(usize::MAX) > 0;
+        if is_left && (!groups.watched || groups.is_due(usize::MAX)) {
             self.filled.notify_one();
         }
     }
