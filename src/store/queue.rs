@@ -112,6 +112,11 @@ impl WaitingJobs {
         self.urgent.len() + self.ordinary.len()
     }
 
+    /// The jobs among which this one waits.
+    fn like(&mut self, job: &WriteJob) -> &mut VecDeque<WriteJob> {
+        if job.action.is_urgent() { &mut self.urgent } else { &mut self.ordinary }
+    }
+
     /// Whether a lane may take jobs of the group.
     fn is_open_to(&self, lane: usize) -> bool {
         self.holder.is_none_or(|holder| holder == lane)
@@ -197,8 +202,7 @@ impl Queue {
             job.answer(Err(StoreError::Overloaded));
             return;
         }
-        let group = groups.of(&job);
-        if job.action.is_urgent() { &mut group.urgent } else { &mut group.ordinary }.push_back(job);
+        groups.of(&job).like(&job).push_back(job);
         self.wake_idle(&groups);
     }
 
@@ -246,10 +250,7 @@ impl Queue {
         let mut groups = self.groups();
         for mut job in jobs.into_iter().rev() {
             job.action.was_put_off = true;
-            let group = groups.of(&job);
-            let waiting =
-                if job.action.is_urgent() { &mut group.urgent } else { &mut group.ordinary };
-            waiting.push_front(job);
+            groups.of(&job).like(&job).push_front(job);
         }
     }
 

@@ -414,19 +414,10 @@ mod tests {
     use super::super::grammar::tests::walk;
     use super::super::testing;
     use super::super::tool_format::{CallFormat, CallRule, FORMATS};
+    use super::super::tools::tests::MARKS;
     use super::super::tools::{ReadCall, read_calls};
     use super::super::{AnswerFormat, TextModel};
     use super::*;
-
-    const MARKS: [&str; 7] = [
-        "<|tool_call>",
-        "<tool_call|>",
-        "<|\"|>",
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        "<function_calls>",
-        "</function_calls>",
-    ];
 
     fn text() -> TextModel {
         let template = format!("{{# {} #}}{}", MARKS.join(" "), testing::CHATML);

@@ -216,13 +216,13 @@ pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Opt
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::testing;
     use super::*;
     use crate::text::tool_format::MOST_CALLS;
 
     /// Tokens of the marks of all formats, and of thoughts.
-    const MARKS: [&str; 23] = [
+    pub const MARKS: [&str; 23] = [
         "<tool_call>",
         "</tool_call>",
         "<arg_key>",
