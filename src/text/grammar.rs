@@ -38,8 +38,9 @@ pub struct FormatRefused(pub String);
 /// end.
 const WHITE_SPACE: &str = r"[ \n\r\t]{1,32}";
 /// The unit of numbers that have a minimum or a maximum, which are never written with an exponent.
-/// Small models write decimals without end, too; ten tell more than a bounded value is known to.
-const UNIT: f64 = 1e-10;
+/// Small models write decimals without end, too. The library counts a digit times ten to the number
+/// of decimals in 32 bits, so that eight are the most.
+const UNIT: f64 = 1e-8;
 /// Grammars that are kept compiled, and bytes of their formats together.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 4 << 20;
@@ -145,9 +146,11 @@ impl Grammars {
 
     /// Compiles a format and computes what may come first: some grammars only fail there.
     fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
-        // A schema whose numbers have bounds closer than the unit has only values between.
-        self.compile_grammar(format, Decimals::Bounded)
-            .or_else(|_| self.compile_grammar(format, Decimals::Any))
+        match self.compile_grammar(format, Decimals::Bounded) {
+            // Bounds of a number may be closer to each other than the unit is long.
+            Err(_) if format.names_numbers() => self.compile_grammar(format, Decimals::Any),
+            compiled => compiled,
+        }
     }
 
     fn compile_grammar(
@@ -200,6 +203,15 @@ impl AnswerFormat {
         })
     }
 
+    /// Whether there may be numbers whose decimals were bounded.
+    fn names_numbers(&self) -> bool {
+        match self {
+            Self::Schema(schema) => schema.contains("number"),
+            Self::Nested { parts, .. } => parts.iter().any(Self::names_numbers),
+            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => false,
+        }
+    }
+
     /// The library's reason, where its words are about the format; others name its own parts.
     fn refusal(&self, why: &str) -> FormatRefused {
         let line = why.lines().next().unwrap_or_default().trim();
@@ -244,14 +256,15 @@ enum Decimals {
 
 /// The schema, with white space bounded. A schema that is `true` or `false` has no place for that.
 fn bounded(schema: &str, decimals: Decimals) -> Result<Value, FormatRefused> {
-    // Units of the schema's own would have to be brought together with ours.
-    let has_units = schema.contains("multipleOf");
     let schema = serde_json::from_str(schema);
     let mut schema: Value = schema.map_err(|_| FormatRefused("must be a JSON schema".into()))?;
     if schema == Value::Bool(true) {
         schema = json!({});
     }
-    let bounds_decimals = decimals == Decimals::Bounded && !has_units;
+    // Units of the schema's own would have to be brought together with ours. They are looked for in
+    // the schema as it was read, because a client may spell a keyword with escapes.
+    let has_units = || schema.to_string().contains("multipleOf");
+    let bounds_decimals = decimals == Decimals::Bounded && !has_units();
     change_schemas(&mut schema, &|members| {
         name_no_draft(members);
         if bounds_decimals {
