@@ -19,6 +19,7 @@ pub mod clock;
 pub mod config;
 pub mod engine;
 mod failpoint;
+mod file_lock;
 pub mod gateway;
 pub mod ids;
 pub mod ledger;

@@ -1,6 +1,7 @@
 //! One release's folder: its files and its manifest.
 
 use super::{Error, Manifest, Result};
+use crate::file_lock::FileLock;
 use cresset_models::ModelSource;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -143,16 +144,15 @@ impl ReleaseFolder {
         self.path.join(INCOMING)
     }
 
-    /// Locks the release for changes until the returned file is dropped.
+    /// Locks the release for changes until the lock is dropped.
     ///
     /// # Errors
     /// `Busy` when another process holds the lock.
-    pub(super) fn lock(&self) -> Result<File> {
+    pub(super) fn lock(&self) -> Result<FileLock> {
         fs::create_dir_all(&self.path).map_err(Error::io("create", &self.path))?;
         let path = self.path.join(LOCK);
         let file = File::create(&path).map_err(Error::io("create", &path))?;
-        file.try_lock().map_err(|_| Error::Busy(self.name.clone()))?;
-        Ok(file)
+        FileLock::take(file).map_err(|_| Error::Busy(self.name.clone()))
     }
 
     /// Makes the folder a release. Its name and its files, which were synced before, are durable

@@ -35,6 +35,7 @@ mod writer;
 
 use crate::clock::{Clock, UnixMillis};
 use crate::failpoint::failpoint;
+use crate::file_lock::FileLock;
 use crate::ids::{AccountId, AttemptId, BootId, RequestId};
 use crate::ledger::audit;
 pub use crate::ledger::audit::AuditReport;
@@ -58,7 +59,6 @@ pub use scope::{BackupScope, NodeFile, RestoreScope};
 use shared::StoreShared;
 pub use stats::{BudgetNotice, StoreStats};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -130,7 +130,7 @@ struct StoreInner {
     writer: Option<JoinHandle<()>>,
     auditor: Option<Auditor>,
     /// The locked data folder of a node whose ledger is elsewhere. It goes last.
-    folder: OnceLock<File>,
+    folder: OnceLock<FileLock>,
 }
 
 impl Drop for StoreInner {
@@ -471,7 +471,7 @@ pub struct LockedStore {
 
 enum LockedPlace {
     Folder(Arc<dyn embedded::Disk>),
-    Database(Box<PostgresConfig>, Option<File>),
+    Database(Box<PostgresConfig>, Option<FileLock>),
 }
 
 impl LockedStore {

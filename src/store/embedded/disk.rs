@@ -6,6 +6,7 @@ use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
 use crate::failpoint::failpoint;
+use crate::file_lock::FileLock;
 use crate::store::{StoreError, StoreResult};
 use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
 use std::collections::{BTreeMap, HashMap};
@@ -112,7 +113,7 @@ pub(super) struct LockedFolder {
     /// Memory that each of the two databases may use for its pages, bytes.
     pub(super) cache_bytes: usize,
     /// The lock is held until this is dropped with the last handle of the store.
-    lock: fs::File,
+    lock: FileLock,
     /// The databases as they were when they were opened, to notice that one was replaced.
     opened: Mutex<HashMap<File, FileNumber>>,
 }
@@ -146,22 +147,21 @@ impl LockedFolder {
     }
 }
 
-/// Locks a folder for this process until the file is dropped; `InUse` when another process has it.
-pub(in crate::store) fn lock_file(dir: &Path) -> StoreResult<fs::File> {
+/// Locks a folder for this process until the lock is dropped; `InUse` when another process has it.
+pub(in crate::store) fn lock_file(dir: &Path) -> StoreResult<FileLock> {
     let opened = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .mode(OWNER_ONLY)
         .open(dir.join(LOCK));
-    let lock = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => {
-            Err(StoreError::InUse(format!("{} is in use by another process", dir.display())))
+    let file = opened.map_err(|error| unusable(dir, UNLOCKED, &error))?;
+    FileLock::take(file).map_err(|error| match error {
+        TryLockError::WouldBlock => {
+            StoreError::InUse(format!("{} is in use by another process", dir.display()))
         }
-        Err(TryLockError::Error(error)) => Err(unusable(dir, UNLOCKED, &error)),
-    }
+        TryLockError::Error(error) => unusable(dir, UNLOCKED, &error),
+    })
 }
 
 impl Disk for LockedFolder {
@@ -201,7 +201,7 @@ impl Disk for LockedFolder {
     }
 
     fn is_in_place(&self) -> bool {
-        let lock = self.lock.metadata().ok().map(|found| number(&found));
+        let lock = self.lock.file().metadata().ok().map(|found| number(&found));
         number_at(&self.dir.join(LOCK)) == lock
             && self.opened().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
     }

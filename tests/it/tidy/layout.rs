@@ -12,6 +12,7 @@ type Rows = &'static [(&'static str, &'static [&'static str])];
 const MODULES: Rows = &[
     ("ids", &[]),
     ("failpoint", &[]),
+    ("file_lock", &[]),
     ("clock", &["failpoint"]),
     ("config", &[]),
     ("tls", &["clock", "config"]),
@@ -19,9 +20,9 @@ const MODULES: Rows = &[
     ("traces", &["config", "metrics"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
-    ("store", &["ledger", "ids", "clock", "failpoint"]),
+    ("store", &["ledger", "ids", "clock", "failpoint", "file_lock"]),
     ("engine", &["ids", "failpoint", "models", "kernels", "candle"]),
-    ("catalogue", &["ids", "ledger", "clock", "models", "kernels", "qualification"]),
+    ("catalogue", &["ids", "ledger", "clock", "file_lock", "models", "kernels", "qualification"]),
     ("pool", &["catalogue", "config", "engine", "ids", "text"]),
     (
         "request",
