@@ -70,7 +70,8 @@ pub(crate) enum LayerPlace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayout {
     pub kinds: CacheKinds,
-    pub places_per_block: usize,
+    /// For each place of a block, the values that K has of a token there.
+    pub widths: Vec<usize>,
     /// For each group, the layers that share a place.
     pub parts: Vec<usize>,
     pub places: Vec<LayerPlace>,
@@ -79,14 +80,20 @@ pub(crate) struct CacheLayout {
 impl CacheLayout {
     /// All layers with attention share a block, and nothing is given back.
     pub(crate) fn of_one_group(config: &ModelConfig) -> Self {
-        let (mut blocks, mut states) = (0.., 0..);
-        let place = |layer| match config.recurrence(layer) {
-            None => blocks.next().map(|index| LayerPlace::Blocks { group: 0, index }),
-            Some(_) => states.next().map(|index| LayerPlace::State { index }),
-        };
-        let places = (0..config.layers).filter_map(place).collect();
-        let places_per_block = config.attention_layers();
-        Self { kinds: CacheKinds::default(), places_per_block, parts: vec![1], places }
+        let (mut widths, mut states) = (Vec::new(), 0);
+        let mut places: Vec<LayerPlace> = Vec::new();
+        for layer in 0..config.layers {
+            places.push(if config.recurrence(layer).is_some() {
+                states += 1;
+                LayerPlace::State { index: states - 1 }
+            } else if let Some(donor) = config.donor(layer) {
+                places[donor]
+            } else {
+                widths.push(config.kv_heads_of(layer).width());
+                LayerPlace::Blocks { group: 0, index: widths.len() - 1 }
+            });
+        }
+        Self { kinds: CacheKinds::default(), widths, parts: vec![1], places }
     }
 
     /// Layers with a window and layers without one are apart. A group has as many places as the
@@ -118,12 +125,12 @@ impl CacheLayout {
             places.extend(config.donor(layer).map(|donor| places[donor]));
         }
         let kinds = CacheKinds { windows, ..CacheKinds::default() };
-        Self { kinds, places_per_block: size, parts, places }
+        Self { kinds, widths: vec![config.kv_width(); size], parts, places }
     }
 
     /// Bytes of one block, K and V.
     pub(crate) fn block_bytes(&self, config: &ModelConfig, block_size: usize) -> usize {
-        config.kv_layer_bytes(block_size) * self.places_per_block
+        self.widths.iter().map(|width| config.kv_bytes(*width, block_size)).sum()
     }
 }
 
@@ -188,15 +195,28 @@ mod tests {
         let window = Some(8);
         let (layout, found) = places("gemma4-inputs");
         assert_eq!(layout.kinds.windows, [None, window, window]);
-        assert_eq!((layout.parts, layout.places_per_block), (vec![1, 2, 2], 1));
+        assert_eq!((layout.parts, layout.widths), (vec![1, 2, 2], vec![64]));
         assert_eq!(found, [1, 2, 3, 0, 3, 3, 3, 0].map(|group| [group, 0]));
         let (layout, found) = places("gemma4");
         assert_eq!(layout.kinds.windows, [None, window, window, window]);
-        assert_eq!((layout.parts, layout.places_per_block), (vec![2, 1, 1, 1], 1));
+        assert_eq!((layout.parts, layout.widths), (vec![2, 1, 1, 1], vec![64]));
         assert_eq!(found, [2, 3, 4, 0].map(|group| [group, 0]));
         let (layout, found) = places("gemma3-odd");
-        assert_eq!((layout.parts, layout.places_per_block), (vec![1; 3], 1));
+        assert_eq!((layout.parts, layout.widths.len()), (vec![1; 3], 1));
         assert_eq!(found, [[0, 0], [2, 0], [1, 0]]);
+    }
+
+    /// On a device, K and V of all layers are in one group, each as wide as it is.
+    #[test]
+    fn in_one_group_each_layer_has_a_place_of_its_own_width() {
+        let case = goldens().cases.into_iter().find(|case| case.name == "gemma4-inputs").unwrap();
+        let json = case.config.to_string();
+        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let layout = CacheLayout::of_one_group(&config);
+        assert_eq!(layout.widths, [32, 32, 32, 64]);
+        let place = |index| LayerPlace::Blocks { group: 0, index };
+        assert_eq!(layout.places, [0, 1, 2, 3, 2, 2, 2, 3].map(place));
+        assert_eq!(layout.block_bytes(&config, 16), 2 * (3 * 32 + 64) * 16 * 4);
     }
 
     #[test]

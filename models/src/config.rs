@@ -233,14 +233,14 @@ impl Yarn {
 impl ModelConfig {
     /// Bytes of one block of the KV cache over all layers with attention, K and V.
     pub fn kv_block_bytes(&self, block_size: usize) -> usize {
-        self.attention_layers() * self.kv_layer_bytes(block_size)
+        self.attention_layers() * self.kv_bytes(self.kv_width(), block_size)
     }
 
-    /// Bytes of the K and V of one layer for so many tokens. Latent attention has one vector for
-    /// both.
-    pub(crate) fn kv_layer_bytes(&self, tokens: usize) -> usize {
+    /// Bytes of the K and V of one layer for so many tokens, where K has `width` values of each.
+    /// Latent attention has one vector for both.
+    pub(crate) fn kv_bytes(&self, width: usize, tokens: usize) -> usize {
         let caches = if self.latent.is_some() { 1 } else { 2 };
-        caches * self.kv_width() * tokens * self.kv_kind.bytes()
+        caches * width * tokens * self.kv_kind.bytes()
     }
 
     /// The values that K has of one token, in the layers where it has most.

@@ -11,9 +11,8 @@ pub struct KvCache<M: OpMemory> {
     pub block_size: usize,
     pub num_blocks: usize,
     pub(crate) layout: CacheLayout,
-    /// For each place of a block: `num_blocks * block_size` times the values that K has of a token
-    /// in the layers where it has most. Latent attention finds its values in its keys, and has no
-    /// `v`.
+    /// For each place of a block: `num_blocks * block_size` times its width. Latent attention finds
+    /// its values in its keys, and has no `v`.
     pub k: Vec<M::Buffer>,
     pub v: Vec<M::Buffer>,
     /// For each recurrent layer.
@@ -51,11 +50,11 @@ impl<M: OpMemory> KvCache<M> {
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self> {
-        let len = num_blocks * block_size * config.kv_width();
-        let layer = |_| Ok(ops.allocate(config.kv_kind, len)?);
-        let layers = |count| (0..count).map(layer).collect::<Result<_>>();
-        let k = layers(layout.places_per_block)?;
-        let v = layers(if config.latent.is_some() { 0 } else { layout.places_per_block })?;
+        let layer =
+            |width: &usize| Ok(ops.allocate(config.kv_kind, num_blocks * block_size * width)?);
+        let layers = |widths: &[usize]| widths.iter().map(layer).collect::<Result<_>>();
+        let k = layers(&layout.widths)?;
+        let v = layers(if config.latent.is_some() { &[] } else { &layout.widths })?;
         let state = |layer| {
             let lens = config.recurrence(layer)?.state_lens(config.hidden_size);
             let [conv, memory] = lens.map(|len| ops.allocate(Kind::F32, layout.kinds.states * len));

@@ -1,62 +1,119 @@
-// out[n, width] = activation(gate) * up, where the columns of gate_up[n, 2 width] are gate, then
-// up. SiLU is x / (1 + exp(-x)); GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)). It
-// computes in f32 and rounds once.
+// gated: out[n, width] = activation(gate, up). SiLU is x / (1 + exp(-x)) of the gate, times up;
+// GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)), times up; the clamped SwiGLU is that
+// of GPT-OSS. Rows of gate and up may stand among other columns. It computes in f32 and rounds once.
+// gate: x[n] = x · sigmoid(gate), in place, likewise.
 //
-// Grid: (n, width / (128 threads × one 16-byte vector)). Bytes moved: 3 n width elements, each
-// once. A thread has two vectors in flight, 64 KiB for a full multiprocessor, well over what hides
-// the memory's latency; at one row of 14336 bf16 values the 14 blocks are bound by latency. About
-// 15 instructions a value: half of the time that the memory takes. Division is the approximate one
-// (2 ulp; 0 for quotients below 2^-126). Not measured yet.
+// Grid: (n, width / (128 threads × one 16-byte vector)); gate's is n / the same. Bytes moved: 3 n
+// width elements, each once. A thread has two vectors in flight, 64 KiB for a full
+// multiprocessor, well over what hides the memory's latency; at one row of 14336 bf16 values the 14
+// blocks are bound by latency. About 15 instructions a value: half of the time that the memory
+// takes. Division is the approximate one (2 ulp; 0 for quotients below 2^-126). Not measured yet.
 #include "common.cuh"
 
 namespace {
 
 constexpr uint32_t THREADS = 128;
 
-DEVICE float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
-DEVICE float gelu(float x) {
-    constexpr float MINUS_2_SQRT_2_OVER_PI = -1.5957691216057308f;
-    return __fdividef(x, 1.0f + expf(MINUS_2_SQRT_2_OVER_PI * x * (1.0f + 0.044715f * x * x)));
-}
+DEVICE float sigmoid_of(float x, float minus_z) { return __fdividef(x, 1.0f + expf(minus_z)); }
 
+struct Silu {
+    DEVICE float operator()(float gate, float up) const { return sigmoid_of(gate, -gate) * up; }
+};
+struct Gelu {
+    DEVICE float operator()(float gate, float up) const {
+        constexpr float MINUS_2_SQRT_2_OVER_PI = -1.5957691216057308f;
+        float z = MINUS_2_SQRT_2_OVER_PI * gate * (1.0f + 0.044715f * gate * gate);
+        return sigmoid_of(gate, z) * up;
+    }
+};
+// The comparisons leave NaN as it is.
+struct ClampedSwiglu {
+    float alpha, limit;
+
+    DEVICE float operator()(float gate, float up) const {
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : up < -limit ? -limit : up;
+        return sigmoid_of(gate, -alpha * gate) * (up + 1.0f);
+    }
+};
+struct Sigmoid {
+    DEVICE float operator()(float gate, float x) const { return __fdividef(x, 1.0f + expf(-gate)); }
+};
+
+// `out` may be `up`: a thread writes only values that it alone has read.
 template <class T, uint32_t N, class Activate>
-DEVICE void gated_values(const T* gate, const T* up, T* out, uint32_t width, Activate activate) {
-    uint32_t i = (blockIdx.y * THREADS + threadIdx.x) * N;
+DEVICE void gated_values(
+    const T* gate, const T* up, T* out, uint32_t block, uint32_t width, Activate activate) {
+    uint32_t i = (block * THREADS + threadIdx.x) * N;
     if (i >= width) return;
     Vec<T, N> g = load<T, N>(gate + i), u = load<T, N>(up + i), product;
 #pragma unroll
     for (uint32_t j = 0; j < N; j++)
-        product.at[j] = from_float<T>(activate(to_float(g.at[j])) * to_float(u.at[j]));
+        product.at[j] = from_float<T>(activate(to_float(g.at[j]), to_float(u.at[j])));
     store(out + i, product);
 }
 
-// The launch counts its blocks with the same vector size, so both must follow from `width` alike.
+// `whole`: every row consists of whole vectors at multiples of their size.
 template <class T, class Activate>
-DEVICE void gated(const T* gate_up, T* out, uint32_t width, Activate activate) {
+DEVICE void gated(const T* gate, const T* up, T* out, uint32_t gate_stride, uint32_t up_stride,
+    uint32_t width, uint32_t whole, Activate activate) {
     launch_dependents_and_wait();
-    size_t row = static_cast<size_t>(blockIdx.x) * width;
-    const T* gate = gate_up + 2 * row;
-    if (width % PER_VEC<T> == 0)
-        gated_values<T, PER_VEC<T>>(gate, gate + width, out + row, width, activate);
+    size_t row = blockIdx.x;
+    gate += row * gate_stride, up += row * up_stride, out += row * width;
+    if (whole != 0)
+        gated_values<T, PER_VEC<T>>(gate, up, out, blockIdx.y, width, activate);
     else
-        gated_values<T, 1>(gate, gate + width, out + row, width, activate);
+        gated_values<T, 1>(gate, up, out, blockIdx.y, width, activate);
+}
+
+template <class T>
+DEVICE void gate_in_place(T* x, const T* gate, uint32_t n, uint32_t whole) {
+    launch_dependents_and_wait();
+    if (whole != 0)
+        gated_values<T, PER_VEC<T>>(gate, x, x, blockIdx.x, n, Sigmoid{});
+    else
+        gated_values<T, 1>(gate, x, x, blockIdx.x, n, Sigmoid{});
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) silu_f32(const float* gate_up, float* out, uint32_t width) {
-    gated(gate_up, out, width, [](float x) { return silu(x); });
+KERNEL __launch_bounds__(128) silu_f32(const float* gate, const float* up, float* out,
+    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, Silu{});
 }
 EXPORT(silu_f32)
-KERNEL __launch_bounds__(128) silu_bf16(const bf16* gate_up, bf16* out, uint32_t width) {
-    gated(gate_up, out, width, [](float x) { return silu(x); });
+KERNEL __launch_bounds__(128) silu_bf16(const bf16* gate, const bf16* up, bf16* out,
+    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, Silu{});
 }
 EXPORT(silu_bf16)
-KERNEL __launch_bounds__(128) gelu_f32(const float* gate_up, float* out, uint32_t width) {
-    gated(gate_up, out, width, [](float x) { return gelu(x); });
+KERNEL __launch_bounds__(128) gelu_f32(const float* gate, const float* up, float* out,
+    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, Gelu{});
 }
 EXPORT(gelu_f32)
-KERNEL __launch_bounds__(128) gelu_bf16(const bf16* gate_up, bf16* out, uint32_t width) {
-    gated(gate_up, out, width, [](float x) { return gelu(x); });
+KERNEL __launch_bounds__(128) gelu_bf16(const bf16* gate, const bf16* up, bf16* out,
+    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, Gelu{});
 }
 EXPORT(gelu_bf16)
+KERNEL __launch_bounds__(128)
+    clamped_swiglu_f32(const float* gate, const float* up, float* out, uint32_t gate_stride,
+        uint32_t up_stride, uint32_t width, uint32_t whole, float alpha, float limit) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, ClampedSwiglu{alpha, limit});
+}
+EXPORT(clamped_swiglu_f32)
+KERNEL __launch_bounds__(128)
+    clamped_swiglu_bf16(const bf16* gate, const bf16* up, bf16* out, uint32_t gate_stride,
+        uint32_t up_stride, uint32_t width, uint32_t whole, float alpha, float limit) {
+    gated(gate, up, out, gate_stride, up_stride, width, whole, ClampedSwiglu{alpha, limit});
+}
+EXPORT(clamped_swiglu_bf16)
+KERNEL __launch_bounds__(128) gate_f32(float* x, const float* gate, uint32_t n, uint32_t whole) {
+    gate_in_place(x, gate, n, whole);
+}
+EXPORT(gate_f32)
+KERNEL __launch_bounds__(128) gate_bf16(bf16* x, const bf16* gate, uint32_t n, uint32_t whole) {
+    gate_in_place(x, gate, n, whole);
+}
+EXPORT(gate_bf16)

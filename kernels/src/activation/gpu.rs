@@ -1,10 +1,8 @@
 //! Launches the gated activations of `activation.cu` on a device.
 
-use super::args::{GATE, OP};
 use super::{Activation, GateArgs, Gated, GatedArgs};
-use crate::gpu::{Kind, Launch, View};
+use crate::gpu::{Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::{no_kernel, unsupported};
 use crate::{Result, args};
 
 const THREADS: usize = 128;
@@ -16,31 +14,61 @@ impl Gated for DeviceOps {
         if out.is_empty() {
             return Ok(());
         }
-        let kernel = match activation {
-            Activation::Silu => out.kind().kernel("silu_f32", "silu_bf16"),
-            Activation::GeluTanh => out.kind().kernel("gelu_f32", "gelu_bf16"),
-            Activation::ClampedSwiglu { .. } => {
-                let what = "the clamped SwiGLU on a device: run the model on the CPU";
-                return Err(unsupported(OP, what.into()));
-            }
-        };
-        let parts = width.div_ceil(THREADS * vector(out.kind(), width)) as u32;
-        let blocks = [(out.len() / width) as u32, parts, 1];
-        let launch = Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 };
-        self.launch(&launch, &args![gate_up, out, width])
+        let (gate, up) = (gate_up, gate_up.slice(width..gate_up.len()));
+        let strides = [2 * width; 2];
+        launch_gated(&**self, activation, &GatedRows { gate, up, strides, width, out })
     }
 
-    /// Only models with recurrent layers gate their attention, and a device takes none of them.
-    fn gate(&self, _: &GateArgs<View>) -> Result<()> {
-        Err(no_kernel(GATE))
+    fn gate(&self, args: &GateArgs<View>) -> Result<()> {
+        args.check()?;
+        let &GateArgs { x, gate } = args;
+        if x.is_empty() {
+            return Ok(());
+        }
+        let kernel = x.kind().kernel("gate_f32", "gate_bf16");
+        let vector = vector(x.kind(), &[x.len()], &[x, gate]);
+        let blocks = [x.len().div_ceil(THREADS * vector) as u32, 1, 1];
+        let launch = Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 };
+        self.launch(&launch, &args![x, gate, x.len(), u32::from(vector > 1)])
     }
 }
 
-/// The number of values that one thread takes: 16 bytes if a row consists of whole ones, as the
-/// kernel decides.
-fn vector(kind: Kind, width: usize) -> usize {
-    let whole = 16 / kind.bytes();
-    if width.is_multiple_of(whole) { whole } else { 1 }
+/// Rows of gates and of what they multiply, `width` values of each, which may stand among others.
+pub(crate) struct GatedRows {
+    /// They begin with the first row's values.
+    pub gate: View,
+    pub up: View,
+    /// Values from a row of each to the next.
+    pub strides: [usize; 2],
+    pub width: usize,
+    /// `[n, width]`, not empty.
+    pub out: View,
+}
+
+pub(crate) fn launch_gated(gpu: &dyn Gpu, activation: Activation, rows: &GatedRows) -> Result<()> {
+    let &GatedRows { gate, up, strides: [gate_stride, up_stride], width, out } = rows;
+    let vector = vector(out.kind(), &[gate_stride, up_stride, width], &[gate, up, out]);
+    let mut params =
+        args![gate, up, out, gate_stride, up_stride, width, u32::from(vector > 1)].to_vec();
+    let kernel = match activation {
+        Activation::Silu => out.kind().kernel("silu_f32", "silu_bf16"),
+        Activation::GeluTanh => out.kind().kernel("gelu_f32", "gelu_bf16"),
+        Activation::ClampedSwiglu { alpha, limit } => {
+            params.extend(args![alpha, limit]);
+            out.kind().kernel("clamped_swiglu_f32", "clamped_swiglu_bf16")
+        }
+    };
+    let parts = width.div_ceil(THREADS * vector) as u32;
+    let blocks = [(out.len() / width) as u32, parts, 1];
+    gpu.launch(&Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 }, &params)
+}
+
+/// The number of values that one thread takes: 16 bytes if all rows consist of whole ones.
+pub(crate) fn vector(kind: Kind, lens: &[usize], views: &[View]) -> usize {
+    let values = 16 / kind.bytes();
+    let whole = lens.iter().all(|len| len.is_multiple_of(values))
+        && views.iter().all(|view| view.address().is_multiple_of(16));
+    if whole { values } else { 1 }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod tests;
 
 pub use args::{GateArgs, GatedArgs};
 pub(crate) use cpu::{gated_row, silu};
+pub(crate) use gpu::{GatedRows, launch_gated, vector};
 
 use crate::Result;
 use crate::operand::OpMemory;

@@ -13,8 +13,6 @@ use crate::{Compute, Result};
 const OUTPUTS_PER_TASK: usize = 8 * 1024;
 
 impl Factors for Compute {
-    const HAS_FACTORS: bool = true;
-
     fn scale(&self, args: &ScaleArgs<TensorView>) -> Result<()> {
         args.check()?;
         let factor = read::<f32>(SCALE, args.factor)?[0];

@@ -4,7 +4,7 @@
 
 mod args;
 mod cpu;
-mod device;
+mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -16,9 +16,6 @@ use crate::Result;
 use crate::operand::OpMemory;
 
 pub trait Factors: OpMemory {
-    /// Whether these ops exist here. Without them, models that need them are refused.
-    const HAS_FACTORS: bool;
-
     fn scale(&self, args: &ScaleArgs<Self::View<'_>>) -> Result<()>;
 
     fn layer_input(&self, args: &LayerInputArgs<Self::View<'_>>) -> Result<()>;

@@ -14,9 +14,7 @@ impl Rope for DeviceOps {
         let n = args.check()?;
         let &RopeArgs { qkv, heads, kv_heads, head_dim, positions, slots, .. } = args;
         let &RopeArgs { table, qk_norm: norm, k_cache, v_cache, .. } = args;
-        // Models with queries alone are refused on a device, as they need other ops that it lacks.
-        let fits = kv_heads > 0 && k_cache.kind() == qkv.kind();
-        ensure(OP, fits, || format!("{k_cache:?} for {qkv:?} of {kv_heads} KV heads"))?;
+        ensure(OP, k_cache.kind() == qkv.kind(), || format!("{k_cache:?} for {qkv:?}"))?;
         let items = n * (heads + 2 * kv_heads);
         if items == 0 {
             return Ok(());
@@ -27,7 +25,7 @@ impl Rope for DeviceOps {
         let kernel = qkv.kind().kernel("rope_f32", "rope_bf16");
         let (q_norm, k_norm) = (norm.map(|norm| norm.q), norm.map(|norm| norm.k));
         let eps = norm.map_or(0.0, |norm| norm.eps);
-        let slots_cached = k_cache.len() / (kv_heads * head_dim);
+        let slots_cached = k_cache.len().checked_div(kv_heads * head_dim).unwrap_or(0);
         let interleaved = u32::from(style == RopeStyle::Interleaved);
         let buffers = args![qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache];
         let sizes = args![n, heads, kv_heads, head_dim, half, max_positions, slots_cached];

@@ -34,7 +34,8 @@ impl DeviceCache {
 
 /// Bytes of one block: K and V over all layers, and its tokens.
 pub(super) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
-    config.kv_block_bytes(block_size) + Kind::U32.bytes() * block_size
+    let layout = CacheLayout::of_one_group(config);
+    layout.block_bytes(config, block_size) + Kind::U32.bytes() * block_size
 }
 
 /// The memory of a device that a model may take, in bytes.

@@ -4,7 +4,7 @@
 
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
-use crate::arch::{self, ArchSpec, LayerKind};
+use crate::arch::{self, ArchSpec};
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 use crate::loader::store::WeightStore;
 use crate::loader::tensors::{Reading, Tensors};
@@ -214,11 +214,9 @@ impl<O: Ops> Decoder<O> {
 
 /// Refuses a model that these ops cannot compute.
 fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
-    let is_gemma4 = matches!(spec.options.layer, LayerKind::Gemma4(_));
     let lacking = [
         (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
         (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
-        (is_gemma4 && !O::HAS_FACTORS, "layers with factors and inputs of their own"),
         (spec.config.latent.is_some() && !O::TAKES_PREFIXES, "layers with latent attention"),
     ];
     let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };

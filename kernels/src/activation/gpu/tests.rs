@@ -6,7 +6,8 @@ use crate::testing::{
     KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
 };
 
-const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
+const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
+const ACTIVATIONS: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, CLAMPED];
 
 fn gated(
     gpu: &DeviceOps,
@@ -49,9 +50,29 @@ fn the_kernels_equal_the_reference() {
 }
 
 #[test]
+fn gated_values_equal_the_reference() {
+    let gpu = gpu();
+    for (kind, tolerance) in KINDS {
+        for len in [0, 1, 77, 1024, 5003] {
+            let [x, gate] = [(1, 1.0), (2, 12.0)].map(|(seed, scale)| {
+                let plain: Vec<f32> =
+                    values(&random(&[len], seed)).iter().map(|x| x * scale).collect();
+                rounded(kind, &plain)
+            });
+            let want: Vec<f32> =
+                x.iter().zip(&gate).map(|(x, gate)| x / (1.0 + (-gate).exp())).collect();
+            let [x, gate] = [&x, &gate].map(|values| upload(&gpu, kind, values));
+            gpu.gate(&GateArgs { x: x.view(), gate: gate.view() }).unwrap();
+            assert_close(&downloaded(&x), &want, tolerance, &format!("{kind:?} {len}"));
+            assert!(len == 0 || gpu.gate(&GateArgs { x: x.view(), gate: x.view() }).is_err());
+        }
+    }
+}
+
+#[test]
 fn large_gates_saturate() {
     let gpu = gpu();
-    for activation in ACTIVATIONS {
+    for activation in [Activation::Silu, Activation::GeluTanh] {
         for (kind, _) in KINDS {
             let x = rounded(kind, &[-1e4, -200.0, 0.0, 1e4, 1.0, 1.0, 1.0, 1.0]);
             let (x, out) = (upload(&gpu, kind, &x), poisoned_buffer(&gpu, kind, 4));
