@@ -13,8 +13,8 @@ constexpr uint32_t PER_LANE = 8;  // values of a lane: head sizes up to 256
 
 // Merges the partial results in `own`, of all `partials` that the workspace has.
 template <class T>
-DEVICE void merge_partials(float* workspace, T* out, Range own, size_t row, uint32_t head,
-    uint32_t heads, uint32_t head_dim, size_t partials) {
+DEVICE void merge_partials(float* workspace, T* out, const float* sinks, Range own, size_t row,
+    uint32_t head, uint32_t heads, uint32_t head_dim, size_t partials) {
     out += (row * heads + head) * head_dim;
     float o[PER_LANE] = {}, row_sum = 0.0f, row_max = MINUS_INFINITY;
 #pragma unroll 4
@@ -30,46 +30,49 @@ DEVICE void merge_partials(float* workspace, T* out, Range own, size_t row, uint
             if (d < head_dim) o[i] = both.merge(o[i], from.out[d]);
         }
     }
+    float by = normaliser(row_max, row_sum, sinks, head);
 #pragma unroll
     for (uint32_t i = 0; i < PER_LANE; i++) {
         uint32_t d = i * WARP + lane();
-        if (d < head_dim) out[d] = from_float<T>(o[i] * inverse_sum(row_sum));
+        if (d < head_dim) out[d] = from_float<T>(o[i] * by);
     }
 }
 
 // `firsts` tells which partial results belong to each row: see `DecodePlan`.
 template <class T>
-DEVICE void combine(float* workspace, T* out, const uint32_t* firsts, uint32_t rows, uint32_t heads,
-    uint32_t head_dim, uint32_t partials) {
+DEVICE void combine(float* workspace, T* out, const float* sinks, const uint32_t* firsts,
+    uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
     launch_dependents_and_wait();
     uint32_t item = blockIdx.x * (blockDim.x / WARP) + warp(), row = item / heads;
     if (row >= rows) return;
     Range own{firsts[row], firsts[row + 1]};
     ASSERT(own.begin <= own.end && own.end <= partials);
     if (own.begin == own.end) return;
-    merge_partials(workspace, out, own, row, item % heads, heads, head_dim, partials);
+    merge_partials(workspace, out, sinks, own, row, item % heads, heads, head_dim, partials);
 }
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) attention_combine_f32(float* workspace, float* out,
-    const uint32_t* firsts, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
-    combine(workspace, out, firsts, rows, heads, head_dim, partials);
+KERNEL __launch_bounds__(128)
+    attention_combine_f32(float* workspace, float* out, const float* sinks, const uint32_t* firsts,
+        uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
+    combine(workspace, out, sinks, firsts, rows, heads, head_dim, partials);
 }
 EXPORT(attention_combine_f32)
-KERNEL __launch_bounds__(128) attention_combine_bf16(float* workspace, bf16* out,
-    const uint32_t* firsts, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
-    combine(workspace, out, firsts, rows, heads, head_dim, partials);
+KERNEL __launch_bounds__(128)
+    attention_combine_bf16(float* workspace, bf16* out, const float* sinks, const uint32_t* firsts,
+        uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t partials) {
+    combine(workspace, out, sinks, firsts, rows, heads, head_dim, partials);
 }
 EXPORT(attention_combine_bf16)
 // Every row has `parts` partial results.
-KERNEL __launch_bounds__(128) attention_combine_parts_bf16(
-    float* workspace, bf16* out, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t parts) {
+KERNEL __launch_bounds__(128) attention_combine_parts_bf16(float* workspace, bf16* out,
+    const float* sinks, uint32_t rows, uint32_t heads, uint32_t head_dim, uint32_t parts) {
     launch_dependents_and_wait();
     uint32_t item = blockIdx.x * (blockDim.x / WARP) + warp(), row = item / heads;
     if (row >= rows) return;
     Range own{row * parts, (row + 1) * parts};
-    merge_partials(
-        workspace, out, own, row, item % heads, heads, head_dim, static_cast<size_t>(rows) * parts);
+    merge_partials(workspace, out, sinks, own, row, item % heads, heads, head_dim,
+        static_cast<size_t>(rows) * parts);
 }
 EXPORT(attention_combine_parts_bf16)

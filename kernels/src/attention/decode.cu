@@ -54,7 +54,8 @@ struct HeadTile {
         uint32_t half, uint32_t row) const {
         bf16* out = params.out + (static_cast<size_t>(sequence) * params.heads + head + row) * D +
                     lane() % 4 * 2;
-        float by = inverse_sum(acc.row_sum[0][half * 2]);
+        float by =
+            normaliser(acc.row_max[0][half], acc.row_sum[0][half * 2], params.sinks, head + row);
 #pragma unroll
         for (uint32_t n = 0; n < D / 8; n++) {
             const float* pair = &acc.o[0][n][half * 2];

@@ -67,29 +67,18 @@ pub struct PrefillQueries {
 pub type PagedArgs = AttentionArgs<View, PagedSequences>;
 
 impl Attention for DeviceOps {
-    const TAKES_SINKS: bool = false;
     const TAKES_PREFIXES: bool = false;
 
     type Sequences<'a> = StepSequences<'a>;
 
     fn attend(&self, args: &AttentionArgs<View, StepSequences<'_>>) -> Result<()> {
         let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
-        if sinks.is_some() {
-            return Err(unsupported(OP, "sinks on a device: run the model on the CPU".into()));
-        }
         if shape.value_prefix.is_some() {
             return Err(unsupported(OP, "values in keys on a device: use the CPU".into()));
         }
         let (stride, width) = (shape.q_stride, shape.heads * shape.head_dim);
-        let paged = |sequences, q, out| PagedArgs {
-            q,
-            k_cache,
-            v_cache,
-            sinks: None,
-            shape,
-            sequences,
-            out,
-        };
+        let paged =
+            |sequences, q, out| PagedArgs { q, k_cache, v_cache, sinks, shape, sequences, out };
         let decodes = step.decodes.seq_lens.len();
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
@@ -261,7 +250,7 @@ pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Res
     gpu.launch(&launch, &params)?;
     let blocks = [(n * heads).div_ceil(4) as u32, 1, 1];
     let kernel = "attention_combine_parts_bf16";
-    let params = args![workspace, args.out, n, heads, head_dim, parts];
+    let params = args![workspace, args.out, args.sinks, n, heads, head_dim, parts];
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
@@ -362,7 +351,7 @@ fn combine(
     let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
     let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
     let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
-    let work = args![workspace, args.out, plan.partials, sequences, heads];
+    let work = args![workspace, args.out, args.sinks, plan.partials, sequences, heads];
     let params = [&work[..], &args![args.shape.head_dim, partials]].concat();
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
@@ -403,10 +392,10 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
         None => (scale * log2_e, 0.0),
         Some(cap) => (cap * log2_e, scale / cap),
     };
-    let &PagedArgs { q, k_cache, v_cache, out, .. } = args;
+    let &PagedArgs { q, k_cache, v_cache, sinks, out, .. } = args;
     let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
     let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, table_starts].to_vec();
-    params.extend(args![q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
+    params.extend(args![sinks, q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
     params.extend(args![tables.len(), window(args), to_log2, cap_in]);
     params
 }

@@ -21,9 +21,6 @@ use std::fmt::Debug;
 const OP: &str = "paged_attention";
 
 pub trait Attention: OpMemory {
-    /// Whether attention takes sinks here. Without that, models that have some are refused.
-    const TAKES_SINKS: bool;
-
     /// Whether values may be parts of keys here. Without that, models with latent attention are
     /// refused.
     const TAKES_PREFIXES: bool;

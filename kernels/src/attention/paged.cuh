@@ -29,6 +29,7 @@ struct AttentionParams {
     const uint32_t* seq_lens;
     const uint32_t* tables;
     const uint32_t* table_starts;
+    const float* sinks;  // of each head, or null
     uint32_t q_stride, heads, kv_heads, sequences, blocks, block_size, table_len, window;
     float to_log2, cap_in;
 
@@ -47,13 +48,13 @@ struct AttentionParams {
 // The parameters of a kernel, and the structs that they make up.
 #define ATTENTION_PARAMETERS(T)                                                                   \
     const T *q, const T *k, const T *v, T *out, const uint32_t *seq_lens, const uint32_t *tables, \
-        const uint32_t *table_starts, uint32_t q_stride, uint32_t heads, uint32_t kv_heads,       \
-        uint32_t sequences, uint32_t blocks, uint32_t block_size, uint32_t table_len,             \
-        uint32_t window, float to_log2, float cap_in
-#define ATTENTION_PARAMS(T)                                                                 \
-    AttentionParams<T> {                                                                    \
-        q, k, v, out, seq_lens, tables, table_starts, q_stride, heads, kv_heads, sequences, \
-            blocks, block_size, table_len, window, to_log2, cap_in                          \
+        const uint32_t *table_starts, const float *sinks, uint32_t q_stride, uint32_t heads,      \
+        uint32_t kv_heads, uint32_t sequences, uint32_t blocks, uint32_t block_size,              \
+        uint32_t table_len, uint32_t window, float to_log2, float cap_in
+#define ATTENTION_PARAMS(T)                                                                        \
+    AttentionParams<T> {                                                                           \
+        q, k, v, out, seq_lens, tables, table_starts, sinks, q_stride, heads, kv_heads, sequences, \
+            blocks, block_size, table_len, window, to_log2, cap_in                                 \
     }
 #define PREFILL_PARAMETERS const uint32_t *cu_seqlens, const uint32_t *split_tokens, uint32_t n
 #define DECODE_PARAMETERS                                                                   \
@@ -169,8 +170,17 @@ struct StateMerge {
     DEVICE float merge(float x, float y) const { return fmaf(x, first, __fmul_rn(y, second)); }
 };
 
-// The factor that normalises a row's output. It is zero if the query saw no keys.
-DEVICE float inverse_sum(float row_sum) { return row_sum > 0.0f ? 1.0f / row_sum : 0.0f; }
+// The factor that normalises the output of a row of `head`, after all of its keys. A sink takes part
+// in the softmax here and nowhere else, so it counts once however keys are cut. The factor is zero
+// if the query saw no keys.
+DEVICE float normaliser(float row_max, float row_sum, const float* sinks, uint32_t head) {
+    constexpr float LOG2_E = 1.4426950408889634f;
+    if (!(row_sum > 0.0f)) return 0.0f;
+    if (sinks == nullptr) return 1.0f / row_sum;
+    float sink = __fmul_rn(sinks[head], LOG2_E), largest = fmaxf(row_max, sink);
+    float own = exp2_approx(row_max - largest);
+    return own / fmaf(row_sum, own, exp2_approx(sink - largest));
+}
 
 // The place in the workspace at which decode and prefill leave a partial result for `combine.cu`,
 // in f32: `[partials, heads, 2]` holds the largest score and the sum of weights; after them,

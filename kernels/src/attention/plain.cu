@@ -66,10 +66,9 @@ DEVICE RowState attend(const AttentionParams<float>& params, const Query& query,
 
 DEVICE void write(const AttentionParams<float>& params, const RowState& state, uint32_t head_dim,
     size_t row, uint32_t head) {
+    float by = normaliser(state.row_max, state.row_sum, params.sinks, head);
     for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-        if (d < head_dim)
-            params.out[(row * params.heads + head) * head_dim + d] =
-                state.o[i] * inverse_sum(state.row_sum);
+        if (d < head_dim) params.out[(row * params.heads + head) * head_dim + d] = state.o[i] * by;
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ struct QueryTile {
                 uint32_t row = warp() * 16 * ROW_TILES<D> + row_of(m, half);
                 if (row >= rows) continue;
                 size_t to = static_cast<size_t>(query + row / group) * params.heads + head(row);
-                float by = inverse_sum(acc.row_sum[m][half * 2]);
+                float by = normaliser(
+                    acc.row_max[m][half], acc.row_sum[m][half * 2], params.sinks, head(row));
 #pragma unroll
                 for (uint32_t n = 0; n < D / 8; n++) {
                     const float* pair = &acc.o[m][n][half * 2];

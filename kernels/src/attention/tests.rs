@@ -64,7 +64,7 @@ impl Case {
         self
     }
 
-    fn with_sinks(mut self) -> Self {
+    pub fn with_sinks(mut self) -> Self {
         self.sinks = Some((random(&[self.heads], 7) * 9.0).unwrap());
         self
     }

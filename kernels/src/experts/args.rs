@@ -55,8 +55,7 @@ pub enum RouteScoring<V> {
     /// Weights are the softmax of all scores. The experts with the largest are chosen.
     Softmax,
     /// Weights are the same. Experts are chosen among those of the groups that are kept: of
-    /// `groups` equal ones those whose largest score is largest. On the CPU only. DeepSeek-AI 2024,
-    /// "DeepSeek-V2".
+    /// `groups` equal ones those whose largest score is largest. DeepSeek-AI 2024, "DeepSeek-V2".
     GroupedSoftmax { groups: usize, kept: usize },
     /// Weights are the sigmoids of the scores. An expert is chosen by the sum of its weight and its
     /// bias, among the experts of the groups that are kept: of `groups` equal ones those in which
@@ -129,7 +128,7 @@ pub struct ExpertLinearArgs<V: Operand> {
     /// `[experts * rows, cols]`: the experts' matrices, one below the other. On the CPU in any
     /// format, each expert's in parts of its own; on a device of the kind of `x`.
     pub w: V::Matrix,
-    /// `[experts * rows]` f32, on the CPU only.
+    /// `[experts * rows]` of the kind of `x`.
     pub bias: Option<V>,
     pub routes: Routes<V>,
     /// `[n * chosen, rows]` of the kind of `x`; it shares no memory with `x`.
@@ -161,7 +160,7 @@ impl<V: Operand> ExpertLinearArgs<V> {
         ensure(op, fits, || format!("{x:?} and {out:?} for {choices} choices, {rows} by {cols}"))?;
         distinct(op, out, &[x, routes.weights, routes.plan])?;
         if let Some(bias) = bias {
-            let fits = bias.kind() == Kind::F32 && bias.len() == all_rows;
+            let fits = bias.kind() == x.kind() && bias.len() == all_rows;
             ensure(op, fits, || format!("a bias {bias:?} of {all_rows} outputs"))?;
             distinct(op, out, &[bias])?;
         }

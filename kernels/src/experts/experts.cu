@@ -6,15 +6,15 @@
 //   list of what is taken is needed; the scores come from the first-level cache after the first
 //   round. Lane j keeps the j-th choice; the lanes then exchange places to ascend by expert. A row
 //   with a score that is not finite gets the first experts, and weights that are NaN. With biases,
-//   weights are sigmoids, computed anew in each round, and lane g first ranks the g-th group.
+//   weights are sigmoids, computed anew in each round. With groups, lane g first ranks the g-th.
 //   Bytes: 4 n experts read. 8 of 128 experts are 9 rounds of 4 scores a lane and a warp's
 //   reduction: latency, about 2 us.
 // group_choices: a warp for each expert. Its choices begin behind those of smaller experts, so it
 //   counts both in one pass over all choices and writes its own in a second. No atomics: the order
 //   is the same each time. Bytes: 4 n chosen a block, from the second-level cache; 2048 rows with 8
 //   choices are 2 × 512 steps a warp, some 15 us.
-// expert_linear: out[c, rows] = x[c / choices_per_row, cols] · w[expert of c, rows, cols]ᵀ. A warp
-//   takes a row of an expert's matrix and all choices of this expert, up to 8 at a time. Grid: rows
+// expert_linear: out[c, rows] = x[c / choices_per_row, cols] · w[expert of c, rows, cols]ᵀ (+
+//   bias[expert of c, rows]). A warp takes a row of an expert's matrix and all choices of this expert, up to 8 at a time. Grid: rows
 //   / 4 by the smaller of the numbers of choices and experts. With few choices, block y takes the
 //   expert of the y-th choice in the order of experts, if it is the expert's first; so the
 //   matrices of experts that nobody chose are not read, and the launch depends on sizes alone. A
@@ -61,13 +61,15 @@ struct Ranks {
     uint32_t groups;  // a bit for each group, set if it is kept
 
     DEVICE Score at(uint32_t expert) const {
-        if (bias == nullptr) return {scores[expert], expert};
-        bool kept = (groups >> expert / size & 1) != 0;
-        return {kept ? sigmoid(scores[expert]) + bias[expert] : MINUS_INFINITY, expert};
+        if (groups != FULL_MASK && (groups >> expert / size & 1) == 0)
+            return {MINUS_INFINITY, expert};
+        float score = scores[expert];
+        return {bias == nullptr ? score : sigmoid(score) + bias[expert], expert};
     }
 };
 
-// The bits of the `kept` best of `count` groups. A lane adds up the two largest sums of a group.
+// The bits of the `kept` best of `count` groups. A lane finds the largest score of a group or, with
+// biases, adds up its two largest sums.
 DEVICE uint32_t best_groups(const Ranks& all, uint32_t count, uint32_t kept) {
     float first = MINUS_INFINITY, second = MINUS_INFINITY;
     for (uint32_t i = 0; lane() < count && i < all.size; i++) {
@@ -75,7 +77,8 @@ DEVICE uint32_t best_groups(const Ranks& all, uint32_t count, uint32_t kept) {
         second = fmaxf(second, fminf(first, rank));
         first = fmaxf(first, rank);
     }
-    Score mine{all.size > 1 ? first + second : first, lane()};
+    bool adds = all.bias != nullptr && all.size > 1;
+    Score mine{adds ? first + second : first, lane()};
     uint32_t better = 0;
     for (uint32_t j = 0; j < count; j++) {
         Score other{__shfl_sync(FULL_MASK, mine.score, j), j};
@@ -134,8 +137,7 @@ DEVICE void route_row(const float* scores, uint32_t experts, uint32_t chosen, co
     float largest = 0.0f;
     Ranks ranks{scores, rule.bias, experts / rule.groups, FULL_MASK};
     bool sigmoids = rule.bias != nullptr;
-    if (sigmoids && rule.kept < rule.groups)
-        ranks.groups = best_groups(ranks, rule.groups, rule.kept);
+    if (rule.kept < rule.groups) ranks.groups = best_groups(ranks, rule.groups, rule.kept);
     Score mine = choose(ranks, experts, chosen, largest);
     float weight = 0.0f;
     if (lane() < chosen)
@@ -149,8 +151,8 @@ DEVICE void route_row(const float* scores, uint32_t experts, uint32_t chosen, co
 }
 
 template <class T, uint32_t N, uint32_t TOKENS>
-DEVICE void multiply_choices(const T* x, const T* weights, T* out, uint32_t row, uint32_t rows,
-    uint32_t cols, const uint32_t* choices, uint32_t count, uint32_t limit,
+DEVICE void multiply_choices(const T* x, const T* weights, float bias, T* out, uint32_t row,
+    uint32_t rows, uint32_t cols, const uint32_t* choices, uint32_t count, uint32_t limit,
     uint32_t choices_per_row) {
     const T* from[TOKENS];
     float sums[TOKENS] = {};
@@ -171,7 +173,7 @@ DEVICE void multiply_choices(const T* x, const T* weights, T* out, uint32_t row,
     }
 #pragma unroll
     for (uint32_t i = 0; i < TOKENS; i++) {
-        float sum = warp_sum(sums[i]);
+        float sum = warp_sum(sums[i]) + bias;
         if (lane() == 0 && i < count)
             out[static_cast<size_t>(choices[i]) * rows + row] = from_float<T>(sum);
     }
@@ -194,7 +196,7 @@ DEVICE bool expert_of_block(uint32_t& expert, const uint32_t* ids, const uint32_
 }
 
 template <class T, uint32_t N>
-DEVICE void expert_rows(const T* x, const T* w, T* out, uint32_t rows, uint32_t cols,
+DEVICE void expert_rows(const T* x, const T* w, const T* bias, T* out, uint32_t rows, uint32_t cols,
     const uint32_t* ids, const uint32_t* begins, const uint32_t* order, uint32_t choices,
     uint32_t experts, uint32_t choices_per_row) {
     constexpr uint32_t TOKENS = 8;
@@ -203,29 +205,31 @@ DEVICE void expert_rows(const T* x, const T* w, T* out, uint32_t rows, uint32_t 
     ASSERT(expert < experts);
     uint32_t begin = begins[expert], end = begins[expert + 1];
     ASSERT(end <= choices);
-    const T* weights = w + (static_cast<size_t>(expert) * rows + row) * cols;
+    size_t place = static_cast<size_t>(expert) * rows + row;
+    const T* weights = w + place * cols;
+    float added = bias == nullptr ? 0.0f : to_float(bias[place]);
     for (; begin < end; begin += TOKENS) {
         uint32_t count = min(TOKENS, end - begin);
         if (count == 1)
-            multiply_choices<T, N, 1>(
-                x, weights, out, row, rows, cols, order + begin, count, choices, choices_per_row);
+            multiply_choices<T, N, 1>(x, weights, added, out, row, rows, cols, order + begin, count,
+                choices, choices_per_row);
         else
-            multiply_choices<T, N, TOKENS>(
-                x, weights, out, row, rows, cols, order + begin, count, choices, choices_per_row);
+            multiply_choices<T, N, TOKENS>(x, weights, added, out, row, rows, cols, order + begin,
+                count, choices, choices_per_row);
     }
 }
 
 template <class T>
-DEVICE void expert_linear(const T* x, const T* w, T* out, uint32_t rows, uint32_t cols,
-    const uint32_t* ids, const uint32_t* begins, const uint32_t* order, uint32_t choices,
-    uint32_t experts, uint32_t choices_per_row) {
+DEVICE void expert_linear(const T* x, const T* w, const T* bias, T* out, uint32_t rows,
+    uint32_t cols, const uint32_t* ids, const uint32_t* begins, const uint32_t* order,
+    uint32_t choices, uint32_t experts, uint32_t choices_per_row) {
     launch_dependents_and_wait();
     if (cols % PER_VEC<T> == 0)
         expert_rows<T, PER_VEC<T>>(
-            x, w, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
+            x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
     else
         expert_rows<T, 1>(
-            x, w, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
+            x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
 }
 
 template <class T, uint32_t N>
@@ -296,16 +300,18 @@ KERNEL __launch_bounds__(32)
     }
 }
 EXPORT(group_choices_u32)
-KERNEL __launch_bounds__(128) expert_linear_f32(const float* x, const float* w, float* out,
-    uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
+KERNEL __launch_bounds__(128) expert_linear_f32(const float* x, const float* w, const float* bias,
+    float* out, uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
     const uint32_t* order, uint32_t choices, uint32_t experts, uint32_t choices_per_row) {
-    expert_linear(x, w, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
+    expert_linear(
+        x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
 }
 EXPORT(expert_linear_f32)
-KERNEL __launch_bounds__(128) expert_linear_bf16(const bf16* x, const bf16* w, bf16* out,
-    uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
+KERNEL __launch_bounds__(128) expert_linear_bf16(const bf16* x, const bf16* w, const bf16* bias,
+    bf16* out, uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
     const uint32_t* order, uint32_t choices, uint32_t experts, uint32_t choices_per_row) {
-    expert_linear(x, w, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
+    expert_linear(
+        x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
 }
 EXPORT(expert_linear_bf16)
 KERNEL __launch_bounds__(128) combine_f32(const float* x, const float* weights, const float* shared,

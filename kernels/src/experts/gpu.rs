@@ -4,7 +4,7 @@ use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::{ensure, unsupported};
+use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Rows of scores, and rows of a matrix, that a block of four warps takes.
@@ -32,12 +32,6 @@ impl Experts for DeviceOps {
         let choose = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
         let normalise = u32::from(normalise);
         let (bias, [groups, kept]) = scoring.parts();
-        if bias.is_none() && kept < groups {
-            return Err(unsupported(
-                "route",
-                "a softmax in groups on a device: use the CPU".into(),
-            ));
-        }
         let rule = args![bias, groups, kept, normalise, scale];
         let sizes = args![scores, n, experts, chosen];
         self.launch(&choose, &[&sizes[..], &rule, &args![ids, weights]].concat())?;
@@ -50,9 +44,6 @@ impl Experts for DeviceOps {
         const OP: &str = "expert linear";
         let ExpertSizes { choices, choices_per_row, rows, cols } = args.check(OP)?;
         let &ExpertLinearArgs { x, w, bias, routes, out } = args;
-        if bias.is_some() {
-            return Err(unsupported(OP, "biases on a device: run the model on the CPU".into()));
-        }
         let experts = routes.experts;
         let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;
         let dense = w.dense_values().filter(fits);
@@ -67,7 +58,7 @@ impl Experts for DeviceOps {
         let blocks = [rows.div_ceil(WARPS) as u32, experts.min(choices) as u32, 1];
         let launch = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
         let plan = args![ids, begins, order, choices, experts, choices_per_row];
-        self.launch(&launch, &[&args![x, dense, out, rows, cols][..], &plan].concat())
+        self.launch(&launch, &[&args![x, dense, bias, out, rows, cols][..], &plan].concat())
     }
 
     fn combine(&self, args: &CombineArgs<View>) -> Result<()> {

@@ -125,7 +125,7 @@ pub struct Launch {
 }
 
 /// The most parameters that a kernel may have. Attention in f32 has the most, 20.
-pub(crate) const MAX_PARAMETERS: usize = 24;
+pub(crate) const MAX_PARAMETERS: usize = 26;
 
 /// An argument of a kernel. A view becomes a pointer to its elements; the caller checks its length.
 #[derive(Clone, Copy, Debug)]

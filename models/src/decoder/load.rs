@@ -216,7 +216,6 @@ impl<O: Ops> Decoder<O> {
 fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
     let lacking = [
         (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
-        (spec.options.sinks && !O::TAKES_SINKS, "sinks in its attention"),
         (spec.config.latent.is_some() && !O::TAKES_PREFIXES, "layers with latent attention"),
     ];
     let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };

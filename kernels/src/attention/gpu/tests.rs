@@ -22,6 +22,7 @@ struct Paging {
     block_size: usize,
     k: Buffer,
     v: Buffer,
+    sinks: Option<Buffer>,
     tables: Vec<Vec<u32>>,
 }
 
@@ -119,7 +120,8 @@ impl Paging {
             upload(&gpu, kind, &values(&case.cache_by_token(rows, &tables, blocks, block_size)))
         };
         let (k, v) = (cache(&case.keys), cache(&case.vals));
-        Self { gpu, kind, case, block_size, k, v, tables }
+        let sinks = case.sinks.as_ref().map(|sinks| upload(&gpu, Kind::F32, &values(sinks)));
+        Self { gpu, kind, case, block_size, k, v, sinks, tables }
     }
 
     fn width(&self) -> usize {
@@ -217,7 +219,7 @@ impl Paging {
             q: q.view(),
             k_cache: self.k.view(),
             v_cache: self.v.view(),
-            sinks: None,
+            sinks: self.sinks.as_ref().map(Buffer::view),
             shape: self.case.shape(self.width() + BESIDE, self.block_size),
             sequences,
             out: out.view(),
@@ -240,6 +242,8 @@ fn decodes() -> Vec<Case> {
         Case::new(8, 1, 256, &[(1, 130)]).capped(5.0),
         Case::new(4, 2, 16, &[(1, 250), (1, 33), (1, 32)]).windowed(33),
         Case::new(4, 2, 64, &[(1, 140)]).windowed(1),
+        Case::new(16, 2, 64, &[(1, 1), (1, 300), (1, 70)]).with_sinks(),
+        Case::new(4, 2, 16, &[(1, 250), (1, 9)]).windowed(33).with_sinks(),
     ]
 }
 
@@ -253,6 +257,8 @@ fn prefills() -> Vec<Case> {
         Case::new(8, 1, 32, &[(63, 63), (99, 99)]).windowed(33),
         Case::new(4, 2, 16, &[(9, 140), (200, 989)]).windowed(70),
         Case::new(2, 1, 256, &[(20, 90)]).capped(5.0).windowed(64),
+        Case::new(16, 2, 64, &[(3, 3), (40, 140)]).with_sinks(),
+        Case::new(4, 2, 32, &[(99, 99)]).windowed(33).with_sinks(),
     ]
 }
 
@@ -302,6 +308,7 @@ fn prefill_in_parts_equals_the_reference() {
             Case::new(8, 2, 128, &[(40, 800)]).capped(5.0),
             Case::new(4, 1, 16, &[(9, 1500), (4, 40)]).windowed(900),
             Case::new(2, 1, 256, &[(20, 600)]),
+            Case::new(8, 1, 64, &[(3, 700), (2, 2)]).with_sinks(),
         ]
     };
     for case in cases() {
@@ -383,7 +390,7 @@ fn bits_depend_on_the_query_alone() {
         [(Kind::F32, None, None), (Kind::Bf16, None, None), (Kind::Bf16, Some(70), Some(8.0))]
     {
         let make = |block_size| {
-            let case = Case::new(6, 2, 32, &[(170, 170), (3, 40)]);
+            let case = Case::new(6, 2, 32, &[(170, 170), (3, 40)]).with_sinks();
             Paging::new(kind, Case { window, softcap, ..case }, block_size)
         };
         let (paging, other) = (make(16), make(32));
@@ -543,7 +550,7 @@ fn a_step_out_of_bounds_fails() {
 
 #[test]
 fn a_call_that_does_not_fit_is_refused() {
-    let changes: [fn(&mut PagedArgs); 10] = [
+    let changes: [fn(&mut PagedArgs); 11] = [
         |args| args.shape.heads = 3,
         |args| args.shape.head_dim = 8,
         |args| args.shape.q_stride = 63,
@@ -554,6 +561,7 @@ fn a_call_that_does_not_fit_is_refused() {
         |args| args.shape.scale = 0.0,
         |args| args.out = args.out.slice(1..args.out.len()),
         |args| args.v_cache = args.v_cache.slice(0..16),
+        |args| args.sinks = Some(args.q),
     ];
     let paging = Paging::new(Kind::Bf16, Case::new(4, 2, 16, &[(1, 64)]), 16);
     let gpu = &paging.gpu;

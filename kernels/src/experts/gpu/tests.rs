@@ -21,15 +21,16 @@ struct Routed {
 
 impl Routed {
     fn new(scores: &[f32], size: [usize; 3], normalise: bool) -> Self {
-        Self::by(scores, size, normalise, None)
+        Self::by(scores, size, normalise, None, [1, 1])
     }
 
-    /// `sigmoid`: biases on the host, and how many groups there are and are kept.
+    /// `bias`: that of sigmoids. `groups`: how many there are and are kept.
     fn by(
         scores: &[f32],
         [n, experts, chosen]: [usize; 3],
         normalise: bool,
-        sigmoid: Option<(&[f32], [usize; 2])>,
+        bias: Option<&[f32]>,
+        [groups, kept]: [usize; 2],
     ) -> Self {
         let gpu = gpu();
         let len = Routes::<View>::plan_len(n, experts, chosen);
@@ -37,12 +38,11 @@ impl Routed {
         let plan = poisoned_buffer(&gpu, Kind::U32, len);
         let routed = Self { gpu, weights, plan, experts, chosen };
         let scores = upload(&routed.gpu, Kind::F32, scores);
-        let bias = sigmoid.map(|(bias, _)| upload(&routed.gpu, Kind::F32, bias));
-        let scoring = match (&bias, sigmoid) {
-            (Some(bias), Some((_, [groups, kept]))) => {
-                RouteScoring::Sigmoid { bias: bias.view(), groups, kept }
-            }
-            _ => RouteScoring::Softmax,
+        let bias = bias.map(|bias| upload(&routed.gpu, Kind::F32, bias));
+        let scoring = match &bias {
+            Some(bias) => RouteScoring::Sigmoid { bias: bias.view(), groups, kept },
+            None if groups > 1 => RouteScoring::GroupedSoftmax { groups, kept },
+            None => RouteScoring::Softmax,
         };
         let (scale, routes) = (if bias.is_some() { 2.5 } else { 1.0 }, routed.routes());
         let args = RouteArgs { scores: scores.view(), scoring, normalise, scale, routes };
@@ -55,13 +55,21 @@ impl Routed {
         Routes { experts, chosen, weights: self.weights.view(), plan: self.plan.view() }
     }
 
-    fn product(&self, kind: Kind, x: &[f32], w: &[f32], [rows, cols]: [usize; 2]) -> Vec<f32> {
+    fn product(
+        &self,
+        kind: Kind,
+        [x, w]: [&[f32]; 2],
+        bias: Option<&[f32]>,
+        [rows, cols]: [usize; 2],
+    ) -> Vec<f32> {
         let (x, w) = (upload(&self.gpu, kind, x), upload(&self.gpu, kind, w));
+        let bias = bias.map(|bias| upload(&self.gpu, kind, bias));
         let choices = self.weights.view().len();
         let out = poisoned_buffer(&self.gpu, kind, choices * rows);
         let w = MatrixView::dense(w.view(), self.experts * rows, cols);
         let routes = self.routes();
-        let args = ExpertLinearArgs { x: x.view(), w, bias: None, routes, out: out.view() };
+        let bias = bias.as_ref().map(Buffer::view);
+        let args = ExpertLinearArgs { x: x.view(), w, bias, routes, out: out.view() };
         self.gpu.expert_linear(&args).unwrap();
         downloaded(&out)
     }
@@ -93,9 +101,27 @@ fn sigmoids_with_biases_equal_the_reference() {
     for (size @ [n, experts, chosen], groups) in GROUPED {
         let (scores, bias) = (scores(n, experts), values(&random(&[experts], 77)));
         let (ids, weights) = reference::route_by_sigmoid(&scores, &bias, chosen, groups, 2.5);
-        let got = Routed::by(&scores, size, true, Some((&bias, groups)));
+        let got = Routed::by(&scores, size, true, Some(&bias), groups);
         assert_eq!(got.plan.to_vec::<u32>().unwrap()[..n * chosen], ids, "{size:?}");
         assert_close(&downloaded(&got.weights), &weights, 1e-6, &format!("{size:?}"));
+    }
+}
+
+/// Weights are those of a softmax over all experts, whichever groups are kept.
+#[test]
+fn a_softmax_in_groups_equals_the_reference() {
+    for (size @ [n, experts, chosen], groups) in GROUPED {
+        let scores = scores(n, experts);
+        let got = Routed::by(&scores, size, false, None, groups);
+        let ids = reference::choose_in_groups(&scores, experts, chosen, groups);
+        assert_eq!(got.plan.to_vec::<u32>().unwrap()[..n * chosen], ids, "{size:?}");
+        let weight = |(choice, id): (usize, &u32)| {
+            let row = &scores[choice / chosen * experts..][..experts];
+            let sum: f32 = row.iter().map(|score| (score - row[*id as usize]).exp()).sum();
+            1.0 / sum
+        };
+        let weights: Vec<f32> = ids.iter().enumerate().map(weight).collect();
+        assert_close(&downloaded(&got.weights), &weights, 1e-5, &format!("{size:?}"));
     }
 }
 
@@ -109,21 +135,25 @@ fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
             let routed = Routed::new(&scores, size, true);
             let ids = reference::route(&scores, experts, chosen, true).experts;
             let w = rounded(kind, &values(&random(&[experts * rows, cols], 7)));
+            let biases = rounded(kind, &values(&random(&[experts * rows], 9)));
             for per_row in [1, chosen] {
                 let x = rounded(kind, &values(&random(&[n * chosen / per_row, cols], 8)));
-                let got = routed.product(kind, &x, &w, sizes);
+                let bias = (per_row == 1).then_some(&biases[..]);
+                let got = routed.product(kind, [&x, &w], bias, sizes);
                 let mut want = Vec::new();
                 for (choice, id) in ids.iter().enumerate() {
                     let x = &x[choice / per_row * cols..][..cols];
                     let matrix = &w[*id as usize * rows * cols..][..rows * cols];
                     let dot = |w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>();
-                    want.extend(matrix.chunks(cols).map(dot));
+                    let added = |row| bias.map_or(0.0, |bias| bias[*id as usize * rows + row]);
+                    let rows = matrix.chunks(cols).enumerate();
+                    want.extend(rows.map(|(row, w)| dot(w) + added(row)));
                 }
                 let what = format!("{kind:?} {size:?} {rows}x{cols}");
                 assert_close(&got, &want, tolerance, &what);
                 let alone = Routed::new(&scores[(n - 1) * experts..], [1, experts, chosen], true);
                 let own = x.len() / n;
-                let one = alone.product(kind, &x[x.len() - own..], &w, sizes);
+                let one = alone.product(kind, [&x[x.len() - own..], &w], bias, sizes);
                 assert_eq!(got[got.len() - one.len()..], one, "{what}: the last row alone");
             }
         }
