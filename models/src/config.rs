@@ -1,5 +1,6 @@
 //! The shape of a decoder, independent of the file format it was read from.
 
+use cresset_kernels::attention::gpu::HeadShape;
 use cresset_kernels::experts::{MAX_CHOSEN, MAX_GROUPS};
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::recurrence::{DeltaShape, ScanShape};
@@ -255,6 +256,13 @@ impl ModelConfig {
         let sliding = self.sliding.as_ref().filter(|sliding| sliding.layers[layer]);
         let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
         sliding.and_then(|sliding| sliding.heads).unwrap_or(model)
+    }
+
+    /// The heads of a layer's attention.
+    pub(crate) fn head_shape(&self, layer: usize) -> HeadShape {
+        let KvHeads { count: kv_heads, dim: head_dim } = self.kv_heads_of(layer);
+        let value_prefix = self.latent.map(|latent| latent.rank);
+        HeadShape { heads: self.heads, kv_heads, head_dim, value_prefix }
     }
 
     /// The layer whose K and V a layer reads, if it has none of its own.

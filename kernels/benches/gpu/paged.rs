@@ -5,7 +5,7 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    DecodePieces, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
+    DecodePieces, HeadShape, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
     partial_values, prefill, prefill_values,
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
@@ -120,6 +120,11 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
+fn heads(m: &Model) -> HeadShape {
+    let &Model { heads, kv_heads, head_dim, .. } = m;
+    HeadShape { heads, kv_heads, head_dim, value_prefix: None }
+}
+
 /// The plan of decode on the device, and its workspace.
 struct Planned {
     shares: Buffer,
@@ -132,11 +137,12 @@ struct Planned {
 impl Planned {
     fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], cuts: KeyCuts) -> Result<Self> {
         let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
-        let grid = decode_grid(&**gpu, Kind::Bf16, m.heads, m.kv_heads, m.head_dim)?;
+        let heads = heads(m);
+        let grid = decode_grid(&**gpu, Kind::Bf16, &heads)?;
         let plan = DecodePlan::new(&lens, None, cuts, &grid);
         let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
         let partials = plan.partials.last().copied().unwrap_or(0) as usize;
-        let values = partial_values(partials, m.heads, m.head_dim);
+        let values = partial_values(partials, &heads);
         Ok(Self {
             shares: Buffer::from_slice(gpu, &plan.shares)?,
             pieces: Buffer::from_slice(gpu, &pieces)?,
@@ -193,7 +199,7 @@ fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<C
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
     let split = Buffer::from_slice(gpu, &[WHOLE])?;
-    let workspace = output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, m.head_dim)?)?;
+    let workspace = output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, &heads(m))?)?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {

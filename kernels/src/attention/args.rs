@@ -33,10 +33,10 @@ pub struct AttentionShape {
     pub q_stride: usize,
     pub heads: usize,
     pub kv_heads: usize,
-    /// With bf16 this is one of 16, 32, 64, 80, 96, 128, 256; on a device with f32 at most 256.
+    /// On a device, 16, 32, 64, 80, 96, 128 and 256 have the fastest kernels in bf16.
     pub head_dim: usize,
     /// If set, a key's value is so many first dimensions of the key, and `v_cache` is `k_cache`. On
-    /// the CPU only.
+    /// a device, values have at most 512 dimensions.
     pub value_prefix: Option<usize>,
     /// Tokens of a block. On a device this is a power of two, at least 16; the CPU is fastest if
     /// it is a multiple of sixteen.

@@ -42,8 +42,6 @@ pub struct HostSequences<'a> {
 type Args<'a> = AttentionArgs<TensorView<'a>, HostSequences<'a>>;
 
 impl Attention for Compute {
-    const TAKES_PREFIXES: bool = true;
-
     type Sequences<'a> = HostSequences<'a>;
 
     fn attend(&self, args: &Args) -> Result<()> {

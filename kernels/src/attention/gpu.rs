@@ -1,5 +1,7 @@
 //! Paged attention on a device. `tile.cuh` describes the computation, for decode and prefill.
 
+mod any;
+
 use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
@@ -67,16 +69,11 @@ pub struct PrefillQueries {
 pub type PagedArgs = AttentionArgs<View, PagedSequences>;
 
 impl Attention for DeviceOps {
-    const TAKES_PREFIXES: bool = false;
-
     type Sequences<'a> = StepSequences<'a>;
 
     fn attend(&self, args: &AttentionArgs<View, StepSequences<'_>>) -> Result<()> {
         let &AttentionArgs { q, k_cache, v_cache, sinks, shape, sequences: step, out } = args;
-        if shape.value_prefix.is_some() {
-            return Err(unsupported(OP, "values in keys on a device: use the CPU".into()));
-        }
-        let (stride, width) = (shape.q_stride, shape.heads * shape.head_dim);
+        let (stride, width) = (shape.q_stride, shape.heads * shape.value_dim());
         let paged =
             |sequences, q, out| PagedArgs { q, k_cache, v_cache, sinks, shape, sequences, out };
         let decodes = step.decodes.seq_lens.len();
@@ -101,6 +98,43 @@ impl StepSequences<'_> {
         found.map(|(_, plan)| plan).ok_or_else(missing)
     }
 }
+
+/// The heads of an attention, on which its kernels and their grids depend.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// As [`AttentionShape`] says.
+    pub value_prefix: Option<usize>,
+}
+
+impl HeadShape {
+    /// Dimensions of a value.
+    pub fn value_dim(&self) -> usize {
+        self.value_prefix.unwrap_or(self.head_dim)
+    }
+
+    /// Query heads for each KV head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Whether `decode.cu` and `prefill.cu` have kernels for such heads in bf16.
+    fn has_own_kernels(&self) -> bool {
+        self.value_prefix.is_none() && BF16.iter().any(|own| own.head_dim == self.head_dim)
+    }
+}
+
+impl From<&AttentionShape> for HeadShape {
+    fn from(shape: &AttentionShape) -> Self {
+        let &AttentionShape { heads, kv_heads, head_dim, value_prefix, .. } = shape;
+        Self { heads, kv_heads, head_dim, value_prefix }
+    }
+}
+
+/// The most dimensions of values, in f32 and in the kernels of `any.cu`.
+const MOST_VALUES: usize = 512;
 
 /// Tokens of a split that no sequence exceeds.
 pub const WHOLE: u32 = 1 << 31;
@@ -157,7 +191,7 @@ const DECODE_ROWS: usize = 16;
 pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: View) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
-    let AttentionShape { heads, head_dim, .. } = args.shape;
+    let heads = HeadShape::from(&args.shape);
     ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
     check_plan(plan, sequences)?;
     let fits = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
@@ -165,26 +199,27 @@ pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: V
     if n == 0 {
         return Ok(());
     }
-    let partials = workspace.len() / partial_values(1, heads, head_dim);
+    let partials = workspace.len() / partial_values(1, &heads);
     let shares = plan.shares.len() - 1;
     let mut params = parameters(args);
     params.extend(args![plan.shares, plan.pieces, workspace, shares, plan.pieces.len(), partials]);
-    if args.q.kind() == Kind::F32 {
-        params.push(head_dim.into());
-        let blocks = [shares as u32, heads as u32, 1];
-        gpu.launch(
-            &Launch { kernel: "attention_decode_f32", blocks, threads: 32, shared_bytes: 0 },
-            &params,
-        )?;
-    } else {
-        gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
-    }
+    params.extend(sizes(args));
+    gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
     if partials > 0 { combine(gpu, args, plan, workspace, partials) } else { Ok(()) }
 }
 
 /// The number of f32 values that so many partial results of `decode` take.
-pub fn partial_values(partials: usize, heads: usize, head_dim: usize) -> usize {
-    partials * heads * (head_dim + 2)
+pub fn partial_values(partials: usize, heads: &HeadShape) -> usize {
+    partials * heads.heads * (heads.value_dim() + 2)
+}
+
+/// The dimensions of keys and values, for kernels that are made for any.
+fn sizes(args: &PagedArgs) -> Vec<Arg> {
+    let heads = HeadShape::from(&args.shape);
+    if args.q.kind() == Kind::Bf16 && heads.has_own_kernels() {
+        return Vec::new();
+    }
+    args![heads.head_dim, heads.value_dim()].to_vec()
 }
 
 fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
@@ -196,25 +231,37 @@ fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
     ensure(OP, fits, || format!("{plan:?} for {sequences} sequences"))
 }
 
+/// The kernel of decode for some heads, and what its blocks take.
+struct DecodeKernel {
+    name: &'static str,
+    /// Query heads of a tile.
+    rows: usize,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+fn decode_kernel(gpu: &dyn Gpu, heads: &HeadShape) -> Result<DecodeKernel> {
+    if heads.has_own_kernels() {
+        let (shared_bytes, own) = kernels(gpu, heads.head_dim, DECODE_ROWS)?;
+        return Ok(DecodeKernel { name: own.decode, rows: DECODE_ROWS, threads: 32, shared_bytes });
+    }
+    let (shared_bytes, any) = any::kernels(gpu, heads, heads.group())?;
+    Ok(DecodeKernel { name: any.decode, rows: any.rows, threads: any::THREADS, shared_bytes })
+}
+
 /// The blocks of `decode` that a device runs at once, for plans.
 ///
 /// # Errors
-/// When there is no kernel for heads of `head_dim`, or none that fits the device.
-pub fn decode_grid(
-    gpu: &dyn Gpu,
-    kind: Kind,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-) -> Result<DecodeGrid> {
+/// When there is no kernel for such heads that fits the device.
+pub fn decode_grid(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<DecodeGrid> {
     let multiprocessors = gpu.properties().multiprocessors as usize;
     if kind == Kind::F32 {
-        return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads });
+        return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads.heads });
     }
-    let (shared_bytes, _) = kernels(gpu, head_dim, DECODE_ROWS)?;
-    let head_tiles = kv_heads * (heads / kv_heads).div_ceil(DECODE_ROWS);
-    let resident = resident(gpu, shared_bytes).min(MOST_RESIDENT);
-    Ok(DecodeGrid { multiprocessors, resident, head_tiles })
+    let DecodeKernel { rows, threads, shared_bytes, .. } = decode_kernel(gpu, heads)?;
+    let head_tiles = heads.kv_heads * heads.group().div_ceil(rows);
+    let most = MOST_RESIDENT * 32 / threads as usize;
+    Ok(DecodeGrid { multiprocessors, resident: resident(gpu, shared_bytes).min(most), head_tiles })
 }
 
 /// Attention of any number of queries a sequence. A query's result has the same bits as with
@@ -231,27 +278,43 @@ pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Res
     if n == 0 {
         return Ok(());
     }
-    let AttentionShape { heads, head_dim, .. } = args.shape;
+    let heads = args.shape.heads;
     let mut params = parameters(args);
-    if args.q.kind() == Kind::F32 {
-        params.extend(args![cu_seqlens, split, n, head_dim]);
+    let (launch, parts) = if args.q.kind() == Kind::F32 {
         let blocks = [n as u32, heads as u32, 1];
-        return gpu.launch(
-            &Launch { kernel: "attention_prefill_f32", blocks, threads: 32, shared_bytes: 0 },
-            &params,
-        );
-    }
-    let (launch, parts) = prefill_launch(gpu, args, queries, n)?;
+        let kernel = "attention_prefill_f32";
+        (Launch { kernel, blocks, threads: 32, shared_bytes: 0 }, 1)
+    } else if HeadShape::from(&args.shape).has_own_kernels() {
+        prefill_launch(gpu, args, queries, n)?
+    } else {
+        (any_prefill_launch(gpu, args, queries, n)?, 1)
+    };
     if parts == 1 {
         params.extend(args![cu_seqlens, split, n]);
+        params.extend(sizes(args));
         return gpu.launch(&launch, &params);
     }
     params.extend(args![cu_seqlens, n, workspace]);
     gpu.launch(&launch, &params)?;
     let blocks = [(n * heads).div_ceil(4) as u32, 1, 1];
     let kernel = "attention_combine_parts_bf16";
-    let params = args![workspace, args.out, args.sinks, n, heads, head_dim, parts];
+    let params = args![workspace, args.out, args.sinks, n, heads, args.shape.head_dim, parts];
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
+}
+
+/// The launch for `n` queries of heads without kernels of their own.
+fn any_prefill_launch(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    queries: &PrefillQueries,
+    n: usize,
+) -> Result<Launch> {
+    let (heads, group) = (HeadShape::from(&args.shape), args.shape.group());
+    let (shared_bytes, any) = any::kernels(gpu, &heads, n * group)?;
+    let (sequences, most) = (args.sequences.seq_lens.len(), queries.most * group);
+    let tiles = prefill_tiles(n * group, sequences, most, any.rows);
+    let blocks = [(tiles * heads.kv_heads) as u32, 1, 1];
+    Ok(Launch { kernel: any.prefill, blocks, threads: any::THREADS, shared_bytes })
 }
 
 /// The launch for `n` queries, and the parts into which it divides their keys.
@@ -261,7 +324,7 @@ fn prefill_launch(
     queries: &PrefillQueries,
     n: usize,
 ) -> Result<(Launch, usize)> {
-    let AttentionShape { heads, kv_heads, head_dim, window, .. } = args.shape;
+    let AttentionShape { kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
     let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
     ensure(OP, group <= rows, || {
@@ -272,7 +335,7 @@ fn prefill_launch(
     // The queries of a tile see one window, and as many tokens more as there are other queries.
     let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
     let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
-    let room = queries.workspace.len() / partial_values(n, heads, head_dim);
+    let room = queries.workspace.len() / partial_values(n, &(&args.shape).into());
     let parts = key_parts(prefill_blocks(gpu, shared_bytes), blocks, tiles).min(room).max(1);
     let kernel = if parts == 1 { kernels.prefill } else { kernels.part };
     let blocks = [blocks as u32, parts as u32, 1];
@@ -294,14 +357,14 @@ fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
 /// The f32 values of all partial results that `prefill` ever leaves at once.
 ///
 /// # Errors
-/// When there is no kernel for heads of `head_dim`, or none that fits the device.
-pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, head_dim: usize) -> Result<usize> {
-    if kind == Kind::F32 {
+/// When no kernel for heads of `head_dim` fits the device.
+pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<usize> {
+    if kind == Kind::F32 || !heads.has_own_kernels() {
         return Ok(0);
     }
-    let rows = prefill_rows(head_dim);
-    let (shared_bytes, _) = kernels(gpu, head_dim, rows)?;
-    Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, 1, head_dim))
+    let rows = prefill_rows(heads.head_dim);
+    let (shared_bytes, _) = kernels(gpu, heads.head_dim, rows)?;
+    Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, &HeadShape { heads: 1, ..*heads }))
 }
 
 /// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
@@ -333,12 +396,15 @@ fn resident(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
 fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
-    let AttentionShape { heads, kv_heads, head_dim, .. } = args.shape;
-    let (shared_bytes, kernels) = kernels(gpu, head_dim, DECODE_ROWS)?;
-    let grid = decode_grid(gpu, args.q.kind(), heads, kv_heads, head_dim)?;
+    let heads = HeadShape::from(&args.shape);
+    if args.q.kind() == Kind::F32 {
+        let (kernel, blocks) = ("attention_decode_f32", [shares as u32, heads.heads as u32, 1]);
+        return Ok(Launch { kernel, blocks, threads: 32, shared_bytes: 0 });
+    }
+    let DecodeKernel { name: kernel, threads, shared_bytes, .. } = decode_kernel(gpu, &heads)?;
+    let grid = decode_grid(gpu, args.q.kind(), &heads)?;
     let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
-    let (kernel, blocks) = (kernels.decode, [blocks as u32, 1, 1]);
-    Ok(Launch { kernel, blocks, threads: 32, shared_bytes })
+    Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads, shared_bytes })
 }
 
 fn combine(
@@ -352,14 +418,13 @@ fn combine(
     let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
     let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
     let work = args![workspace, args.out, args.sinks, plan.partials, sequences, heads];
-    let params = [&work[..], &args![args.shape.head_dim, partials]].concat();
+    let params = [&work[..], &args![args.shape.value_dim(), partials]].concat();
     gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
 /// prefill whose ring of keys fits beside it.
 fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static HeadKernels)> {
-    check_head_dim(head_dim)?;
     let most = gpu.properties().shared_bytes;
     let mut fitting = BF16.iter().filter_map(|kernels| {
         let bytes = shared_bytes(rows, head_dim, kernels.slots);
@@ -369,14 +434,6 @@ fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
         unsupported(OP, format!("heads of {head_dim} in bf16: {has}, which is too little"))
     })
-}
-
-fn check_head_dim(head_dim: usize) -> Result<()> {
-    if BF16.iter().any(|kernels| kernels.head_dim == head_dim) {
-        return Ok(());
-    }
-    let there_are = "there are kernels for 16, 32, 64, 80, 96, 128 and 256";
-    Err(unsupported(OP, format!("heads of {head_dim} in bf16; {there_are}")))
 }
 
 fn window(args: &PagedArgs) -> u32 {
@@ -415,14 +472,18 @@ fn check(args: &PagedArgs) -> Result<usize> {
             args.k_cache, args.q
         )
     })?;
-    match kind {
-        Kind::F32 if head_dim <= 256 => Ok(n),
-        Kind::F32 => Err(unsupported(OP, format!("heads of {head_dim}; 256 is the most"))),
-        _ => check_alignment(args).and_then(|()| check_head_dim(head_dim)).map(|()| n),
+    let values = args.shape.value_dim();
+    if values > MOST_VALUES {
+        let most = format!("values of {values}, where {MOST_VALUES} dimensions are the most");
+        return Err(unsupported(OP, most));
     }
+    if kind == Kind::Bf16 && head_dim.is_multiple_of(8) {
+        check_alignment(args)?;
+    }
+    Ok(n)
 }
 
-/// Checks alignment, as rows are copied 16 bytes at a time.
+/// Checks alignment, as rows that consist of whole vectors are copied 16 bytes at a time.
 fn check_alignment(args: &PagedArgs) -> Result<()> {
     let starts = [args.q, args.k_cache, args.v_cache, args.out]
         .iter()

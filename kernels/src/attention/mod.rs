@@ -21,10 +21,6 @@ use std::fmt::Debug;
 const OP: &str = "paged_attention";
 
 pub trait Attention: OpMemory {
-    /// Whether values may be parts of keys here. Without that, models with latent attention are
-    /// refused.
-    const TAKES_PREFIXES: bool;
-
     /// The sequences of a step: which queries, tokens and blocks belong to each.
     type Sequences<'a>: Copy + Debug;
 

@@ -153,6 +153,12 @@ struct WorkSearch {
 
 // ---- online softmax. Scores are in units of log2, so weights are powers of two.
 
+// tanh(score · cap_in), within 1e-6, as 1 - 2 / (e^2x + 1).
+DEVICE float capped(float score, float cap_in) {
+    constexpr float TWO_LOG2_E = 2.8853901f;
+    return 1.0f - __fdividef(2.0f, exp2_approx(score * (cap_in * TWO_LOG2_E)) + 1.0f);
+}
+
 // The maximum that is subtracted from scores: the largest score so far, or 0 while there is none,
 // because minus infinity minus itself is not a number.
 DEVICE float finite_max(float row_max) { return row_max == MINUS_INFINITY ? 0.0f : row_max; }
@@ -184,15 +190,15 @@ DEVICE float normaliser(float row_max, float row_sum, const float* sinks, uint32
 
 // The place in the workspace at which decode and prefill leave a partial result for `combine.cu`,
 // in f32: `[partials, heads, 2]` holds the largest score and the sum of weights; after them,
-// `[partials, heads, head_dim]` holds the output that is not normalised yet.
+// `[partials, heads, value_dim]` holds the output that is not normalised yet.
 struct PartialState {
     float *max_and_sum, *out;
 
-    DEVICE PartialState(float* workspace, size_t partials, size_t heads, uint32_t head_dim,
+    DEVICE PartialState(float* workspace, size_t partials, size_t heads, uint32_t value_dim,
         size_t partial, size_t head) {
         size_t index = partial * heads + head;
         max_and_sum = workspace + index * 2;
-        out = workspace + partials * heads * 2 + index * head_dim;
+        out = workspace + partials * heads * 2 + index * value_dim;
     }
 };
 

@@ -1,27 +1,28 @@
 // Attention in f32, decode and prefill, for tests of exactness: one warp for each query head (and
 // share of the keys, in decode), 32 keys at a time, a lane for a key's score and then for every
-// 32nd dimension of the output. Head sizes up to 256. It reads each key once for every query and is
+// 32nd dimension of the output. Values have up to 512 dimensions, and may be parts of keys. It reads each key once for every query and is
 // not meant to be fast.
 #include "attention/paged.cuh"
 
 namespace {
 
-constexpr uint32_t PER_LANE = 8;  // dimensions of a lane: head sizes up to 256
+constexpr uint32_t PER_LANE = 16;  // dimensions of a lane: values of up to 512
 
 struct Query {
     const float *q, *k, *v;
     const uint32_t* table;
     size_t stride;
-    uint32_t head_dim;
+    uint32_t head_dim, value_dim;
 
-    DEVICE Query(const AttentionParams<float>& params, uint32_t head_dim, size_t row, uint32_t head,
-        const uint32_t* table)
+    DEVICE Query(const AttentionParams<float>& params, uint32_t head_dim, uint32_t value_dim,
+        size_t row, uint32_t head, const uint32_t* table)
         : q(params.q + row * params.q_stride + head * head_dim),
           k(params.k + head / params.group() * head_dim),
           v(params.v + head / params.group() * head_dim),
           table(table),
           stride(params.kv_heads * static_cast<size_t>(head_dim)),
-          head_dim(head_dim) {}
+          head_dim(head_dim),
+          value_dim(value_dim) {}
 };
 
 struct RowState {
@@ -57,51 +58,50 @@ DEVICE RowState attend(const AttentionParams<float>& params, const Query& query,
             float w = __shfl_sync(FULL_MASK, weight, j);
             size_t at = __shfl_sync(FULL_MASK, slot, j) * query.stride;
             if (start + j < range.begin || start + j >= range.end) continue;
-            for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-                if (d < query.head_dim) state.o[i] = fmaf(w, query.v[at + d], state.o[i]);
+            for (uint32_t i = 0, d = lane(); d < query.value_dim; i++, d += WARP)
+                state.o[i] = fmaf(w, query.v[at + d], state.o[i]);
         }
     }
     return state;
 }
 
-DEVICE void write(const AttentionParams<float>& params, const RowState& state, uint32_t head_dim,
+DEVICE void write(const AttentionParams<float>& params, const RowState& state, uint32_t value_dim,
     size_t row, uint32_t head) {
     float by = normaliser(state.row_max, state.row_sum, params.sinks, head);
-    for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-        if (d < head_dim) params.out[(row * params.heads + head) * head_dim + d] = state.o[i] * by;
+    for (uint32_t i = 0, d = lane(); d < value_dim; i++, d += WARP)
+        params.out[(row * params.heads + head) * value_dim + d] = state.o[i] * by;
 }
 
 }  // namespace
 
 // Grid: (shares, heads).
-KERNEL __launch_bounds__(32)
-    attention_decode_f32(ATTENTION_PARAMETERS(float), DECODE_PARAMETERS, uint32_t head_dim) {
+KERNEL __launch_bounds__(32) attention_decode_f32(
+    ATTENTION_PARAMETERS(float), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     auto work = DECODE_WORK;
-    ASSERT(head_dim <= PER_LANE * WARP);
+    ASSERT(value_dim <= PER_LANE * WARP);
     uint32_t head = blockIdx.y;
     Range share = work.share(blockIdx.x);
     for (uint32_t at = share.begin; at < share.end; at++) {
         KeyPiece piece(params, work, work.piece(at));
-        Query query(
-            params, head_dim, piece.sequence, head, params.table(piece.sequence, piece.len));
+        Query query(params, head_dim, value_dim, piece.sequence, head,
+            params.table(piece.sequence, piece.len));
         RowState state = attend(params, query, piece.keys);
         if (piece.partial == DecodeWork::ONLY) {
-            write(params, state, head_dim, piece.sequence, head);
+            write(params, state, value_dim, piece.sequence, head);
             continue;
         }
-        PartialState to(workspace, partials, heads, head_dim, piece.partial, head);
-        for (uint32_t i = 0, d = lane(); i < PER_LANE; i++, d += WARP)
-            if (d < head_dim) to.out[d] = state.o[i];
+        PartialState to(workspace, partials, heads, value_dim, piece.partial, head);
+        for (uint32_t i = 0, d = lane(); d < value_dim; i++, d += WARP) to.out[d] = state.o[i];
         if (lane() == 0) store(to.max_and_sum, Vec<float, 2>{state.row_max, state.row_sum});
     }
 }
 EXPORT(attention_decode_f32)
 
 // Grid: (queries, heads).
-KERNEL __launch_bounds__(32)
-    attention_prefill_f32(ATTENTION_PARAMETERS(float), PREFILL_PARAMETERS, uint32_t head_dim) {
+KERNEL __launch_bounds__(32) attention_prefill_f32(
+    ATTENTION_PARAMETERS(float), PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;
@@ -112,10 +112,10 @@ KERNEL __launch_bounds__(32)
     };
     if (!search.find(row, sequences, queries)) return;
     uint32_t len = seq_lens[search.sequence];
-    ASSERT(queries(search.sequence) <= len && head_dim <= PER_LANE * WARP);
+    ASSERT(queries(search.sequence) <= len && value_dim <= PER_LANE * WARP);
     uint32_t position = len - queries(search.sequence) + search.index;
     Splits splits({params.first_key(position), position + 1}, split_tokens);
-    Query query(params, head_dim, row, head, params.table(search.sequence, len));
+    Query query(params, head_dim, value_dim, row, head, params.table(search.sequence, len));
     RowState state;
     for (uint32_t split = 0; split < splits.count; split++) {
         RowState more = attend(params, query, splits.range(split));
@@ -124,6 +124,6 @@ KERNEL __launch_bounds__(32)
         state.row_sum = both.merge(state.row_sum, more.row_sum);
         for (uint32_t i = 0; i < PER_LANE; i++) state.o[i] = both.merge(state.o[i], more.o[i]);
     }
-    write(params, state, head_dim, row, head);
+    write(params, state, value_dim, row, head);
 }
 EXPORT(attention_prefill_f32)

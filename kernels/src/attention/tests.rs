@@ -69,13 +69,13 @@ impl Case {
         self
     }
 
-    fn with_values_in_keys(mut self, width: usize) -> Self {
+    pub fn with_values_in_keys(mut self, width: usize) -> Self {
         self.value_prefix = Some(width);
         self.vals = self.keys.clone();
         self
     }
 
-    fn value_dim(&self) -> usize {
+    pub fn value_dim(&self) -> usize {
         self.value_prefix.unwrap_or(self.dim)
     }
 

@@ -187,18 +187,14 @@ DEVICE void mask_scores(float (&s)[MT][TILE_KEYS / 8][4], const AttentionParams<
         }
 }
 
-// tanh(s · cap_in), within 1e-6, as 1 - 2 / (e^2x + 1).
 template <uint32_t MT>
 DEVICE void soft_cap(float (&s)[MT][TILE_KEYS / 8][4], float cap_in) {
-    constexpr float TWO_LOG2_E = 2.8853901f;
 #pragma unroll
     for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
         for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
 #pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                s[m][n][i] =
-                    1.0f - __fdividef(2.0f, exp2_approx(s[m][n][i] * (cap_in * TWO_LOG2_E)) + 1.0f);
+            for (uint32_t i = 0; i < 4; i++) s[m][n][i] = capped(s[m][n][i], cap_in);
 }
 
 // Turns the scores of one row into weights (this thread has two in every eight), and rescales the

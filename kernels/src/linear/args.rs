@@ -34,13 +34,13 @@ pub struct LinearArgs<V: Operand> {
 /// `out[i, h] = x[i, h] · w[h]ᵀ`: each head has a matrix of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadLinearArgs<V: Operand> {
-    /// `[n, heads, cols]` f32.
+    /// `[n, heads, cols]` activations (f32 or, on a device, bf16).
     pub x: V,
-    /// `[heads * rows, cols]`: the heads' matrices in any format, one below the other, each in
-    /// parts of its own.
+    /// `[heads * rows, cols]`: the heads' matrices, one below the other. On the CPU in any format,
+    /// each in parts of its own; on a device of the kind of `x`.
     pub w: V::Matrix,
     pub heads: usize,
-    /// `[n, heads, rows]` f32; it shares no memory with `x`.
+    /// `[n, heads, rows]` of the kind of `x`; it shares no memory with `x`.
     pub out: V,
 }
 
@@ -52,7 +52,8 @@ impl<V: Operand> HeadLinearArgs<V> {
         let whole = heads > 0 && all_rows > 0 && cols > 0 && all_rows.is_multiple_of(heads);
         ensure(HEADS, whole, || format!("a matrix of {all_rows} by {cols} for {heads} heads"))?;
         let n = x.len() / (heads * cols);
-        let fits = [x, out].iter().all(|view| view.kind() == Kind::F32)
+        let fits = is_activation(x.kind())
+            && out.kind() == x.kind()
             && x.len() == n * heads * cols
             && out.len() == n * all_rows;
         ensure(HEADS, fits, || format!("{x:?} and {out:?} for {heads} heads of {cols} columns"))?;

@@ -9,7 +9,7 @@ pub use packed::{SCRATCH_BYTES, uses_scratch};
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
 use crate::operand::DeviceOps;
-use crate::storage::no_kernel;
+use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
@@ -60,6 +60,10 @@ static GEMM_KERNELS: [GemmKernel; 3] = [
     GemmKernel { kernel: "gemm_32x64_bf16", rows: 32, columns: 64, stages: 8, threads: 128 },
 ];
 
+/// Rows and columns of a tile of a head's product, and the slots of 64 columns of its operands.
+const HEAD_TILE: usize = 64;
+const HEAD_STAGES: u32 = 3;
+
 impl GemmKernel {
     /// A slot holds 64 columns of two bytes.
     fn shared_bytes(&self) -> u32 {
@@ -82,8 +86,31 @@ enum Algorithm {
 /// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16
 /// bytes; others take a simple one.
 impl Linear for DeviceOps {
-    fn head_linear(&self, _: &HeadLinearArgs<View>) -> Result<()> {
-        Err(no_kernel(HEADS))
+    /// A row's result has the same bits whatever other rows there are.
+    fn head_linear(&self, args: &HeadLinearArgs<View>) -> Result<()> {
+        let n = args.check()?;
+        let &HeadLinearArgs { x, w, heads, out } = args;
+        let (rows, cols) = (w.rows / heads, w.cols);
+        let fits = |values: &View| values.kind() == x.kind() && values.len() == w.rows * cols;
+        let dense = w.dense_values().filter(fits);
+        ensure(HEADS, dense.is_some(), || format!("{w:?} is not dense and of the kind of {x:?}"))?;
+        if n == 0 {
+            return Ok(());
+        }
+        let tensor = x.kind() == Kind::Bf16
+            && cols.is_multiple_of(8)
+            && [Some(x), dense].iter().flatten().all(|view| view.address().is_multiple_of(16));
+        let launch = if tensor {
+            let tiles = rows.div_ceil(HEAD_TILE) * n.div_ceil(HEAD_TILE);
+            let blocks = [tiles as u32, heads as u32, 1];
+            let shared_bytes = HEAD_STAGES * 2 * HEAD_TILE as u32 * 128;
+            Launch { kernel: "head_gemm_bf16", blocks, threads: 128, shared_bytes }
+        } else {
+            let kernel = x.kind().kernel("head_dot_f32", "head_dot_bf16");
+            let blocks = [rows.div_ceil(4) as u32, n.div_ceil(8) as u32, heads as u32];
+            Launch { kernel, blocks, threads: 128, shared_bytes: 0 }
+        };
+        self.launch(&launch, &args![x, dense, out, n, rows, cols])
     }
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {

@@ -50,6 +50,12 @@
 //   (needs a workspace and a second pass).
 // dot (f32, and bf16 with other sizes): a warp for each row of w and 8 rows of x, plain
 // multiply-adds. Simple, not fast. Not measured yet.
+//
+// head_gemm, head_dot: x[n, heads, cols] by a matrix of each head, to out[n, heads, rows]: the same
+//   products once for each head (blockIdx.y, blockIdx.z). Latent attention has 128 heads with 512
+//   by 128 values: 1024 blocks of 64 × 64, of which shared memory (48 KiB) leaves four on a
+//   multiprocessor; with few rows of x they read 16 MiB of weights and are bound by that. Not
+//   measured yet.
 #include "linear/streams.cuh"
 
 namespace {
@@ -63,7 +69,8 @@ struct DenseWeights {
 
     template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
     DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
-        copy_tile<COUNT, PERIOD, THREADS>(reinterpret_cast<bf16*>(slot), w, first, rows, cols, k);
+        copy_tile<COUNT, PERIOD, THREADS>(
+            reinterpret_cast<bf16*>(slot), w, first, rows, cols, cols, k);
     }
 
     DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
@@ -108,7 +115,7 @@ struct DenseWeights {
 
 template <class T>
 DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_out, uint32_t n,
-    uint32_t rows, uint32_t cols, uint32_t stride) {
+    uint32_t rows, uint32_t cols, uint32_t x_stride, uint32_t stride) {
     launch_dependents_and_wait();
     constexpr uint32_t TOKENS = 8, WARPS = 4;
     uint32_t row = blockIdx.x * WARPS + warp(), first = blockIdx.y * TOKENS,
@@ -121,7 +128,7 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_o
 #pragma unroll
         for (uint32_t i = 0; i < TOKENS; i++)
             sums[i] +=
-                weight * to_float(x[static_cast<size_t>(first + min(i, count - 1)) * cols + k]);
+                weight * to_float(x[static_cast<size_t>(first + min(i, count - 1)) * x_stride + k]);
     }
 #pragma unroll
     for (uint32_t i = 0; i < TOKENS; i++) {
@@ -133,6 +140,15 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_o
         else
             static_cast<T*>(out)[at] = from_float<T>(sum);
     }
+}
+
+// The product of a head with its own matrix, without a bias.
+template <class T>
+DEVICE void head_dot(const T* x, const T* w, T* out, uint32_t n, uint32_t rows, uint32_t cols) {
+    size_t head = blockIdx.z;
+    uint32_t heads = gridDim.z, f32_out = 0;
+    dot<T>(x + head * cols, w + head * rows * cols, nullptr, out + head * rows, f32_out, n, rows,
+        cols, heads * cols, heads * rows);
 }
 
 }  // namespace
@@ -178,11 +194,30 @@ KERNEL __launch_bounds__(256) gemm_128x128_bf16(const bf16* x, const bf16* w, co
 EXPORT(gemm_128x128_bf16)
 KERNEL __launch_bounds__(128) dot_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
     uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    dot(x, w, bias, out, f32_out, n, rows, cols, stride);
+    dot(x, w, bias, out, f32_out, n, rows, cols, cols, stride);
 }
 EXPORT(dot_bf16)
 KERNEL __launch_bounds__(128) dot_f32(const float* x, const float* w, const float* bias, void* out,
     uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    dot(x, w, bias, out, f32_out, n, rows, cols, stride);
+    dot(x, w, bias, out, f32_out, n, rows, cols, cols, stride);
 }
 EXPORT(dot_f32)
+KERNEL __launch_bounds__(128) head_gemm_bf16(
+    const bf16* x, const bf16* w, bf16* out, uint32_t n, uint32_t rows, uint32_t cols) {
+    size_t head = blockIdx.y;
+    uint32_t heads = gridDim.y, f32_out = 0;
+    strided_gemm<64, 64, 2, 2, 3>(x + head * cols, heads * cols,
+        DenseWeights{w + head * rows * cols, rows, cols}, nullptr, out + head * rows, f32_out, n,
+        rows, cols, heads * rows);
+}
+EXPORT(head_gemm_bf16)
+KERNEL __launch_bounds__(128) head_dot_bf16(
+    const bf16* x, const bf16* w, bf16* out, uint32_t n, uint32_t rows, uint32_t cols) {
+    head_dot(x, w, out, n, rows, cols);
+}
+EXPORT(head_dot_bf16)
+KERNEL __launch_bounds__(128) head_dot_f32(
+    const float* x, const float* w, float* out, uint32_t n, uint32_t rows, uint32_t cols) {
+    head_dot(x, w, out, n, rows, cols);
+}
+EXPORT(head_dot_f32)

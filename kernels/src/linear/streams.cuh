@@ -24,19 +24,19 @@ DEVICE uint32_t segment_columns(uint32_t cols) {
     return (cols + WHOLE - 1) / WHOLE * TILE_K;
 }
 
-// Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
-// rows and columns beyond the matrix become zeros. The chunks of row r are permuted by r / PERIOD,
+// Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, which are `stride`
+// apart, by THREADS threads; rows and columns beyond the matrix become zeros. The chunks of row r are permuted by r / PERIOD,
 // since `ldmatrix` reads rows PERIOD apart.
 template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-DEVICE void copy_tile(
-    bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols, uint32_t k) {
+DEVICE void copy_tile(bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols,
+    uint32_t stride, uint32_t k) {
     static_assert(COUNT * 8 % THREADS == 0);
     uint32_t thread = threadIdx.x % THREADS, chunk = thread % 8, column = k + chunk * 8;
 #pragma unroll
     for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
         uint32_t row = thread / 8 + i * (THREADS / 8);
         bool valid = first + row < rows && column < cols;
-        size_t at = valid ? static_cast<size_t>(first + row) * cols + column : 0;
+        size_t at = valid ? static_cast<size_t>(first + row) * stride + column : 0;
         copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from + at, valid);
     }
 }
@@ -75,7 +75,7 @@ struct Gemv {
         if (is_inside(at)) w.template copy<ROWS, 4, WARP>(slot(at.count), at.row, at.k);
     }
     DEVICE void copy_x(const Position& at) const {
-        if (is_inside(at)) copy_tile<TOKENS, 1, WARP>(x_of(at.count), x, 0, n, cols, at.k);
+        if (is_inside(at)) copy_tile<TOKENS, 1, WARP>(x_of(at.count), x, 0, n, cols, cols, at.k);
         copy_commit();
     }
     DEVICE void advance(Position& at) const {
@@ -181,7 +181,7 @@ struct GemmTile {
 
     const bf16* x;
     Weights w;
-    uint32_t n, rows, cols, stride, first_row, first_column;
+    uint32_t n, rows, cols, x_stride, stride, first_row, first_column;
     unsigned char* slots;
     float acc[W_TILES][X_TILES][4], total[W_TILES][X_TILES][4];
 
@@ -205,7 +205,7 @@ struct GemmTile {
     }
     DEVICE void copy_x(uint32_t step) const {
         bf16* to = reinterpret_cast<bf16*>(slots + (step % STAGES * SLOT + W_BYTES));
-        copy_tile<COLUMNS, 1, THREADS>(to, x, first_column, n, cols, step * TILE_K);
+        copy_tile<COLUMNS, 1, THREADS>(to, x, first_column, n, cols, x_stride, step * TILE_K);
         copy_commit();
     }
 
@@ -271,15 +271,23 @@ struct GemmTile {
 
 template <uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS, uint32_t STAGES,
     class Weights>
-DEVICE void gemm(const bf16* x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
-    uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+DEVICE void strided_gemm(const bf16* x, uint32_t x_stride, const Weights& w, const bf16* bias,
+    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
     GemmTile<Weights, ROWS, COLUMNS, W_WARPS, X_WARPS, STAGES> tile{
-        x, w, n, rows, cols, stride, 0, 0, dynamic_shared<unsigned char>(), {}, {}};
+        x, w, n, rows, cols, x_stride, stride, 0, 0, dynamic_shared<unsigned char>(), {}, {}};
     tile.run();
     if (f32_out != 0)
         tile.write(bias, static_cast<float*>(out));
     else
         tile.write(bias, static_cast<bf16*>(out));
+}
+
+template <uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS, uint32_t STAGES,
+    class Weights>
+DEVICE void gemm(const bf16* x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
+    uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    strided_gemm<ROWS, COLUMNS, W_WARPS, X_WARPS, STAGES>(
+        x, cols, w, bias, out, f32_out, n, rows, cols, stride);
 }
 
 }  // namespace

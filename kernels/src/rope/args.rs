@@ -56,11 +56,12 @@ pub struct QkNorm<V> {
 /// parts that meet the two parts of that vector. DeepSeek-AI 2024, "DeepSeek-V2".
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLatentArgs<V: Operand> {
-    /// `[n, heads, rank]` f32: the parts of queries that are not rotated.
+    /// `[n, heads, rank]` activations (f32 or, on a device, bf16): the parts of queries that are not
+    /// rotated.
     pub plain: V,
-    /// `[n, heads, rotary_dim]` f32: those that are.
+    /// `[n, heads, rotary_dim]` of the same kind: those that are.
     pub rotary: V,
-    /// `[n, rank + rotary_dim]` f32: what is cached, the key not yet rotated.
+    /// `[n, rank + rotary_dim]` of the same kind: what is cached, the key not yet rotated.
     pub latent: V,
     pub heads: usize,
     pub rank: usize,
@@ -70,10 +71,11 @@ pub struct RopeLatentArgs<V: Operand> {
     pub table: RopeTable<V>,
     /// `[positions]` f32: the queries of a position are multiplied by this.
     pub scales: Option<V>,
-    /// `[n, heads, rank + rotary_dim]` f32: the queries.
+    /// `[n, heads, rank + rotary_dim]` of the same kind: the queries.
     pub queries: V,
-    /// f32 or f16 `[blocks, rank + rotary_dim, block_size]`: K of one head as [`RopeArgs`] says.
-    /// Like `queries` it shares no memory with anything else.
+    /// K of one head as [`RopeArgs`] says: `[blocks, rank + rotary_dim, block_size]` on the CPU,
+    /// `[blocks, block_size, rank + rotary_dim]` on a device. Like `queries` it shares no memory
+    /// with anything else.
     pub cache: V,
     pub block_size: usize,
 }
@@ -97,8 +99,8 @@ impl<V: Operand> RopeLatentArgs<V> {
         ensure(LATENT, heads > 0 && rank > 0 && rotary_dim > 0, || {
             format!("{heads} heads of {rank} and {rotary_dim} values")
         })?;
-        let floats = [plain, rotary, latent, queries].iter().all(|x| x.kind() == Kind::F32);
-        let fits = floats && V::count(slots) == V::count(positions);
+        let alike = [rotary, latent, queries].iter().all(|x| x.kind() == plain.kind());
+        let fits = is_activation(plain.kind()) && alike && V::count(slots) == V::count(positions);
         ensure(LATENT, fits && V::count(positions).is_some_and(sized), || {
             format!("{plain:?}, {rotary:?}, {latent:?} and {queries:?} for {heads} heads")
         })?;

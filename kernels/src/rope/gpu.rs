@@ -1,13 +1,15 @@
-//! Launches the kernels of `rope.cu` on a device: QK-norm, rotary embedding and the write into the
-//! paged cache.
+//! Launches the kernels of `rope.cu` and `latent.cu` on a device: QK-norm, rotary embedding and the
+//! write into the paged cache.
 
 use super::{LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable};
 use crate::gpu::{Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::{ensure, no_kernel};
+use crate::storage::ensure;
 use crate::{Result, args};
 
 const HEADS_PER_BLOCK: usize = 8;
+/// Vectors of latent attention.
+const VECTORS_PER_BLOCK: usize = 4;
 
 impl Rope for DeviceOps {
     fn rope_kv_write(&self, args: &RopeArgs<View>) -> Result<()> {
@@ -34,8 +36,25 @@ impl Rope for DeviceOps {
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
     }
 
-    fn rope_latent(&self, _: &RopeLatentArgs<View>) -> Result<()> {
-        Err(no_kernel(LATENT))
+    fn rope_latent(&self, args: &RopeLatentArgs<View>) -> Result<()> {
+        args.check()?;
+        let &RopeLatentArgs { plain, rotary, latent, heads, rank, positions, slots, .. } = args;
+        let &RopeLatentArgs { table, scales, queries, cache, .. } = args;
+        let fits = cache.kind() == queries.kind();
+        ensure(LATENT, fits, || format!("{cache:?} for {queries:?}"))?;
+        let n = positions.len();
+        if n == 0 {
+            return Ok(());
+        }
+        let RopeTable { cos, sin, rotary_dim, style } = table;
+        let (half, interleaved) = (rotary_dim / 2, u32::from(style == RopeStyle::Interleaved));
+        let (max_positions, max_slots) = (cos.len() / half, cache.len() / args.width());
+        let kernel = queries.kind().kernel("rope_latent_f32", "rope_latent_bf16");
+        let inputs = args![plain, rotary, latent, positions, slots, cos, sin, scales];
+        let rest = args![queries, cache, n, heads, rank, half, max_positions, max_slots];
+        let params = [&inputs[..], &rest, &args![interleaved]].concat();
+        let blocks = [(n * (heads + 1)).div_ceil(VECTORS_PER_BLOCK) as u32, 1, 1];
+        self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
     }
 }
 

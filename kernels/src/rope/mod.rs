@@ -32,7 +32,6 @@ pub trait Rope: OpMemory {
     /// one is outside of the tables or the cache.
     fn rope_kv_write(&self, args: &RopeArgs<Self::View<'_>>) -> Result<()>;
 
-    /// Puts queries together and writes what latent attention caches. A device has no kernel for it
-    /// yet.
+    /// Puts queries together and writes what latent attention caches, with the same checks.
     fn rope_latent(&self, args: &RopeLatentArgs<Self::View<'_>>) -> Result<()>;
 }

@@ -1,10 +1,11 @@
 //! The plans of a step's decode attention: one for each kind of attention that the model's layers
 //! have.
 
-use crate::config::KvHeads;
 use crate::{ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
-use cresset_kernels::attention::gpu::{WHOLE, decode_grid, partial_values, prefill_values};
+use cresset_kernels::attention::gpu::{
+    HeadShape, WHOLE, decode_grid, partial_values, prefill_values,
+};
 use cresset_kernels::attention::plan::{DecodeGrid, DecodePlan, KeyCuts};
 use std::iter::repeat;
 
@@ -17,12 +18,11 @@ const MOST_PIECES: usize = 32;
 pub(super) struct AttentionKinds {
     kinds: Vec<AttentionKind>,
     cuts: KeyCuts,
-    heads: usize,
 }
 
 struct AttentionKind {
     window: Option<usize>,
-    heads: KvHeads,
+    heads: HeadShape,
     grid: DecodeGrid,
     /// f32 values of the partial results of prefill, whose keys are divided with cuts anywhere.
     prefill_values: usize,
@@ -47,16 +47,16 @@ impl AttentionKinds {
         let windowed = (0..config.layers).find(slides);
         let windowed = windowed.map(|layer| (sliding.map(|sliding| sliding.window), layer));
         let kind = |(window, layer): (Option<usize>, usize)| {
-            let heads = config.kv_heads_of(layer);
-            let grid = decode_grid(&**gpu, options.kind(), config.heads, heads.count, heads.dim)?;
+            let heads = config.head_shape(layer);
+            let grid = decode_grid(&**gpu, options.kind(), &heads)?;
             let prefill_values = match cuts {
-                KeyCuts::Anywhere => prefill_values(&**gpu, options.kind(), heads.dim)?,
+                KeyCuts::Anywhere => prefill_values(&**gpu, options.kind(), &heads)?,
                 KeyCuts::Every(_) => 0,
             };
             Ok(AttentionKind { window, heads, grid, prefill_values })
         };
         let kinds = full.into_iter().chain(windowed).map(kind).collect::<Result<_>>()?;
-        Ok(Self { kinds, cuts, heads: config.heads })
+        Ok(Self { kinds, cuts })
     }
 
     /// The windows of the kinds, in their order.
@@ -78,7 +78,7 @@ impl AttentionKinds {
     pub(super) fn workspace(&self, rows: usize) -> usize {
         let values = |kind: &AttentionKind| {
             let partials = self.cuts.most_partials(rows, kind.grid.most_shares(), MOST_PIECES);
-            partial_values(partials, self.heads, kind.heads.dim).max(kind.prefill_values)
+            partial_values(partials, &kind.heads).max(kind.prefill_values)
         };
         self.kinds.iter().map(values).max().unwrap_or(0)
     }

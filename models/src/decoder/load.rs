@@ -214,10 +214,7 @@ impl<O: Ops> Decoder<O> {
 
 /// Refuses a model that these ops cannot compute.
 fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
-    let lacking = [
-        (spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers"),
-        (spec.config.latent.is_some() && !O::TAKES_PREFIXES, "layers with latent attention"),
-    ];
+    let lacking = [(spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers")];
     let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };
     t.refuse(&format!(
         "it has {what}, which have no kernels for a device yet: run it on the CPU \

@@ -21,7 +21,8 @@ struct Paging {
     case: Case,
     block_size: usize,
     k: Buffer,
-    v: Buffer,
+    /// `None`: values are parts of keys.
+    v: Option<Buffer>,
     sinks: Option<Buffer>,
     tables: Vec<Vec<u32>>,
 }
@@ -86,7 +87,7 @@ impl Plan {
         let words = |words: &[u32]| Buffer::from_slice(gpu, words).unwrap();
         let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
         let partials = plan.partials.last().copied().unwrap() as usize;
-        let values = partial_values(partials, shape.heads, shape.head_dim);
+        let values = partial_values(partials, &shape.into());
         Self {
             shares: words(&plan.shares),
             pieces: words(&pieces),
@@ -119,13 +120,24 @@ impl Paging {
         let cache = |rows| {
             upload(&gpu, kind, &values(&case.cache_by_token(rows, &tables, blocks, block_size)))
         };
-        let (k, v) = (cache(&case.keys), cache(&case.vals));
+        let k = cache(&case.keys);
+        let v = case.value_prefix.is_none().then(|| cache(&case.vals));
         let sinks = case.sinks.as_ref().map(|sinks| upload(&gpu, Kind::F32, &values(sinks)));
         Self { gpu, kind, case, block_size, k, v, sinks, tables }
     }
 
+    /// Values of a row of queries.
     fn width(&self) -> usize {
         self.case.heads * self.case.dim
+    }
+
+    /// Values of a row of results.
+    fn out_width(&self) -> usize {
+        self.case.heads * self.case.value_dim()
+    }
+
+    fn heads(&self) -> HeadShape {
+        (&self.case.shape(self.width(), self.block_size)).into()
     }
 
     /// All queries of the case.
@@ -167,7 +179,7 @@ impl Paging {
     fn call(&self, q: &[f32], step: &Step) -> Result<Vec<f32>> {
         let &Step { tables, starts, lens, cu, split, how } = step;
         let rows = q.len() / (self.width() + BESIDE);
-        let out = poisoned_buffer(&self.gpu, self.kind, rows * self.width());
+        let out = poisoned_buffer(&self.gpu, self.kind, rows * self.out_width());
         let q = upload(&self.gpu, self.kind, q);
         let words = |words| Buffer::from_slice(&self.gpu, words).unwrap();
         let paged = Paged { lens: words(lens), tables: words(tables), starts: words(starts) };
@@ -180,7 +192,7 @@ impl Paging {
             longest,
             workspace,
         };
-        let values = prefill_values(&*self.gpu, self.kind, self.case.dim)?;
+        let values = prefill_values(&*self.gpu, self.kind, &self.heads())?;
         let workspace = poisoned_buffer(&self.gpu, Kind::F32, values);
         let longest = lens.iter().copied().max().unwrap_or(0) as usize;
         match how {
@@ -198,9 +210,8 @@ impl Paging {
     }
 
     fn plan(&self, lens: &[u32], cuts: KeyCuts) -> Result<DecodePlan> {
-        let Case { heads, kv_heads, dim, window, .. } = self.case;
-        let grid = decode_grid(&*self.gpu, self.kind, heads, kv_heads, dim)?;
-        Ok(DecodePlan::new(lens, window, cuts, &grid))
+        let grid = decode_grid(&*self.gpu, self.kind, &self.heads())?;
+        Ok(DecodePlan::new(lens, self.case.window, cuts, &grid))
     }
 
     fn decode(&self, args: &PagedArgs, plan: &DecodePlan) -> Result<()> {
@@ -218,7 +229,7 @@ impl Paging {
         PagedArgs {
             q: q.view(),
             k_cache: self.k.view(),
-            v_cache: self.v.view(),
+            v_cache: self.v.as_ref().unwrap_or(&self.k).view(),
             sinks: self.sinks.as_ref().map(Buffer::view),
             shape: self.case.shape(self.width() + BESIDE, self.block_size),
             sequences,
@@ -244,6 +255,13 @@ fn decodes() -> Vec<Case> {
         Case::new(4, 2, 64, &[(1, 140)]).windowed(1),
         Case::new(16, 2, 64, &[(1, 1), (1, 300), (1, 70)]).with_sinks(),
         Case::new(4, 2, 16, &[(1, 250), (1, 9)]).windowed(33).with_sinks(),
+        Case::new(6, 2, 24, &[(1, 70), (1, 300)]).capped(5.0),
+        Case::new(5, 1, 21, &[(1, 130)]).windowed(50).with_sinks(),
+        Case::new(4, 2, 512, &[(1, 90)]),
+        Case::new(16, 1, 72, &[(1, 1), (1, 300)]).with_values_in_keys(64),
+        Case::new(20, 1, 576, &[(1, 140)]).with_values_in_keys(512),
+        Case::new(70, 1, 20, &[(1, 65), (1, 3)]).with_values_in_keys(16),
+        Case::new(4, 1, 64, &[(1, 200)]).with_values_in_keys(48),
     ]
 }
 
@@ -259,6 +277,13 @@ fn prefills() -> Vec<Case> {
         Case::new(2, 1, 256, &[(20, 90)]).capped(5.0).windowed(64),
         Case::new(16, 2, 64, &[(3, 3), (40, 140)]).with_sinks(),
         Case::new(4, 2, 32, &[(99, 99)]).windowed(33).with_sinks(),
+        Case::new(6, 2, 24, &[(70, 70), (3, 140)]).capped(5.0),
+        Case::new(5, 1, 21, &[(9, 130)]).windowed(50).with_sinks(),
+        Case::new(4, 2, 512, &[(9, 70)]),
+        Case::new(16, 1, 72, &[(19, 99), (1, 300), (33, 33)]).with_values_in_keys(64),
+        Case::new(20, 1, 576, &[(5, 70)]).with_values_in_keys(512),
+        Case::new(70, 1, 20, &[(3, 65), (2, 2)]).with_values_in_keys(16),
+        Case::new(1, 1, 8, &[(3, 5)]),
     ]
 }
 
@@ -374,31 +399,70 @@ fn heads_of_256_have_the_same_bits_on_every_card() {
 fn a_card_with_too_little_shared_memory_is_told() {
     let small =
         Properties { shared_bytes: 48 << 10, ..Emulator::card("rtx-3060", 1 << 24).unwrap() };
-    let case = Case::new(2, 1, 256, &[(1, 20)]);
-    let paging = Paging::on(Emulator::of(small), Kind::Bf16, case, 16);
-    for how in [How::Decode, How::Prefill] {
-        let error = paging.run(&paging.parts(), 64, how).unwrap_err().to_string();
-        assert!(error.contains("heads of 256 in bf16: blocks of this GPU have 48 KiB"), "{error}");
+    for dim in [256, 264] {
+        let paging = Paging::on(
+            Emulator::of(small.clone()),
+            Kind::Bf16,
+            Case::new(2, 1, dim, &[(1, 20)]),
+            16,
+        );
+        for how in [How::Decode, How::Prefill] {
+            let error = paging.run(&paging.parts(), 64, how).unwrap_err().to_string();
+            assert!(error.contains(&format!("heads of {dim}")), "{error}");
+            assert!(error.contains("blocks of this GPU have 48 KiB"), "{error}");
+        }
     }
+}
+
+#[test]
+fn values_have_a_limit() {
+    for (kind, _) in TOLERANCES {
+        let paging = Paging::new(kind, Case::new(2, 1, 520, &[(1, 20)]), 16);
+        let error = paging.run(&paging.parts(), 64, How::Prefill).unwrap_err().to_string();
+        assert!(error.contains("values of 520, where 512 dimensions are the most"), "{error}");
+    }
+}
+
+/// The rows of a block depend on the card's shared memory; the bits do not.
+#[test]
+fn latent_attention_has_the_same_bits_on_every_card() {
+    let bits_on = |card: &str| {
+        let gpu = Emulator::of(Emulator::card(card, 1 << 24).unwrap());
+        let decoding = Case::new(40, 1, 576, &[(1, 130), (1, 1)]).with_values_in_keys(512);
+        let prompts = Case::new(40, 1, 576, &[(3, 70)]).with_values_in_keys(512);
+        [(decoding, How::Decode), (prompts, How::Prefill)].map(|(case, how)| {
+            let paging = Paging::on(gpu.clone(), Kind::Bf16, case, 16);
+            bits(&paging.run(&paging.parts(), 64, how).unwrap())
+        })
+    };
+    assert!(bits_on("h200") == bits_on("rtx-3060"));
 }
 
 /// Computes every query of a prompt of 170 tokens in several ways: in chunks, alone, beside others,
 /// as the last of a decode step, over other blocks.
 #[test]
 fn bits_depend_on_the_query_alone() {
-    for (kind, window, softcap) in
-        [(Kind::F32, None, None), (Kind::Bf16, None, None), (Kind::Bf16, Some(70), Some(8.0))]
-    {
+    let case =
+        |heads, kv_heads, dim| Case::new(heads, kv_heads, dim, &[(170, 170), (3, 40)]).with_sinks();
+    let makes: [fn(&dyn Fn(usize, usize, usize) -> Case) -> (Kind, Case); 5] = [
+        |case| (Kind::F32, case(6, 2, 32)),
+        |case| (Kind::Bf16, case(6, 2, 32)),
+        |case| (Kind::Bf16, case(6, 2, 32).windowed(70).capped(8.0)),
+        |case| (Kind::Bf16, case(20, 1, 40).with_values_in_keys(32)),
+        |case| (Kind::Bf16, case(3, 1, 24).windowed(70)),
+    ];
+    for make in makes {
         let make = |block_size| {
-            let case = Case::new(6, 2, 32, &[(170, 170), (3, 40)]).with_sinks();
-            Paging::new(kind, Case { window, softcap, ..case }, block_size)
+            let (kind, case) = make(&case);
+            Paging::new(kind, case, block_size)
         };
         let (paging, other) = (make(16), make(32));
         let part = |from: usize, to: usize| Part { sequence: 0, queries: to - from, len: to };
         let beside = Part { sequence: 1, queries: 3, len: 40 };
         for split in [64, 128, WHOLE] {
-            let what = format!("{kind:?} window {window:?} split {split}");
-            let row = |i: usize| i * paging.width()..(i + 1) * paging.width();
+            let Case { dim, window, .. } = paging.case;
+            let what = format!("{:?} of {dim}, window {window:?}, split {split}", paging.kind);
+            let row = |i: usize| i * paging.out_width()..(i + 1) * paging.out_width();
             let all = bits(&paging.run(&[part(0, 170)], split, How::Prefill).unwrap());
             let elsewhere = bits(&other.run(&[part(0, 170)], split, How::Prefill).unwrap());
             assert!(all == elsewhere, "{what}: other blocks");
@@ -552,7 +616,7 @@ fn a_step_out_of_bounds_fails() {
 fn a_call_that_does_not_fit_is_refused() {
     let changes: [fn(&mut PagedArgs); 11] = [
         |args| args.shape.heads = 3,
-        |args| args.shape.head_dim = 8,
+        |args| args.shape.head_dim = 128,
         |args| args.shape.q_stride = 63,
         |args| args.shape.q_stride = 68,
         |args| args.shape.block_size = 24,
@@ -594,17 +658,24 @@ fn a_call_that_does_not_fit_is_refused() {
 /// The plan is made for the blocks that run at once, and the launch has as many.
 #[test]
 fn the_grid_of_decode_follows_the_card() {
-    // Card, heads, KV heads, dimensions; then blocks of a multiprocessor and tiles of heads.
+    // Card, heads, KV heads, dimensions of keys and of values in them; then blocks of a
+    // multiprocessor and tiles of heads.
     let table = [
-        ("h200", 32, 8, 128, 4, 8),
-        ("h200", 40, 2, 64, 8, 4),
-        ("rtx-3060", 32, 8, 128, 1, 8),
-        ("rtx-3060", 8, 4, 256, 1, 4),
+        ("h200", 32, 8, 128, None, 4, 8),
+        ("h200", 40, 2, 64, None, 8, 4),
+        ("rtx-3060", 32, 8, 128, None, 1, 8),
+        ("rtx-3060", 8, 4, 256, None, 1, 4),
+        ("h200", 16, 1, 576, Some(512), 2, 1),
+        ("h200", 128, 1, 576, Some(512), 1, 2),
+        ("a100", 128, 1, 576, Some(512), 1, 8),
+        ("rtx-3060", 128, 1, 576, Some(512), 1, 8),
+        ("h200", 16, 4, 512, None, 2, 4),
     ];
-    for (card, heads, kv_heads, dim, resident, head_tiles) in table {
+    for (card, heads, kv_heads, dim, prefix, resident, head_tiles) in table {
         let gpu = Emulator::of(Emulator::card(card, 1 << 20).unwrap());
         let multiprocessors = gpu.properties().multiprocessors as usize;
-        let grid = decode_grid(&*gpu, Kind::Bf16, heads, kv_heads, dim).unwrap();
+        let heads = HeadShape { heads, kv_heads, head_dim: dim, value_prefix: prefix };
+        let grid = decode_grid(&*gpu, Kind::Bf16, &heads).unwrap();
         assert_eq!(grid, DecodeGrid { multiprocessors, resident, head_tiles }, "{card} {dim}");
     }
 }

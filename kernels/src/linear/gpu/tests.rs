@@ -219,6 +219,41 @@ fn an_algorithm_without_room_is_not_chosen() {
     assert_eq!(chosen(9), Algorithm::Gemm(&GEMM_KERNELS[2]));
 }
 
+/// Products of `n` rows with the matrix of each head.
+fn heads_of(kind: Kind, [n, heads, rows, cols]: [usize; 4]) -> (Vec<f32>, Vec<f32>) {
+    let gpu = gpu();
+    let [x, w] = [(n * heads * cols, 1), (heads * rows * cols, 2)]
+        .map(|(len, seed)| rounded(kind, &values(&random(&[len], seed))));
+    let mut want = Vec::new();
+    for (i, x) in x.chunks(cols).enumerate() {
+        let matrix = &w[i % heads * rows * cols..][..rows * cols];
+        let dot = |w: &[f32]| x.iter().zip(w).map(|(x, w)| x * w).sum::<f32>();
+        want.extend(matrix.chunks(cols).map(dot));
+    }
+    let [x, w] = [&x, &w].map(|values| upload(&gpu, kind, values));
+    let out = poisoned_buffer(&gpu, kind, n * heads * rows);
+    let w = MatrixView::dense(w.view(), heads * rows, cols);
+    let args = HeadLinearArgs { x: x.view(), w, heads, out: out.view() };
+    gpu.head_linear(&args).unwrap();
+    assert!(n == 0 || gpu.head_linear(&HeadLinearArgs { heads: heads + 1, ..args }).is_err());
+    (downloaded(&out), want)
+}
+
+#[test]
+fn products_of_heads_equal_the_reference_and_do_not_depend_on_other_rows() {
+    for (kind, tolerance) in KINDS {
+        for [n, heads, rows, cols] in
+            [[1, 4, 64, 128], [70, 3, 40, 16], [13, 5, 17, 12], [9, 2, 130, 520], [0, 1, 8, 8]]
+        {
+            let what = format!("{kind:?} {n} rows, {heads} heads of {rows} by {cols}");
+            let (got, want) = heads_of(kind, [n, heads, rows, cols]);
+            assert_close(&got, &want, tolerance, &what);
+            let first = heads_of(kind, [n.min(1), heads, rows, cols]).0;
+            assert_eq!(got[..first.len()], first, "{what}: the first row alone");
+        }
+    }
+}
+
 #[test]
 fn wrong_operands_are_refused() {
     let gpu = gpu();

@@ -161,3 +161,95 @@ fn wrong_shapes_are_refused() {
     }
     assert!(Case { n: 0, ..SMALL }.run(&gpu, Kind::F32, &[], &[]).outcome.is_ok());
 }
+
+/// Some tokens of latent attention: heads, the values that are not rotated, and those that are.
+#[derive(Clone, Copy, Debug)]
+struct LatentCase {
+    n: usize,
+    heads: usize,
+    rank: usize,
+    rotary: usize,
+    style: RopeStyle,
+    scaled: bool,
+}
+
+impl LatentCase {
+    /// Returns the queries and the cache, as they are and as they should be.
+    fn run(self, gpu: &Arc<dyn Gpu>, kind: Kind, slots: &[u32]) -> Result<[Vec<f32>; 4]> {
+        let Self { n, heads, rank, rotary, style, scaled } = self;
+        let width = rank + rotary;
+        let rows = |len, seed| rounded(kind, &values(&random(&[n, len], seed)));
+        let (plain, turned, latent) =
+            (rows(heads * rank, 1), rows(heads * rotary, 2), rows(width, 3));
+        let positions: Vec<u32> = (0..n as u32).map(|i| (i * 7 + 49) % POSITIONS as u32).collect();
+        let [cos, sin] = [4, 5].map(|seed| values(&random(&[POSITIONS, rotary / 2], seed)));
+        let scales = values(&random(&[POSITIONS], 6));
+        let [cos_on, sin_on, scales_on] =
+            [&cos, &sin, &scales].map(|all| upload(gpu, Kind::F32, all));
+        let [plain_on, turned_on, latent_on] =
+            [&plain, &turned, &latent].map(|all| upload(gpu, kind, all));
+        let [positions_on, slots_on] =
+            [&positions[..], slots].map(|v| Buffer::from_slice(gpu, v).unwrap());
+        let queries = poisoned_buffer(gpu, kind, n * heads * width);
+        let cache = poisoned_buffer(gpu, kind, SLOTS * width);
+        gpu.rope_latent(&RopeLatentArgs {
+            plain: plain_on.view(),
+            rotary: turned_on.view(),
+            latent: latent_on.view(),
+            heads,
+            rank,
+            positions: positions_on.view(),
+            slots: slots_on.view(),
+            table: RopeTable { cos: cos_on.view(), sin: sin_on.view(), rotary_dim: rotary, style },
+            scales: scaled.then(|| scales_on.view()),
+            queries: queries.view(),
+            cache: cache.view(),
+            block_size: 16,
+        })?;
+        gpu.synchronise()?;
+        let (mut want, mut cached) = (Vec::new(), vec![f32::NAN; SLOTS * width]);
+        let vector = |plain: &[f32], turned: &[f32], position: u32, scale: f32| -> Vec<f32> {
+            let mut turned = turned.to_vec();
+            let angles = position as usize * rotary / 2..(position as usize + 1) * rotary / 2;
+            reference::rotate(&mut turned, &cos[angles.clone()], &sin[angles], style);
+            plain.iter().chain(&turned).map(|x| x * scale).collect()
+        };
+        for (i, (position, slot)) in positions.iter().zip(slots).enumerate() {
+            let scale = if scaled { scales[*position as usize] } else { 1.0 };
+            for head in i * heads..(i + 1) * heads {
+                let (plain, turned) =
+                    (&plain[head * rank..][..rank], &turned[head * rotary..][..rotary]);
+                want.extend(vector(plain, turned, *position, scale));
+            }
+            let (plain, turned) = latent[i * width..][..width].split_at(rank);
+            cached[*slot as usize * width..][..width]
+                .copy_from_slice(&vector(plain, turned, *position, 1.0));
+        }
+        Ok([downloaded(&queries), want, downloaded(&cache), cached])
+    }
+}
+
+#[test]
+fn latent_vectors_and_their_queries_equal_the_reference() {
+    let slots: Vec<u32> = (0..37).map(|i| (i * 11 + 47) % SLOTS as u32).collect();
+    for (style, scaled) in [(RopeStyle::Neox, false), (RopeStyle::Interleaved, true)] {
+        for (n, heads, rank, rotary) in [(37, 3, 16, 4), (5, 4, 512, 64), (4, 5, 19, 6)] {
+            let case = LatentCase { n, heads, rank, rotary, style, scaled };
+            for (kind, tolerance) in KINDS {
+                let [queries, want, cache, cached] = case.run(&gpu(), kind, &slots[..n]).unwrap();
+                let what = format!("{kind:?} {case:?}");
+                assert_close(&queries, &want, tolerance, &what);
+                for (got, want) in cache.iter().zip(&cached) {
+                    let unwritten = got.is_nan() && want.is_nan();
+                    assert!(unwritten || (got - want).abs() <= tolerance * 2.0, "{what}");
+                }
+            }
+        }
+    }
+    let small =
+        LatentCase { n: 1, heads: 2, rank: 8, rotary: 4, style: RopeStyle::Neox, scaled: false };
+    // A fault ends a device for the whole process.
+    let emulator: Arc<dyn Gpu> = Emulator::new();
+    let error = small.run(&emulator, Kind::Bf16, &[SLOTS as u32]).unwrap_err().to_string();
+    assert!(error.contains("slot < params.max_slots"), "{error}");
+}
