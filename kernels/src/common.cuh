@@ -1,7 +1,8 @@
 // Common to all kernels: export macros, element types, vector access, warp and block reductions,
-// and the tensor-core and asynchronous-copy instructions (PTX ISA 9.0). Kernels include it, or
-// headers of an op's folder that do. It is compiled by nvcc for devices, and as C++ against
-// gpu/emulator/simt.h for tests without one; only these two files tell them apart.
+// the distribution of work over blocks, and the tensor-core and asynchronous-copy instructions (PTX
+// ISA 9.0). Kernels include it, or headers of an op's folder that do. It is compiled by nvcc for
+// devices, and as C++ against gpu/emulator/simt.h for tests without one; only these two files tell
+// them apart.
 //
 // A kernel is written as
 //     namespace { template <class T> DEVICE void scale(T* x, uint32_t n, float by) { ... } }
@@ -217,7 +218,40 @@ DEVICE float block_max(float x) {
     return block_combine<THREADS>(x, MINUS_INFINITY, [](float v) { return warp_max(v); });
 }
 
+// ---- batches of sequences
+
+// Maps the index of a work item to a sequence and the item's index within it, where sequence i has
+// `count(i)` items. All lanes of a warp call it together, with indices that never decrease.
+struct WorkSearch {
+    uint32_t first_sequence = 0, items_before = 0;
+    uint32_t sequence, index;
+
+    template <class Count>
+    DEVICE bool find(uint32_t item, uint32_t sequences, const Count& count) {
+        for (; first_sequence < sequences; first_sequence += WARP) {
+            uint32_t own = first_sequence + lane() < sequences ? count(first_sequence + lane()) : 0,
+                     prefix = own;
+#pragma unroll
+            for (uint32_t step = 1; step < WARP; step *= 2) {
+                uint32_t lower = __shfl_up_sync(FULL_MASK, prefix, step);
+                if (lane() >= step) prefix += lower;
+            }
+            uint32_t total = __shfl_sync(FULL_MASK, prefix, WARP - 1);
+            if (item < items_before + total) {
+                uint32_t at = __popc(__ballot_sync(FULL_MASK, items_before + prefix <= item));
+                sequence = first_sequence + at;
+                index = item - items_before - __shfl_sync(FULL_MASK, prefix - own, at);
+                return true;
+            }
+            items_before += total;
+        }
+        return false;
+    }
+};
+
 // ---- arithmetic and storage of a thread
+
+DEVICE uint32_t divide_up(uint32_t x, uint32_t by) { return (x + by - 1) / by; }
 
 // 2^x within two units in the last place; exact at 0 and minus infinity. Results below the smallest
 // normal number are 0.

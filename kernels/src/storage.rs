@@ -98,12 +98,6 @@ pub(crate) fn unsupported(op: &'static str, detail: String) -> Error {
     Error::Unsupported { op, detail }
 }
 
-/// The answer of a device to an op that it has no kernel for: models that need it are refused when
-/// they are loaded to one.
-pub(crate) fn no_kernel(op: &'static str) -> Error {
-    unsupported(op, "on a device: run the model on the CPU".into())
-}
-
 pub(crate) fn shape(op: &'static str, detail: String) -> Error {
     Error::Shape { op, detail }
 }

@@ -49,7 +49,7 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
 }
 
 /// The tiny model of this name, written to `folder`, for sequences of up to `context` tokens.
-fn golden_model(name: &str, folder: &Path, context: usize) -> ModelSource {
+pub fn golden_model(name: &str, folder: &Path, context: usize) -> ModelSource {
     let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
     let mut config = case.config.clone();
     config["max_position_embeddings"] = context.into();

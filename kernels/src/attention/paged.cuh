@@ -1,6 +1,5 @@
 // Shared by the attention kernels: the place of keys in the paged cache, the keys that a query
-// sees, the distribution of work over blocks, and the merging of partial softmaxes over consecutive
-// splits of the keys.
+// sees, and the merging of partial softmaxes over consecutive splits of the keys.
 #pragma once
 
 #include "common.cuh"
@@ -10,8 +9,6 @@ namespace {
 struct Range {
     uint32_t begin, end;
 };
-
-DEVICE uint32_t divide_up(uint32_t x, uint32_t by) { return (x + by - 1) / by; }
 
 // The first key that a query at `position` sees.
 DEVICE uint32_t first_visible_key(uint32_t position, uint32_t window) {
@@ -119,35 +116,6 @@ struct KeyPiece {
         ASSERT(first <= keys.begin && keys.begin <= keys.end && keys.end <= len);
         ASSERT((keys.begin == first || keys.begin % 64 == 0) &&
                (keys.end == len || keys.end % 64 == 0));
-    }
-};
-
-// Maps the index of a work item to a sequence and the item's index within it, where sequence i has
-// `count(i)` items. All lanes of a warp call it together, with indices that never decrease.
-struct WorkSearch {
-    uint32_t first_sequence = 0, items_before = 0;
-    uint32_t sequence, index;
-
-    template <class Count>
-    DEVICE bool find(uint32_t item, uint32_t sequences, const Count& count) {
-        for (; first_sequence < sequences; first_sequence += WARP) {
-            uint32_t own = first_sequence + lane() < sequences ? count(first_sequence + lane()) : 0,
-                     prefix = own;
-#pragma unroll
-            for (uint32_t step = 1; step < WARP; step *= 2) {
-                uint32_t lower = __shfl_up_sync(FULL_MASK, prefix, step);
-                if (lane() >= step) prefix += lower;
-            }
-            uint32_t total = __shfl_sync(FULL_MASK, prefix, WARP - 1);
-            if (item < items_before + total) {
-                uint32_t at = __popc(__ballot_sync(FULL_MASK, items_before + prefix <= item));
-                sequence = first_sequence + at;
-                index = item - items_before - __shfl_sync(FULL_MASK, prefix - own, at);
-                return true;
-            }
-            items_before += total;
-        }
-        return false;
     }
 };
 

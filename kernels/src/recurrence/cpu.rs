@@ -87,8 +87,6 @@ pub(super) fn sequences(
 }
 
 impl Recurrence for Compute {
-    const AVAILABLE: bool = true;
-
     fn short_conv(&self, args: &ShortConvArgs<TensorView>) -> Result<()> {
         let taps = args.check()?;
         let &ShortConvArgs { form, x, weight, bias, width, states, ref moves, out } = args;

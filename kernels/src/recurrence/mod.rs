@@ -5,7 +5,7 @@
 
 mod args;
 mod cpu;
-mod device;
+mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 mod scan;
@@ -21,9 +21,6 @@ use crate::Result;
 use crate::operand::OpMemory;
 
 pub trait Recurrence: OpMemory {
-    /// Whether these ops exist here. Without them, models with such layers are refused.
-    const AVAILABLE: bool;
-
     fn short_conv(&self, args: &ShortConvArgs<Self::View<'_>>) -> Result<()>;
 
     fn delta_rule(&self, args: &DeltaRuleArgs<Self::View<'_>>) -> Result<()>;

@@ -9,9 +9,9 @@ use candle_core::{DType, Device, Tensor};
 const SLOTS: usize = 6;
 
 /// A step: for each sequence its rows, and the slots read and written.
-type Step<'a> = &'a [(usize, u32, u32)];
+pub(super) type Step<'a> = &'a [(usize, u32, u32)];
 
-fn starts(step: Step) -> Vec<u32> {
+pub(super) fn starts(step: Step) -> Vec<u32> {
     let ends = step.iter().scan(0, |end, (rows, ..)| {
         *end += *rows as u32;
         Some(*end)
@@ -35,7 +35,7 @@ impl Moves {
 }
 
 /// An op over a step: its input rows, `[n, width]`, and the states of all slots.
-trait Op {
+pub(super) trait Op {
     fn input(&self) -> usize;
     fn state(&self) -> usize;
     fn run(&self, x: &Tensor, step: Step, states: &Tensor) -> Result<Tensor>;
@@ -43,19 +43,19 @@ trait Op {
     fn want(&self, x: &[f32], state: &mut [f32]) -> Vec<f32>;
 }
 
-struct Conv {
-    form: ConvForm,
-    width: usize,
-    taps: usize,
-    biased: bool,
+pub(super) struct Conv {
+    pub form: ConvForm,
+    pub width: usize,
+    pub taps: usize,
+    pub biased: bool,
 }
 
 impl Conv {
-    fn weight(&self) -> Tensor {
+    pub fn weight(&self) -> Tensor {
         random(&[self.taps, self.width], 9)
     }
 
-    fn bias(&self) -> Option<Tensor> {
+    pub fn bias(&self) -> Option<Tensor> {
         self.biased.then(|| random(&[self.width], 4))
     }
 }
@@ -94,17 +94,17 @@ impl Op for Conv {
 }
 
 /// An op over what was convolved and the rates at which heads write and forget.
-enum Rule {
+pub(super) enum Rule {
     Delta(DeltaShape),
     Scan(ScanShape),
 }
 
 /// Some steps are below the least, and some above the largest.
-const STEP_LIMITS: [f32; 2] = [0.4, 1.1];
+pub(super) const STEP_LIMITS: [f32; 2] = [0.4, 1.1];
 
 impl Rule {
     /// The widths of what was convolved, of the rates and of the results, and the number of heads.
-    fn sizes(&self) -> [usize; 4] {
+    pub fn sizes(&self) -> [usize; 4] {
         match self {
             Self::Delta(s) => {
                 [s.width(), 2 * s.value_heads, s.value_heads * s.value_dim, s.value_heads]
@@ -115,7 +115,7 @@ impl Rule {
 
     /// Three factors of each head: the rate at which it forgets, which is negative so that some is
     /// kept; the bias of that rate; and the weight of its own values, which the delta rule ignores.
-    fn factors(&self) -> [Tensor; 3] {
+    pub fn factors(&self) -> [Tensor; 3] {
         let [.., heads] = self.sizes();
         let decay: Vec<f32> = (0..heads).map(|h| -0.05 - 0.1 * h as f32).collect();
         let decay = Tensor::new(decay, &Device::Cpu).unwrap();
@@ -193,7 +193,12 @@ impl Op for Rule {
     }
 }
 
-fn delta(key_heads: usize, value_heads: usize, dims: [usize; 2], head_map: HeadMap) -> Rule {
+pub(super) fn delta(
+    key_heads: usize,
+    value_heads: usize,
+    dims: [usize; 2],
+    head_map: HeadMap,
+) -> Rule {
     let [key_dim, value_dim] = dims;
     Rule::Delta(DeltaShape { key_heads, value_heads, key_dim, value_dim, head_map })
 }

@@ -1,7 +1,8 @@
-//! Paged keys, values and tokens on a device, and how many blocks its memory holds.
+//! Paged keys, values and tokens on a device, states of sequences, and how many of each its memory
+//! holds.
 
 use crate::cache_kinds::CacheLayout;
-use crate::{Error, KvCache, ModelConfig, Result};
+use crate::{Error, KvCache, ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
 use cresset_kernels::gpu::{Buffer, Kind};
 
@@ -16,21 +17,41 @@ impl DeviceCache {
     pub(super) fn new(
         gpu: &DeviceOps,
         config: &ModelConfig,
-        num_blocks: usize,
-        block_size: usize,
+        sizes: CacheSizes,
+        options: &ModelOptions,
     ) -> Result<Self> {
-        Ok(Self {
-            tokens: Buffer::new(gpu, Kind::U32, num_blocks * block_size)?,
-            kv: KvCache::new(
-                gpu,
-                config,
-                CacheLayout::of_one_group(config),
-                num_blocks,
-                block_size,
-            )?,
-        })
+        let (CacheSizes { blocks, states }, block_size) = (sizes, options.block_size);
+        let mut layout = CacheLayout::of_one_group(config);
+        layout.kinds.states = states;
+        layout.kinds.first_kept = options.state_tokens;
+        let mut kv = KvCache::new(gpu, config, layout, blocks, block_size)?;
+        kv.layout.kinds.states = states.saturating_sub(1);
+        Ok(Self { tokens: Buffer::new(gpu, Kind::U32, blocks * block_size)?, kv })
     }
 }
+
+/// How many blocks and states a cache has. The last of each is that of padding rows, which nobody
+/// else reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheSizes {
+    pub blocks: usize,
+    /// 0 in models without recurrent layers.
+    pub states: usize,
+}
+
+impl CacheSizes {
+    /// Room for padding alone.
+    pub(super) fn padding(config: &ModelConfig) -> Self {
+        Self { blocks: 1, states: usize::from(config.recurrent.is_some()) }
+    }
+
+    pub(super) fn bytes(self, config: &ModelConfig, block_size: usize) -> usize {
+        self.blocks * block_bytes(config, block_size) + self.states * config.state_bytes()
+    }
+}
+
+/// More states than this would keep prefixes that nobody asks for again.
+const MOST_STATES: usize = 1 << 16;
 
 /// Bytes of one block: K and V over all layers, and its tokens.
 pub(super) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
@@ -51,14 +72,52 @@ pub(super) struct Budget {
     pub reserve: usize,
     /// The most that the cache may take, if that is limited.
     pub most: Option<usize>,
+    /// The part of the cache that holds states, 0 to 1.
+    pub state_share: f64,
 }
 
 impl Budget {
-    /// Returns how many blocks fit: at least one beside the one that padding rows write to.
-    pub(super) fn blocks(&self, block_bytes: usize, block_size: usize) -> Result<usize> {
-        let allowed = (self.total as f64 * self.share) as usize;
-        let left = allowed.saturating_sub(self.own).min(self.free.saturating_sub(self.reserve));
-        let left = left.min(self.most.unwrap_or(usize::MAX));
+    /// Returns how many blocks and states fit: at least one block and two states beside those of
+    /// padding rows, since a sequence that runs may take two.
+    pub(super) fn sizes(&self, config: &ModelConfig, block_size: usize) -> Result<CacheSizes> {
+        let states = self.states(config.state_bytes())?;
+        let taken = states * config.state_bytes();
+        let blocks = self.blocks(block_bytes(config, block_size), block_size, taken)?;
+        Ok(CacheSizes { blocks, states })
+    }
+
+    /// The memory that the cache may take.
+    fn left(&self) -> usize {
+        let left =
+            self.allowed().saturating_sub(self.own).min(self.free.saturating_sub(self.reserve));
+        left.min(self.most.unwrap_or(usize::MAX))
+    }
+
+    fn allowed(&self) -> usize {
+        (self.total as f64 * self.share) as usize
+    }
+
+    fn states(&self, bytes: usize) -> Result<usize> {
+        let most = (self.left() as f64 * self.state_share) as usize;
+        match most.checked_div(bytes) {
+            None => Ok(0),
+            Some(0..=2) => Err(Error::OutOfMemory(format!(
+                "states of sequences may take {most} bytes, {} of the cache on the GPU, but three \
+                 are needed of {bytes} bytes each; allow more for the cache or for them",
+                self.state_share
+            ))),
+            Some(states) => Ok(states.min(MOST_STATES)),
+        }
+    }
+
+    /// `taken`: bytes that states take.
+    pub(super) fn blocks(
+        &self,
+        block_bytes: usize,
+        block_size: usize,
+        taken: usize,
+    ) -> Result<usize> {
+        let (allowed, left) = (self.allowed(), self.left() - taken);
         // Slots are numbered in 32 bits.
         let blocks = (left / block_bytes).min(u32::MAX as usize / block_size);
         if blocks >= 2 {
@@ -92,9 +151,10 @@ mod tests {
             share: 0.5,
             reserve: 20 << 20,
             most: None,
+            state_share: 0.25,
         };
         let check =
-            |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16), expect) {
+            |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16, 0), expect) {
                 (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
                 (Err(error), None) => assert!(
                     error.to_string().contains("may take 500 of the GPU's 1000 MiB"),
@@ -114,6 +174,26 @@ mod tests {
         check(budget(499 << 20, 500 << 20), None);
         check(budget(700 << 20, 300 << 20), None);
         let huge = Budget { total: 1 << 45, free: 1 << 45, share: 1.0, ..budget(0, 0) };
-        assert_eq!(huge.blocks(1 << 10, 64).unwrap(), (1 << 26) - 1);
+        assert_eq!(huge.blocks(1 << 10, 64, 0).unwrap(), (1 << 26) - 1);
+    }
+
+    #[test]
+    fn states_take_their_share_of_the_cache() {
+        let budget = |free| Budget {
+            total: 1000 << 20,
+            free,
+            own: 0,
+            share: 1.0,
+            reserve: 0,
+            most: None,
+            state_share: 0.25,
+        };
+        assert_eq!(budget(100 << 20).states(0).unwrap(), 0);
+        assert_eq!(budget(100 << 20).states(1 << 20).unwrap(), 25);
+        assert_eq!(budget(100 << 20).states(1).unwrap(), MOST_STATES);
+        assert_eq!(budget(100 << 20).blocks(1 << 20, 16, 25 << 20).unwrap(), 75);
+        assert_eq!(budget(12 << 20).states(1 << 20).unwrap(), 3);
+        let error = budget(11 << 20).states(1 << 20).unwrap_err().to_string();
+        assert!(error.contains("three are needed of 1048576 bytes"), "{error}");
     }
 }

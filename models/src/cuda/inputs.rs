@@ -14,6 +14,7 @@ use cresset_kernels::attention::gpu::{
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
+use cresset_kernels::recurrence::{NO_STATE, StateMoves};
 use cresset_kernels::sampling::DeviceRow;
 use cresset_kernels::sampling::gpu::{encode, encoded_words};
 use std::iter::repeat;
@@ -34,13 +35,22 @@ pub(super) struct StepShape {
     pub most_queries: usize,
     /// The most tokens of any of the other sequences.
     pub longest_prompt: usize,
+    /// What the model asks for, whatever the step is.
+    pub model: ModelShape,
+}
+
+/// What the sizes of a step depend on beside its batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ModelShape {
     /// Shares in the plan of each kind of attention, and 0 where there is none.
     pub shares: [usize; KINDS],
+    /// Whether sequences have states.
+    pub has_states: bool,
 }
 
 impl StepShape {
     /// The shape of a step of sequences with one new token each, all of which get logits.
-    pub(super) fn decode(rows: usize, shares: [usize; KINDS]) -> Self {
+    pub(super) fn decode(rows: usize, model: ModelShape) -> Self {
         Self {
             tokens: rows,
             sequences: rows,
@@ -48,7 +58,7 @@ impl StepShape {
             rows,
             most_queries: 0,
             longest_prompt: 0,
-            shares,
+            model,
         }
     }
 
@@ -85,6 +95,10 @@ struct Layout {
     /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
     selected: Range<usize>,
+    /// Of all sequences, if they have states: their first rows and the slots of their states.
+    state_starts: Range<usize>,
+    state_reads: Range<usize>,
+    state_writes: Range<usize>,
     /// Of each kind of attention: the first piece of each share, and the first partial result of
     /// each sequence that decodes.
     plans: [[Range<usize>; 2]; KINDS],
@@ -94,7 +108,8 @@ struct Layout {
 
 impl Layout {
     fn new(shape: &StepShape) -> Self {
-        let &StepShape { tokens, sequences, decodes, rows, .. } = shape;
+        let &StepShape { tokens, sequences, decodes, rows, model, .. } = shape;
+        let [starts, states] = if model.has_states { [sequences + 1, sequences] } else { [0; 2] };
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
@@ -111,7 +126,10 @@ impl Layout {
             table_starts: take(sequences + 1),
             cu_seqlens: take(sequences - decodes + 1),
             selected: take(rows),
-            plans: shape.shares.map(|shares| [take(shares + 1), take(decodes + 1)]),
+            state_starts: take(starts),
+            state_reads: take(states),
+            state_writes: take(states),
+            plans: model.shares.map(|shares| [take(shares + 1), take(decodes + 1)]),
             sampling: end,
             list: end + encoded_words(rows, 0),
         }
@@ -135,6 +153,16 @@ impl Inputs {
     }
 
     arrays!(prefill_split, ids, feedback, positions, slots, cu_seqlens, selected);
+    arrays!(state_starts, state_reads, state_writes);
+
+    /// The states that sequences read and write, if they have some.
+    pub(super) fn states(&self, shape: &StepShape) -> Option<StateMoves<View>> {
+        shape.model.has_states.then(|| StateMoves {
+            starts: self.state_starts(shape),
+            reads: self.state_reads(shape),
+            writes: self.state_writes(shape),
+        })
+    }
 
     pub(super) fn all(&self, shape: &StepShape) -> PagedSequences {
         let at = Layout::new(shape);
@@ -219,6 +247,8 @@ pub(super) struct Staged<'a> {
     pub prefill_split: u32,
     /// The block that padding rows write to and read.
     pub dummy_block: u32,
+    /// The slot that their states go to.
+    pub dummy_state: u32,
     pub block_size: usize,
 }
 
@@ -261,6 +291,8 @@ impl Staged<'_> {
         put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
         put(&at.selected, &batch.logits_indices, 0);
+        put(&at.state_reads, &batch.state_reads, NO_STATE);
+        put(&at.state_writes, &batch.state_writes, self.dummy_state);
         let feedback = batch.feedback.iter().map(|from| from.unwrap_or(NONE)).chain(repeat(NONE));
         to[at.feedback.clone()].iter_mut().zip(feedback).for_each(|(to, from)| *to = from);
         // Only recorded steps are padded, and in those all sequences decode.
@@ -276,8 +308,19 @@ impl Staged<'_> {
         };
         let between = list_words(self.pieces(), self.blocks());
         encode(self.rows, sequence_of, shape.rows, between, &mut to[at.sampling..]);
+        self.write_state_starts(to, &at);
         self.write_plans(to, &at);
         self.write_tables(to, &at);
+    }
+
+    /// Each padding row is a sequence.
+    fn write_state_starts(&self, to: &mut [u32], at: &Layout) {
+        let starts = &self.batch.cu_seqlens_q;
+        let padding = starts.last().map_or(0, |end| end + 1)..;
+        to[at.state_starts.clone()]
+            .iter_mut()
+            .zip(starts.iter().copied().chain(padding))
+            .for_each(|(to, start)| *to = start);
     }
 
     fn write_plans(&self, to: &mut [u32], at: &Layout) {

@@ -21,7 +21,7 @@ use crate::decoder::{Decoder, DecoderOptions, GroupBatch, StepBatch};
 use crate::loader::ModelSource;
 use crate::loader::tensors::Reading;
 use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, Result};
-use cache::{Budget, DeviceCache, block_bytes};
+use cache::{Budget, CacheSizes, DeviceCache};
 use cresset_kernels::Compute;
 use cresset_kernels::DeviceOps;
 use cresset_kernels::attention::gpu::PagedSequences;
@@ -32,7 +32,7 @@ use cresset_kernels::linear::gpu::{MAX_GEMV_ROWS, uses_scratch};
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
-use inputs::{Inputs, Staged, StepShape};
+use inputs::{Inputs, ModelShape, Staged, StepShape};
 use plans::AttentionKinds;
 use std::collections::VecDeque;
 use store::DeviceStore;
@@ -57,9 +57,9 @@ impl ModelOptions {
     }
 
     /// Words for which the inputs have room at first.
-    fn first_words(&self, attention: &AttentionKinds) -> usize {
+    fn first_words(&self, model: ModelShape) -> usize {
         let (tokens, rows) = (self.max_tokens(), self.max_rows);
-        let step = StepShape { tokens, ..StepShape::decode(rows, attention.shares()) };
+        let step = StepShape { tokens, ..StepShape::decode(rows, model) };
         step.words(rows * PIECES_PER_ROW, rows * BLOCKS_PER_ROW, rows * SPECIALS_PER_ROW)
     }
 }
@@ -67,6 +67,7 @@ impl ModelOptions {
 pub struct CudaModel {
     options: ModelOptions,
     decoder: Decoder<DeviceOps>,
+    shape: ModelShape,
     attention: AttentionKinds,
     workspace: StepWorkspace,
     cache: DeviceCache,
@@ -126,12 +127,17 @@ impl CudaModel {
         drop(store);
         let attention = AttentionKinds::new(gpu, options, &decoder.config, decoder.positions)?;
         let workspace = StepWorkspace::new(gpu, options, &decoder.config, &attention)?;
-        let (block_size, rows) = (options.block_size, options.max_rows);
-        let inputs = Inputs::new(gpu, options.first_words(&attention))?;
-        let graphs = Graphs::new(options.gpu_graph_rows.min(rows));
-        let cache = DeviceCache::new(gpu, &decoder.config, 1, block_size)?;
+        let graphs = Graphs::new(options.gpu_graph_rows.min(options.max_rows));
+        let shape = ModelShape {
+            shares: attention.shares(),
+            has_states: decoder.config.recurrent.is_some(),
+        };
+        let inputs = Inputs::new(gpu, options.first_words(shape))?;
+        let padding = CacheSizes::padding(&decoder.config);
+        let cache = DeviceCache::new(gpu, &decoder.config, padding, options)?;
         let mut model = Self {
             decoder,
+            shape,
             attention,
             workspace,
             cache,
@@ -155,21 +161,22 @@ impl CudaModel {
             share: options.gpu_memory_share,
             reserve: options.gpu_reserve_bytes,
             most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
+            state_share: options.state_share,
         };
-        let block_bytes = block_bytes(&model.decoder.config, block_size);
-        let blocks = budget.blocks(block_bytes, block_size)?;
-        model.cache = DeviceCache::new(gpu, &model.decoder.config, blocks, block_size)?;
+        let sizes = budget.sizes(&model.decoder.config, options.block_size)?;
+        let cache_bytes = sizes.bytes(&model.decoder.config, options.block_size);
+        model.cache = DeviceCache::new(gpu, &model.decoder.config, sizes, options)?;
         tracing::info!(
             weight_bytes,
             kv_blocks = model.num_blocks(),
-            kv_bytes = blocks * block_bytes,
+            states = model.cache_kinds().states,
+            cache_bytes,
             "the GPU holds the model"
         );
         model.record_all()?;
         let (free, _) = gpu.memory()?;
         // Other programs may have given memory back meanwhile.
-        model.memory_bytes =
-            free_before.saturating_sub(free).max(weight_bytes + blocks * block_bytes);
+        model.memory_bytes = free_before.saturating_sub(free).max(weight_bytes + cache_bytes);
         Ok(model)
     }
 
@@ -244,10 +251,10 @@ impl CudaModel {
                 .skip(decodes)
                 .max()
                 .map_or(0, |len| *len as usize),
-            shares: self.attention.shares(),
+            model: self.shape,
         };
         let recorded = self.graphs.bucket(own.rows).filter(|_| own.is_decode());
-        recorded.map_or(own, |rows| StepShape::decode(rows, own.shares))
+        recorded.map_or(own, |rows| StepShape::decode(rows, self.shape))
     }
 
     /// Uploads the inputs of the step, and returns the lane that was used.
@@ -265,6 +272,7 @@ impl CudaModel {
             plans: &plans,
             prefill_split: self.attention.prefill_split(),
             dummy_block: self.num_blocks() as u32,
+            dummy_state: self.cache_kinds().states as u32,
             block_size: self.options.block_size,
         };
         let words = staged.words();
@@ -328,7 +336,7 @@ impl CudaModel {
     /// Runs each step that is to be recorded once, with padding alone, and records it.
     fn record_all(&mut self) -> Result<()> {
         for rows in self.graphs.buckets() {
-            let shape = StepShape::decode(rows, self.attention.shares());
+            let shape = StepShape::decode(rows, self.shape);
             self.run_unsampled(&ForwardBatch::default(), shape)?;
             self.with_graphs(|model, graphs| {
                 graphs.record(&**model.gpu(), shape, &|| model.step(&shape))
@@ -388,7 +396,7 @@ impl CudaModel {
             positions: inputs.positions(shape),
             selected: inputs.selected(shape),
             groups: &[GroupBatch { slots: inputs.slots(shape), sequences }],
-            states: None,
+            states: inputs.states(shape),
             device: Some(DeviceTokens {
                 feedback: inputs.feedback(shape),
                 previous: w.tokens.view(),

@@ -1,6 +1,7 @@
 //! Models on a device against those on the CPU and against themselves, with other sequences in the
 //! step.
 
+use super::cache::block_bytes;
 use super::*;
 use crate::goldens::{goldens, logits};
 use crate::testing::{TinyLlama, vocab_size};
@@ -17,8 +18,6 @@ const BLOCK: usize = 16;
 fn options(kind: Kind) -> ModelOptions {
     let gpu = device_or_emulator(24 << 20, 4);
     ModelOptions {
-        state_share: 0.0,
-        state_tokens: 0,
         // On a large device, the share is limited so that some numbers of blocks lie outside the
         // cache.
         gpu_memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
@@ -34,6 +33,7 @@ fn options(kind: Kind) -> ModelOptions {
         max_rows: 8,
         max_context: Some(256),
         gpu_graph_rows: 8,
+        ..ModelOptions::default()
     }
 }
 
@@ -65,7 +65,8 @@ fn alone(model: &mut CudaModel, cached: usize, tokens: &[u32], chunk: usize) -> 
     let mut out = Vec::new();
     for (i, part) in tokens.chunks(chunk).enumerate() {
         let span = Span { tokens: part, cached: cached + i * chunk, blocks: &blocks };
-        out.extend(model.logits(&batch(&[span], BLOCK, false)));
+        let step = batch(&[span], BLOCK, false).spread(model.cache_kinds(), BLOCK);
+        out.extend(model.logits(&step));
     }
     out
 }
@@ -110,26 +111,10 @@ fn check_family(case: &Case, want: &[Vec<f32>]) {
     assert!(error < tolerance, "{name} in bf16: {error}");
 }
 
-/// Recurrent layers have no kernels for a device.
-fn is_refused(case: &Case) -> bool {
-    let recurrent = ["lfm2", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid"];
-    recurrent.contains(&case.kind())
-}
-
-#[test]
-fn layers_without_kernels_are_refused_before_weights_are_read() {
-    for case in goldens().cases.iter().filter(|case| is_refused(case)) {
-        let load = |source: &ModelSource| load_from(source, &options(Kind::F32));
-        let error = case.in_folder(&case.config, load).err().unwrap();
-        let refused = matches!(&error, Error::Unsupported(text) if text.contains("on the CPU"));
-        assert!(refused, "{}: {error}", case.name);
-    }
-}
-
 #[test]
 fn every_family_equals_transformers() {
     let logits = logits();
-    for case in goldens().cases.iter().filter(|case| !is_refused(case)) {
+    for case in &goldens().cases {
         check_family(case, &rows(&logits[&case.name]));
     }
 }

@@ -154,9 +154,6 @@ impl<O: Ops> Decoder<O> {
         options: DecoderOptions,
     ) -> Option<Self> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
-        if is_refused::<O>(&spec, t) {
-            return None;
-        }
         // Older checkpoints store values that are computed here, and tied ones may store the
         // embedding twice.
         t.ignore("rotary_emb.inv_freq");
@@ -210,17 +207,6 @@ impl<O: Ops> Decoder<O> {
             ops,
         })
     }
-}
-
-/// Refuses a model that these ops cannot compute.
-fn is_refused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) -> bool {
-    let lacking = [(spec.config.recurrent.is_some() && !O::AVAILABLE, "recurrent layers")];
-    let Some((_, what)) = lacking.iter().find(|(lacks, _)| *lacks) else { return false };
-    t.refuse(&format!(
-        "it has {what}, which have no kernels for a device yet: run it on the CPU \
-         (engine.device = \"cpu\")"
-    ));
-    true
 }
 
 /// Takes the divisors of rotary frequencies, if the file has some among its tensors.

@@ -28,20 +28,32 @@ fn decoding(lens: &[u32]) -> ForwardBatch {
 
 /// Writes the step, with padding up to `rows` rows, and hands its words to `check`.
 fn written(lens: &[u32], rows: usize, check: impl FnOnce(&[u32], &Layout, &[DecodePlan])) {
+    written_batch(&decoding(lens), rows, check);
+}
+
+fn written_batch(
+    batch: &ForwardBatch,
+    rows: usize,
+    check: impl FnOnce(&[u32], &Layout, &[DecodePlan]),
+) {
     let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
-    let batch = decoding(lens);
-    let padded: Vec<u32> = lens.iter().copied().chain(repeat(1)).take(rows).collect();
+    let padded: Vec<u32> = batch.seq_lens.iter().copied().chain(repeat(1)).take(rows).collect();
     let plans =
         [None, Some(4096)].map(|window| DecodePlan::new(&padded, window, KeyCuts::Anywhere, &grid));
-    let shape = StepShape::decode(rows, [grid.most_shares(); KINDS]);
-    let (dummy_block, block_size, prefill_split) = (DUMMY, BLOCK_SIZE, 64);
+    let model = ModelShape {
+        shares: [grid.most_shares(); KINDS],
+        has_states: !batch.state_writes.is_empty(),
+    };
+    let shape = StepShape::decode(rows, model);
+    let (dummy_block, dummy_state, block_size, prefill_split) = (DUMMY, DUMMY + 1, BLOCK_SIZE, 64);
     let staged = Staged {
-        batch: &batch,
+        batch,
         rows: &[],
         shape,
         plans: &plans,
         prefill_split,
         dummy_block,
+        dummy_state,
         block_size,
     };
     let mut words = vec![u32::MAX; staged.words()];
@@ -91,5 +103,21 @@ fn tables_and_pieces_are_found_where_the_step_says() {
             assert_eq!(from_the_first, plan.shares);
             assert_eq!(words[partials.clone()], plan.partials);
         }
+    });
+}
+
+/// Each padding row is a sequence that begins, and whose state goes to a slot that nobody reads.
+#[test]
+fn padding_has_states_of_its_own() {
+    let batch = ForwardBatch {
+        state_reads: vec![NO_STATE, 4],
+        state_writes: vec![2, 4],
+        ..decoding(&[3, 5])
+    };
+    written_batch(&batch, 4, |words, at, _| {
+        let of = |range: &Range<usize>| words[range.clone()].to_vec();
+        assert_eq!(of(&at.state_starts), [0, 1, 2, 3, 4]);
+        assert_eq!(of(&at.state_reads), [NO_STATE, 4, NO_STATE, NO_STATE]);
+        assert_eq!(of(&at.state_writes), [2, 4, DUMMY + 1, DUMMY + 1]);
     });
 }

@@ -217,8 +217,16 @@ fn a_model_of_8b_with_its_cache_fits_a_card_with_12_gb() {
     let total = Emulator::card("rtx-3060", 12 << 30).unwrap().memory_bytes;
     let blocks = |own: usize| {
         let free = total.saturating_sub(own);
-        let budget = Budget { total, free, own, share: 0.9, reserve: 512 << 20, most: None };
-        budget.blocks(2 * 2 * layers * 1024 * BLOCK, BLOCK)
+        let budget = Budget {
+            total,
+            free,
+            own,
+            share: 0.9,
+            reserve: 512 << 20,
+            most: None,
+            state_share: 0.0,
+        };
+        budget.blocks(2 * 2 * layers * 1024 * BLOCK, BLOCK, 0)
     };
     let workspace = 512 << 20;
     let tokens = blocks(taken + workspace).unwrap() * BLOCK;

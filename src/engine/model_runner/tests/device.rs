@@ -2,14 +2,16 @@
 //! itself with other sequences in the batch.
 
 use crate::engine::model_runner::*;
-use crate::engine::tests::{collect, request, wait_for};
+use crate::engine::tests::{collect, golden_model, request, wait_for};
 use crate::engine::{
-    EngineHandle, EngineOptions, GenerateRequest, SequenceEvent, StopCause, TokenLogprobs,
+    EngineHandle, EngineOptions, EngineStats, GenerateRequest, SequenceEvent, StopCause,
+    TokenLogprobs,
 };
 use cresset_kernels::gpu::{Emulator, device_or_emulator};
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{tiny_llama_gguf, vocab_size};
+use std::path::Path;
 use tokio::sync::mpsc::Receiver;
 
 const BLOCK: usize = 16;
@@ -32,6 +34,7 @@ fn runner_options(options: &EngineOptions, on: ModelOptions) -> ModelOptions {
         threads: 1,
         dequantise: false,
         kv_bytes: 16 << 20,
+        state_tokens: BLOCK,
         block_size: BLOCK,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),
@@ -54,11 +57,19 @@ fn on_gpu(deterministic: bool) -> ModelOptions {
 
 fn start(options: EngineOptions, runner: &ModelOptions) -> EngineHandle {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
+    start_model(&tiny_llama(folder.path()), options, runner)
+}
+
+fn tiny_llama(folder: &Path) -> ModelSource {
+    let path = folder.join("tiny.gguf");
     tiny_llama_gguf(&path, 3).unwrap();
-    let (runner, info) = ModelRunner::load(&ModelSource::gguf(path), runner).unwrap();
+    ModelSource::gguf(path)
+}
+
+fn start_model(source: &ModelSource, options: EngineOptions, on: &ModelOptions) -> EngineHandle {
+    let (runner, info) = ModelRunner::load(source, on).unwrap();
     assert!(info.num_blocks >= options.num_blocks);
-    EngineHandle::start(Box::new(runner), options)
+    EngineHandle::start(Box::new(runner), EngineOptions { cache: info.cache, ..options })
 }
 
 /// Prompts of various lengths, each with other sampling parameters.
@@ -122,10 +133,17 @@ fn bits(mut events: Receiver<SequenceEvent>) -> Vec<(u32, u32, Vec<(u32, u32)>)>
     }
 }
 
-/// In bf16 with `deterministic`: alone, beside other requests, in chunks, preempted, beside
-/// cancelled ones, with a prefix hit.
-#[test]
-fn neighbours_change_no_bit() {
+/// What happened to a request: its results at first and when it was made again, and the engine's
+/// counts.
+struct Outcome {
+    first: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    again: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    stats: EngineStats,
+}
+
+/// Runs a request in bf16 with `deterministic`, beside some others of which every fourth is
+/// cancelled.
+fn outcome(source: &ModelSource, options: EngineOptions, neighbours: u32) -> Outcome {
     let plain = SamplingParams {
         seed: 42,
         temperature: 0.9,
@@ -140,32 +158,61 @@ fn neighbours_change_no_bit() {
     };
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
-    let output = |options: EngineOptions, neighbours: u32| {
-        let engine = start(options.clone(), &runner_options(&options, on_gpu(true)));
-        let others: Vec<_> =
-            (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
-        let events = engine.submit(probe()).unwrap().1;
-        others.iter().step_by(4).for_each(|(id, _)| engine.stop(*id));
-        let first = bits(events);
-        let again = bits(engine.submit(probe()).unwrap().1);
-        drop(others);
-        wait_for(&engine, "idle", |stats| stats.running + stats.blocks_used == 0);
-        (first, again, engine.stats())
-    };
-    let (expect, again, stats) = output(engine_options(), 0);
-    assert!(expect.len() == 24 && again == expect && stats.prefix_hit_tokens > 0);
-    let check = |what: &str, options: EngineOptions, happened: fn(u64, u64) -> bool| {
-        let (first, again, stats) = output(options, 5);
-        assert!(first == expect && again == expect, "{what} changed what the request says");
-        assert!(happened(stats.steps, stats.preemptions), "{what} did not happen: {stats:?}");
-    };
-    check("neighbours", engine_options(), |_, preemptions| preemptions == 0);
-    check("chunking", EngineOptions { max_batched_tokens: 12, ..engine_options() }, |steps, _| {
-        steps > 40
-    });
-    check("preemption", EngineOptions { num_blocks: 8, ..engine_options() }, |_, preemptions| {
-        preemptions > 0
-    });
+    let engine = start_model(source, options.clone(), &runner_options(&options, on_gpu(true)));
+    let others: Vec<_> = (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
+    let events = engine.submit(probe()).unwrap().1;
+    others.iter().step_by(4).for_each(|(id, _)| engine.stop(*id));
+    let first = bits(events);
+    let again = bits(engine.submit(probe()).unwrap().1);
+    drop(others);
+    wait_for(&engine, "idle", |stats| stats.running + stats.blocks_used == 0);
+    Outcome { first, again, stats: engine.stats() }
+}
+
+/// In chunks of few tokens, and with so few blocks that sequences are preempted.
+fn cramped() -> [(&'static str, EngineOptions, fn(&EngineStats) -> bool); 2] {
+    let chunked = EngineOptions { max_batched_tokens: 12, ..engine_options() };
+    let few_blocks = EngineOptions { num_blocks: 8, ..engine_options() };
+    [
+        ("chunking", chunked, |stats| stats.steps > 40),
+        ("preemption", few_blocks, |stats| stats.preemptions > 0),
+    ]
+}
+
+/// Alone, with a prefix hit, and beside others in each of these ways.
+fn check_bits(
+    name: &str,
+    source: &ModelSource,
+    ways: impl IntoIterator<Item = (&'static str, EngineOptions, fn(&EngineStats) -> bool)>,
+) {
+    let alone = outcome(source, engine_options(), 0);
+    let expect = alone.first;
+    assert!(expect.len() == 24 && alone.again == expect, "{name}");
+    assert!(alone.stats.prefix_hit_tokens > 0, "{name}");
+    for (what, options, happened) in ways {
+        let Outcome { first, again, stats } = outcome(source, options, 5);
+        assert!(first == expect && again == expect, "{name}: {what} changed what it says");
+        assert!(happened(&stats), "{name}: {what} did not happen: {stats:?}");
+    }
+}
+
+#[test]
+fn neighbours_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let beside: (_, _, fn(&EngineStats) -> bool) =
+        ("neighbours", engine_options(), |stats| stats.preemptions == 0);
+    check_bits("tiny llama", &tiny_llama(folder.path()), cramped().into_iter().chain([beside]));
+}
+
+/// Heads of other sizes per layer and layers that read the K and V of others; sinks; latent
+/// attention; and the three kinds of recurrences.
+#[test]
+fn neighbours_change_no_bit_of_any_kind_of_layer() {
+    for name in ["gemma4-inputs", "gpt-oss", "deepseek-v3", "lfm2", "qwen3.5", "granite-hybrid"] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = golden_model(name, folder.path(), 128);
+        check_bits(name, &source, cramped());
+    }
 }
 
 #[test]
