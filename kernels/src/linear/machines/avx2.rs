@@ -81,6 +81,12 @@ impl IntegerLanes for Avx2 {
         unsafe { Self(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
     }
 
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
     entry_point!("avx2,fma,f16c");
 }
 

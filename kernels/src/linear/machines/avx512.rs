@@ -112,6 +112,12 @@ impl IntegerLanes for Avx512 {
         unsafe { Self(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))) }
     }
 
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+    }
+
     entry_point!("avx512f,avx512bw,avx512vnni");
 }
 
