@@ -13,6 +13,9 @@ pub struct ModelOptions {
     /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
     /// cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool,
+    /// On the CPU: products with quantised weights round activations to eight bits instead of
+    /// sixteen. Not every machine has such products.
+    pub byte_activations: bool,
     /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
     /// always holds.
     pub deterministic: bool,
@@ -49,6 +52,7 @@ impl Default for ModelOptions {
             gpu: None,
             threads: 1,
             dequantise: false,
+            byte_activations: false,
             deterministic: false,
             kv_bytes: 1 << 30,
             state_share: 0.25,

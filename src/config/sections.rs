@@ -107,6 +107,11 @@ pub struct EngineSettings {
     /// Answers of one set may differ from another's in the last digits of log-probabilities, so
     /// each is qualified for itself.
     pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
+    /// Bits to which the CPU rounds activations where it multiplies them by quantised weights. 8
+    /// reads prompts faster and answers less exactly; it needs the instruction set `avx512`, and is
+    /// qualified for itself.
+    #[schemars(extend("enum" = [16, 8]))]
+    pub activations: usize = 16,
     /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU, `gpu_kv_mib`
     /// decides it.
     #[schemars(range(min = 1, max = 1 << 24))]

@@ -209,6 +209,7 @@ impl Assembly {
             gpu,
             threads: self.config.threads(),
             dequantise: engine.dequantise,
+            byte_activations: engine.activations == 8 && !engine.dequantise,
             deterministic: engine.deterministic,
             kv_bytes: self.kv_bytes(),
             state_share: engine.state_share,

@@ -81,6 +81,9 @@ impl Assembly {
         let engine = &self.config.engine;
         match (self.device.properties().is_some(), engine.dequantise, engine.deterministic) {
             (_, true, false) | (false, true, _) => ("f32", "f32"),
+            (false, false, _) if engine.activations == 8 => {
+                ("f32, in products with quantised weights 8 bits", "f16 beside quantised weights")
+            }
             (false, false, _) => ("f32", "f16 beside quantised weights"),
             (true, true, true) => ("f32, deterministic", "f32"),
             (true, false, true) => ("bf16, deterministic", "bf16"),

@@ -89,6 +89,7 @@ struct Matmul<'a> {
     out: Parts<'a>,
     /// The length of a row of the output.
     width: usize,
+    byte_activations: bool,
 }
 
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
@@ -150,14 +151,15 @@ fn multiply_groups(
     let first = groups.first().map_or(0..0, |group| group.parts.clone());
     let width = weight.parts[first].iter().map(|part| part.rows).sum();
     SCRATCH.with_borrow_mut(|scratch| {
-        if weight.parts.iter().any(WeightPart::rounds_activations) {
+        if weight.rounds_activations() {
             scratch.round(isa, c, x, weight.cols, map);
         }
         if !weight.parts.iter().all(WeightPart::rounds_activations) {
             scratch.transpose_tiles(c, x, weight.cols, map);
         }
         let out = Parts::new(out);
-        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width };
+        let byte_activations = c.byte_activations();
+        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width, byte_activations };
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => matmul.run::<Avx512>(c),
@@ -196,7 +198,7 @@ impl ActivationScratch {
                 let (these, rest) = rounded.split_at_mut(count);
                 if let Some(row) = map.source(row) {
                     let x = &x[row * cols + first * format::BLOCK..][..count * format::BLOCK];
-                    rounding::round_all(isa, x, these);
+                    rounding::round_all(isa, c.byte_activations(), x, these);
                 }
                 (at, rounded) = (at + count, rest);
             }
@@ -310,7 +312,23 @@ impl Matmul<'_> {
                 // SAFETY: the blocks and the outputs cover the rows, the part these panels.
                 unsafe {
                     let is_first = row == group.rows.start;
-                    integer::multiply_all::<L>(part.dtype, &operands, rows.len(), count, is_first);
+                    if self.byte_activations {
+                        integer::multiply_all::<L::Bytes>(
+                            part.dtype,
+                            &operands,
+                            rows.len(),
+                            count,
+                            is_first,
+                        );
+                    } else {
+                        integer::multiply_all::<L::Words>(
+                            part.dtype,
+                            &operands,
+                            rows.len(),
+                            count,
+                            is_first,
+                        );
+                    }
                 }
             } else {
                 let (cols, height) = (self.weight.cols, tile_rows(rows.len()));

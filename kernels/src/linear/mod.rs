@@ -132,6 +132,11 @@ impl std::fmt::Debug for Weight {
 }
 
 impl Weight {
+    /// Whether any of its rows are multiplied with rounded activations.
+    pub(crate) fn rounds_activations(&self) -> bool {
+        self.parts.iter().any(WeightPart::rounds_activations)
+    }
+
     /// Makes a weight of raw little-endian blocks (F32, F16, BF16 and every block type), row-major
     /// `[rows, cols]`.
     pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {

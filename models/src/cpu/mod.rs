@@ -35,7 +35,11 @@ pub struct CpuModel {
 impl CpuModel {
     /// Loads the weights and allocates as many KV blocks as `options.kv_bytes` hold.
     pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Self> {
-        let compute = Compute::new(options.threads);
+        let mut compute = Compute::new(options.threads);
+        if options.byte_activations {
+            let bytes = compute.with_byte_activations();
+            compute = bytes.map_err(|why| Error::Unsupported(why.to_string()))?;
+        }
         let mut store =
             CpuStore { compute: compute.clone(), dequantise: options.dequantise, bytes: 0 };
         let max_tokens = options.max_batched_tokens;

@@ -25,6 +25,7 @@ fn options(kind: Kind) -> ModelOptions {
         gpu: Some(gpu),
         threads: 1,
         dequantise: kind == Kind::F32,
+        byte_activations: false,
         deterministic: false,
         kv_bytes: 0,
         gpu_reserve_bytes: 0,
