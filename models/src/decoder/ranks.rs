@@ -5,6 +5,7 @@
 use super::{Activations, LayerLoader, LayerStep};
 use crate::Result;
 use crate::arch::{ArchSpec, QkNorms};
+use crate::loader::tensors::Optional;
 use cresset_kernels::Ops;
 use cresset_kernels::gpu::{Kind, Rank};
 use cresset_kernels::operand::Operand;
@@ -75,7 +76,7 @@ pub(super) struct RankBuffers<O: Ops> {
 
 impl<O: Ops> RankBuffers<O> {
     /// The inner `None` stands for a model that one device computes.
-    pub(super) fn load(l: &mut LayerLoader<O>, rank: Rank) -> Option<Option<Self>> {
+    pub(super) fn load(l: &mut LayerLoader<O>, rank: Rank) -> Option<Optional<Self>> {
         if rank.count == 1 {
             return Some(None);
         }

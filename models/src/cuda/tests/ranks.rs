@@ -19,14 +19,10 @@ fn on_ranks(memory: &[usize], options: ModelOptions) -> ModelOptions {
     ModelOptions { gpu: gpus.pop(), further_ranks, gpu_memory_share: 0.5, ..options }
 }
 
-fn load_shared(source: &ModelSource, options: &ModelOptions) -> Result<TensorParallel> {
-    TensorParallel::load(source, options)
-}
-
 fn load_tiny(tiny: &TinyLlama, options: &ModelOptions) -> Result<TensorParallel> {
     let folder = tempfile::tempdir().unwrap();
     tiny.write_safetensors(folder.path()).unwrap();
-    load_shared(&ModelSource::hf_folder(folder.path().to_owned()), options)
+    TensorParallel::load(&ModelSource::hf_folder(folder.path().to_owned()), options)
 }
 
 /// What all ranks compute, which must have the same bits.
@@ -60,7 +56,7 @@ fn every_family_on_two_ranks_equals_transformers() {
     for case in shared_families() {
         check_family(&case, &rows(&logits[&case.name]), |kind| {
             let options = on_ranks(&[24 << 20; 2], options_of(&case, kind));
-            let load = |source: &ModelSource| load_shared(source, &options);
+            let load = |source: &ModelSource| TensorParallel::load(source, &options);
             let mut model = case.in_folder(&case.config, load)?;
             let tokens = case.tokens.clone();
             by_all(&mut model, move |model| in_parts(model, &tokens))
@@ -75,7 +71,7 @@ fn there_may_be_more_ranks_than_kv_heads() {
     for name in ["llama", "gemma3", "qwen2-moe"] {
         let case = crate::tests::goldens::case_of(name);
         let options = on_ranks(&[24 << 20; 4], options_of(&case, Kind::F32));
-        let load = |source: &ModelSource| load_shared(source, &options);
+        let load = |source: &ModelSource| TensorParallel::load(source, &options);
         let mut model = case.in_folder(&case.config, load).unwrap();
         let tokens = case.tokens.clone();
         let found = by_all(&mut model, move |model| in_parts(model, &tokens)).unwrap();
@@ -91,7 +87,7 @@ fn models_that_cannot_be_shared_are_refused() {
             continue;
         }
         let options = on_ranks(&[24 << 20; 2], options_of(&case, Kind::F32));
-        let load = |source: &ModelSource| load_shared(source, &options);
+        let load = |source: &ModelSource| TensorParallel::load(source, &options);
         let error = case.in_folder(&case.config, load).err().unwrap();
         let told = matches!(&error, Error::Unsupported(text) if text.contains(why));
         assert!(told, "{name}: {error}");
@@ -115,7 +111,7 @@ fn deterministic_ranks_repeat_their_bits() {
         let own = ModelOptions { deterministic: true, ..options_of(&case, Kind::Bf16) };
         let run = |in_company: bool| {
             let options = on_ranks(&[24 << 20; 2], own.clone());
-            let load = |source: &ModelSource| load_shared(source, &options);
+            let load = |source: &ModelSource| TensorParallel::load(source, &options);
             let mut model = case.in_folder(&case.config, load).unwrap();
             let tokens = case.tokens.clone();
             let work = move |model: &mut CudaModel| last_logits(model, &tokens, in_company);
@@ -152,17 +148,12 @@ fn greedy_tokens(model: &mut dyn Model) -> Vec<Vec<u32>> {
     let params = Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
     let mut computed = [0; 3];
     for _ in 0..9 {
-        let spans = texts.iter().zip(&blocks).zip(computed);
-        let span =
-            |((text, blocks), cached): ((&'_ Vec<u32>, _), usize)| (text.clone(), blocks, cached);
-        let held: Vec<(Vec<u32>, &Vec<u32>, usize)> = spans.map(span).collect();
-        let spans: Vec<Span> = held
+        let before = texts.clone();
+        let spans: Vec<Span> = before
             .iter()
-            .map(|(text, blocks, cached)| Span {
-                tokens: &text[*cached..],
-                cached: *cached,
-                blocks,
-            })
+            .zip(&blocks)
+            .zip(computed)
+            .map(|((text, blocks), cached)| Span { tokens: &text[cached..], cached, blocks })
             .collect();
         let row = |text: &Vec<u32>| RowSampling {
             params: params.clone(),
@@ -218,7 +209,7 @@ fn quantised_weights_are_shared() {
     };
     let exact = alone(&mut load_from(&source, &own(Kind::F32)).unwrap(), 0, &text, 11);
     let mut one = load_from(&source, &own(Kind::Bf16)).unwrap();
-    let mut two = load_shared(&source, &on_ranks(&memory, own(Kind::Bf16))).unwrap();
+    let mut two = TensorParallel::load(&source, &on_ranks(&memory, own(Kind::Bf16))).unwrap();
     let found = {
         let text = text.clone();
         by_all(&mut two, move |model| alone(model, 0, &text, 11)).unwrap()
@@ -236,7 +227,7 @@ fn quantised_weights_are_shared() {
     let path = folder.path().join("narrow.gguf");
     std::fs::write(&path, file.to_bytes()).unwrap();
     let options = on_ranks(&memory, own(Kind::Bf16));
-    let error = load_shared(&ModelSource::gguf(path), &options).err().unwrap().to_string();
+    let error = TensorParallel::load(&ModelSource::gguf(path), &options).err().unwrap().to_string();
     let said = "2 GPUs cannot share blk.0.attn_output.weight, because 128 of its 256 columns";
     assert!(error.contains(said), "{error}");
 }
