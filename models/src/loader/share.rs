@@ -52,7 +52,7 @@ impl Cut {
 
 /// Whether a tensor is a vector, or has one for each expert.
 fn is_vector(name: &str) -> bool {
-    name.ends_with(".bias") || name.ends_with(".sinks")
+    matches!(name.rsplit('.').next(), Some("bias" | "sinks"))
 }
 
 /// The name of the module that a tensor belongs to, without those around it.

@@ -11,12 +11,12 @@ use cresset_kernels::sampling::params::SamplingParams;
 use std::sync::Arc;
 
 /// Options for emulated devices with so much memory each.
-fn on_ranks(memory: &[usize], options: ModelOptions) -> ModelOptions {
+fn on_ranks(memory: &[usize], options: &ModelOptions) -> ModelOptions {
     let limits: Vec<Properties> =
         memory.iter().map(|bytes| Emulator::card("rtx-3060", *bytes).unwrap()).collect();
     let mut gpus = Emulator::group(&limits);
     let further_ranks = gpus.split_off(1);
-    ModelOptions { gpu: gpus.pop(), further_ranks, gpu_memory_share: 0.5, ..options }
+    ModelOptions { gpu: gpus.pop(), further_ranks, gpu_memory_share: 0.5, ..*options }
 }
 
 fn load_tiny(tiny: &TinyLlama, options: &ModelOptions) -> Result<TensorParallel> {
@@ -55,7 +55,7 @@ fn every_family_on_two_ranks_equals_transformers() {
     let logits = logits();
     for case in shared_families() {
         check_family(&case, &rows(&logits[&case.name]), |kind| {
-            let options = on_ranks(&[24 << 20; 2], options_of(&case, kind));
+            let options = on_ranks(&[24 << 20; 2], &options_of(&case, kind));
             let load = |source: &ModelSource| TensorParallel::load(source, &options);
             let mut model = case.in_folder(&case.config, load)?;
             let tokens = case.tokens.clone();
@@ -70,7 +70,7 @@ fn there_may_be_more_ranks_than_kv_heads() {
     let logits = logits();
     for name in ["llama", "gemma3", "qwen2-moe"] {
         let case = crate::tests::goldens::case_of(name);
-        let options = on_ranks(&[24 << 20; 4], options_of(&case, Kind::F32));
+        let options = on_ranks(&[24 << 20; 4], &options_of(&case, Kind::F32));
         let load = |source: &ModelSource| TensorParallel::load(source, &options);
         let mut model = case.in_folder(&case.config, load).unwrap();
         let tokens = case.tokens.clone();
@@ -86,14 +86,14 @@ fn models_that_cannot_be_shared_are_refused() {
         if is_refused(&case) {
             continue;
         }
-        let options = on_ranks(&[24 << 20; 2], options_of(&case, Kind::F32));
+        let options = on_ranks(&[24 << 20; 2], &options_of(&case, Kind::F32));
         let load = |source: &ModelSource| TensorParallel::load(source, &options);
         let error = case.in_folder(&case.config, load).err().unwrap();
         let told = matches!(&error, Error::Unsupported(text) if text.contains(why));
         assert!(told, "{name}: {error}");
     }
     let refused = |tiny: &TinyLlama, ranks: usize| {
-        let options = on_ranks(&vec![24 << 20; ranks], options(Kind::F32));
+        let options = on_ranks(&vec![24 << 20; ranks], &options(Kind::F32));
         load_tiny(tiny, &options).err().unwrap().to_string()
     };
     let error = refused(&TinyLlama::default(), 3);
@@ -110,7 +110,7 @@ fn deterministic_ranks_repeat_their_bits() {
     for case in shared_families().filter(|case| case.name != "llama-head-size") {
         let own = ModelOptions { deterministic: true, ..options_of(&case, Kind::Bf16) };
         let run = |in_company: bool| {
-            let options = on_ranks(&[24 << 20; 2], own.clone());
+            let options = on_ranks(&[24 << 20; 2], &own);
             let load = |source: &ModelSource| TensorParallel::load(source, &options);
             let mut model = case.in_folder(&case.config, load).unwrap();
             let tokens = case.tokens.clone();
@@ -181,7 +181,7 @@ fn ranks_give_the_tokens_of_one_device() {
     let want = greedy_tokens(&mut load(&tiny, &options(Kind::F32)).unwrap());
     for graph_rows in [0, 8] {
         let own = ModelOptions { gpu_graph_rows: graph_rows, ..options(Kind::F32) };
-        let mut model = load_tiny(&tiny, &on_ranks(&[24 << 20; 2], own)).unwrap();
+        let mut model = load_tiny(&tiny, &on_ranks(&[24 << 20; 2], &own)).unwrap();
         assert_eq!(greedy_tokens(&mut model), want, "recorded for {graph_rows} rows");
     }
 }
@@ -209,7 +209,7 @@ fn quantised_weights_are_shared() {
     };
     let exact = alone(&mut load_from(&source, &own(Kind::F32)).unwrap(), 0, &text, 11);
     let mut one = load_from(&source, &own(Kind::Bf16)).unwrap();
-    let mut two = TensorParallel::load(&source, &on_ranks(&memory, own(Kind::Bf16))).unwrap();
+    let mut two = TensorParallel::load(&source, &on_ranks(&memory, &own(Kind::Bf16))).unwrap();
     let found = {
         let text = text.clone();
         by_all(&mut two, move |model| alone(model, 0, &text, 11)).unwrap()
@@ -226,7 +226,7 @@ fn quantised_weights_are_shared() {
     file.quantise(|_| Some(WeightType::Q4K)).unwrap();
     let path = folder.path().join("narrow.gguf");
     std::fs::write(&path, file.to_bytes()).unwrap();
-    let options = on_ranks(&memory, own(Kind::Bf16));
+    let options = on_ranks(&memory, &own(Kind::Bf16));
     let error = TensorParallel::load(&ModelSource::gguf(path), &options).err().unwrap().to_string();
     let said = "2 GPUs cannot share blk.0.attn_output.weight, because 128 of its 256 columns";
     assert!(error.contains(said), "{error}");
@@ -236,7 +236,7 @@ fn quantised_weights_are_shared() {
 #[test]
 fn the_cache_is_that_of_the_smallest_rank() {
     let blocks = |memory: &[usize]| {
-        let options = on_ranks(memory, options(Kind::F32));
+        let options = on_ranks(memory, &options(Kind::F32));
         let mut model = load_tiny(&TinyLlama::default(), &options).unwrap();
         let each = model.ranks.each(|model| Ok(model.num_blocks())).unwrap();
         assert!(each.iter().all(|blocks| *blocks == model.num_blocks()), "{each:?}");
@@ -252,7 +252,7 @@ fn the_cache_is_that_of_the_smallest_rank() {
 #[test]
 fn a_rank_that_cannot_load_ends_the_load() {
     for memory in [[24 << 20, 1 << 18], [1 << 18, 24 << 20]] {
-        let options = on_ranks(&memory, options(Kind::F32));
+        let options = on_ranks(&memory, &options(Kind::F32));
         let error = load_tiny(&TinyLlama::default(), &options).err().unwrap();
         let told = matches!(
             error,
@@ -277,7 +277,7 @@ fn a_rank_that_fails_ends_the_model() {
         }),
     ];
     for (told, fail) in work_of_last {
-        let options = on_ranks(&[24 << 20; 2], options(Kind::F32));
+        let options = on_ranks(&[24 << 20; 2], &options(Kind::F32));
         let mut model = load_tiny(&TinyLlama::default(), &options).unwrap();
         let error = model.ranks.each(move |model| {
             if model.gpu().rank().number == 1 {
@@ -301,7 +301,7 @@ fn one_token() -> ForwardBatch {
 /// A batch that contradicts itself is refused by all ranks, and the next one is computed.
 #[test]
 fn contradictory_batches_do_no_harm_to_ranks() {
-    let options = on_ranks(&[24 << 20; 2], options(Kind::F32));
+    let options = on_ranks(&[24 << 20; 2], &options(Kind::F32));
     let mut model = load_tiny(&TinyLlama::default(), &options).unwrap();
     let error = model.launch(&one_token(), &[]).unwrap_err();
     assert!(matches!(error, Error::Batch(_)), "{error}");
