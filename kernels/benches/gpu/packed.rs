@@ -69,7 +69,7 @@ fn matrices(gpu: &Arc<dyn Gpu>, shape: Shape, spread: usize) -> Result<Matrices>
         let values = Buffer::new(gpu, Kind::U8, bytes.len())?;
         gpu.copy(first.view(), values.view())?;
         let parts = vec![MatrixPart { values, rows, format: Some(format) }];
-        copies.push(MatrixBuffer { parts, cols, scratch: scratch.clone() });
+        copies.push(MatrixBuffer { parts, cols, scratch: scratch.clone(), order: None });
     }
     gpu.synchronise()?;
     Ok(Arc::new(copies))

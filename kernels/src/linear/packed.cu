@@ -5,7 +5,10 @@
 // core multiplies x by the codes themselves. The sums of a group of 32 (6 bits: 16) columns are
 // then multiplied by the group's scale and added to those of the groups before; its minimum is
 // multiplied by the sum of x over the group, which a product with ones gives in the registers where
-// it is needed. So no weight is rounded. The ranges of the columns and the order of the sums are
+// it is needed. So no weight is rounded. Codes that are floats of four or eight bits become bf16 by
+// moving their bits and by a product with a power of two, four instructions a pair more than
+// integers take. A zero of each group and row is subtracted where the one of the format would be.
+// The ranges of the columns and the order of the sums are
 // those of linear.cu, and the same in both kernels: a row has the same bits in any batch.
 //
 // gemv_8, gemv_16, gemv_32: those of linear.cu. A tile of 32 rows by 64 columns lies in the order
@@ -35,11 +38,11 @@ namespace {
 
 constexpr uint32_t TWO_ONES = 0x3f803f80;  // a pair of ones in bf16
 
-template <uint32_t BITS>
+template <uint32_t BITS, bool FLOATS>
 struct PackedWeights {
     static constexpr uint32_t GROUPS = groups_of_tile(BITS), CODES = code_bytes(BITS);
-    // Scales and headers take at most 256 bytes of a tile; 128 those of 8 bits, and 192 those of 6.
-    static constexpr uint32_t SLOT = CODES + (BITS == 8 ? 128 : 256), ROW_BYTES = SLOT / TILE_ROWS;
+    // Scales and headers take at most 256 bytes of a tile; 192 those of 8 bits, and of 6.
+    static constexpr uint32_t SLOT = CODES + (BITS == 8 ? 192 : 256), ROW_BYTES = SLOT / TILE_ROWS;
 
     const unsigned char* w;
     uint32_t rows, cols;
@@ -68,14 +71,14 @@ struct PackedWeights {
     DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
         const bf16* x, AfterReads after_reads) const {
         static_assert(W_TILES == 2);
-        LaneCodes<BITS> codes;
+        LaneCodes<BITS, FLOATS> codes;
         codes.load_from(slot);
         GroupScales<4> scales[GROUPS];
         const unsigned char* header = slot + CODES + format.scale_bytes(GROUPS);
 #pragma unroll
         for (uint32_t i = 0; i < GROUPS; i++)
-            scales[i].load_from(slot + CODES, header, GROUPS, i, lane() / 4 * 4, format);
-        uint32_t row = lane() % 8, tile = lane() / 8, zero = TWO_128 + format.zero * 0x00010001u;
+            scales[i].load_from(slot + CODES, header, BITS, i, lane() / 4 * 4, format);
+        uint32_t row = lane() % 8, tile = lane() / 8;
         const bf16* x_row = x + row * TILE_K;
 #pragma unroll
         for (uint32_t window = 0; window < TILE_K / 32; window++) {
@@ -84,7 +87,7 @@ struct PackedWeights {
             for (uint32_t j = 0; j < X_TILES; j++)
                 ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
             if (window == TILE_K / 32 - 1) after_reads();
-            add_groups(acc, codes, b, scales, window, zero);
+            add_groups(acc, codes, b, scales, window);
         }
     }
 
@@ -103,18 +106,19 @@ struct PackedWeights {
 
     // Adds the products of the groups in a window of 32 columns.
     template <uint32_t X_TILES>
-    DEVICE void add_groups(float (&acc)[2][X_TILES][4], const LaneCodes<BITS>& codes,
-        const uint32_t (&b)[X_TILES][4], const GroupScales<4> (&scales)[GROUPS], uint32_t window,
-        uint32_t zero) const {
+    DEVICE void add_groups(float (&acc)[2][X_TILES][4], const LaneCodes<BITS, FLOATS>& codes,
+        const uint32_t (&b)[X_TILES][4], const GroupScales<4> (&scales)[GROUPS],
+        uint32_t window) const {
         constexpr uint32_t STEPS = group_columns(BITS) / 16;
 #pragma unroll
         for (uint32_t group = 0; group < 2 / STEPS; group++) {
+            const GroupScales<4>& own = scales[window * 2 / STEPS + group];
             float sums[2][X_TILES][4] = {}, of_x[X_TILES][4] = {};
 #pragma unroll
             for (uint32_t s = group * STEPS; s < (group + 1) * STEPS; s++) {
                 uint32_t a[2][4];
-                codes.fragment(a[0], window * 2 + s, 0, zero);
-                codes.fragment(a[1], window * 2 + s, 1, zero);
+                codes.fragment(a[0], window * 2 + s, 0, own.zero, format);
+                codes.fragment(a[1], window * 2 + s, 1, own.zero, format);
 #pragma unroll
                 for (uint32_t j = 0; j < X_TILES; j++) {
                     mma(sums[0][j], a[0], {b[j][s * 2], b[j][s * 2 + 1]});
@@ -124,7 +128,7 @@ struct PackedWeights {
                             {b[j][s * 2], b[j][s * 2 + 1]});
                 }
             }
-            add_group(acc, sums, of_x, scales[window * 2 / STEPS + group]);
+            add_group(acc, sums, of_x, own);
         }
     }
 
@@ -150,21 +154,21 @@ struct PackedWeights {
 constexpr uint32_t WARPS = 4, PADDED = TILE_COLUMNS + 8;  // 16 bytes between rows: no conflicts
 
 // Puts a lane's weights of a tile in their places.
-template <uint32_t BITS>
+template <uint32_t BITS, bool FLOATS>
 DEVICE void widen_tile(
     bf16* to, const unsigned char* tile, const unsigned char* header, const PackedFormat& format) {
-    LaneCodes<BITS> codes;
+    LaneCodes<BITS, FLOATS> codes;
     codes.load_from(tile);
-    uint32_t row = lane() / 4 * 4, zero = TWO_128 + format.zero * 0x00010001u;
+    uint32_t row = lane() / 4 * 4;
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLUMNS / 16; step++) {
         GroupScales<4> group;
-        group.load_from(tile + code_bytes(BITS), header, groups_of_tile(BITS),
-            step * 16 / group_columns(BITS), row, format);
+        group.load_from(
+            tile + code_bytes(BITS), header, BITS, step * 16 / group_columns(BITS), row, format);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             uint32_t a[4];
-            codes.fragment(a, step, i, zero);
+            codes.fragment(a, step, i, group.zero, format);
 #pragma unroll
             for (uint32_t r = 0; r < 4; r++) {
                 uint32_t in = 2 * i + r % 2, column = step * 16 + r / 2 * 8 + lane() % 4 * 2;
@@ -178,7 +182,7 @@ DEVICE void widen_tile(
     }
 }
 
-template <uint32_t BITS>
+template <uint32_t BITS, bool FLOATS>
 DEVICE void dequantise(
     const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, const PackedFormat& format) {
     SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);
@@ -187,7 +191,7 @@ DEVICE void dequantise(
     if (k >= cols) return;
     PackedBand band(w, blockIdx.x, cols, BITS, format);
     bf16* tile = tiles + warp() * TILE_ROWS * PADDED;
-    widen_tile<BITS>(tile, band.tile(k), band.header(k), format);
+    widen_tile<BITS, FLOATS>(tile, band.tile(k), band.header(k), format);
     __syncwarp();
     uint32_t column = lane() % 8 * 8;
     if (k + column >= cols) return;
@@ -198,58 +202,77 @@ DEVICE void dequantise(
 
 }  // namespace
 
-// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next. `zero`, `bytes`,
-// `minimum`: see PackedFormat.
-#define PACKED_PRODUCT(name, threads, product, bits)                                             \
-    KERNEL __launch_bounds__(threads, 1) name(const bf16* x, const unsigned char* w,             \
-        const bf16* bias, void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, \
-        uint32_t stride, uint32_t zero, uint32_t bytes, uint32_t minimum) {                      \
-        PackedWeights<bits> weights{w, rows, cols, {zero, bytes, minimum}};                      \
-        product(x, weights, bias, out, f32_out, n, rows, cols, stride);                          \
+// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
+#define PACKED_PRODUCT(name, threads, product, bits, floats)                                       \
+    KERNEL __launch_bounds__(threads, 1)                                                           \
+        name(const bf16* x, const unsigned char* w, const bf16* bias, void* out, uint32_t f32_out, \
+            uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_NUMBERS) {           \
+        PackedWeights<bits, floats> weights{w, rows, cols, FORMAT_OF_NUMBERS};                     \
+        product(x, weights, bias, out, f32_out, n, rows, cols, stride);                            \
     }
-#define PACKED_DEQUANTISE(name, bits)                                                    \
-    KERNEL __launch_bounds__(128) name(const unsigned char* w, bf16* out, uint32_t rows, \
-        uint32_t cols, uint32_t zero, uint32_t bytes, uint32_t minimum) {                \
-        dequantise<bits>(w, out, rows, cols, {zero, bytes, minimum});                    \
+#define PACKED_DEQUANTISE(name, bits, floats)                                                   \
+    KERNEL __launch_bounds__(128)                                                               \
+        name(const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, FORMAT_NUMBERS) { \
+        dequantise<bits, floats>(w, out, rows, cols, FORMAT_OF_NUMBERS);                        \
     }
 
-PACKED_PRODUCT(gemv_8_q4_bf16, 256, (gemv<8, 4>), 4)
+PACKED_PRODUCT(gemv_8_q4_bf16, 256, (gemv<8, 4>), 4, false)
 EXPORT(gemv_8_q4_bf16)
-PACKED_PRODUCT(gemv_16_q4_bf16, 256, (gemv<16, 2>), 4)
+PACKED_PRODUCT(gemv_16_q4_bf16, 256, (gemv<16, 2>), 4, false)
 EXPORT(gemv_16_q4_bf16)
-PACKED_PRODUCT(gemv_32_q4_bf16, 256, (gemv<32, 2>), 4)
+PACKED_PRODUCT(gemv_32_q4_bf16, 256, (gemv<32, 2>), 4, false)
 EXPORT(gemv_32_q4_bf16)
-PACKED_PRODUCT(gemm_64x64_q4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4)
+PACKED_PRODUCT(gemm_64x64_q4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4, false)
 EXPORT(gemm_64x64_q4_bf16)
-PACKED_DEQUANTISE(dequantise_q4_bf16, 4)
+PACKED_DEQUANTISE(dequantise_q4_bf16, 4, false)
 EXPORT(dequantise_q4_bf16)
-PACKED_PRODUCT(gemv_8_q5_bf16, 256, (gemv<8, 4>), 5)
+PACKED_PRODUCT(gemv_8_q5_bf16, 256, (gemv<8, 4>), 5, false)
 EXPORT(gemv_8_q5_bf16)
-PACKED_PRODUCT(gemv_16_q5_bf16, 256, (gemv<16, 2>), 5)
+PACKED_PRODUCT(gemv_16_q5_bf16, 256, (gemv<16, 2>), 5, false)
 EXPORT(gemv_16_q5_bf16)
-PACKED_PRODUCT(gemv_32_q5_bf16, 256, (gemv<32, 2>), 5)
+PACKED_PRODUCT(gemv_32_q5_bf16, 256, (gemv<32, 2>), 5, false)
 EXPORT(gemv_32_q5_bf16)
-PACKED_PRODUCT(gemm_64x64_q5_bf16, 128, (gemm<64, 64, 2, 2, 4>), 5)
+PACKED_PRODUCT(gemm_64x64_q5_bf16, 128, (gemm<64, 64, 2, 2, 4>), 5, false)
 EXPORT(gemm_64x64_q5_bf16)
-PACKED_DEQUANTISE(dequantise_q5_bf16, 5)
+PACKED_DEQUANTISE(dequantise_q5_bf16, 5, false)
 EXPORT(dequantise_q5_bf16)
-PACKED_PRODUCT(gemv_8_q6_bf16, 256, (gemv<8, 4>), 6)
+PACKED_PRODUCT(gemv_8_q6_bf16, 256, (gemv<8, 4>), 6, false)
 EXPORT(gemv_8_q6_bf16)
-PACKED_PRODUCT(gemv_16_q6_bf16, 256, (gemv<16, 2>), 6)
+PACKED_PRODUCT(gemv_16_q6_bf16, 256, (gemv<16, 2>), 6, false)
 EXPORT(gemv_16_q6_bf16)
-PACKED_PRODUCT(gemv_32_q6_bf16, 256, (gemv<32, 2>), 6)
+PACKED_PRODUCT(gemv_32_q6_bf16, 256, (gemv<32, 2>), 6, false)
 EXPORT(gemv_32_q6_bf16)
-PACKED_PRODUCT(gemm_64x64_q6_bf16, 128, (gemm<64, 64, 2, 2, 4>), 6)
+PACKED_PRODUCT(gemm_64x64_q6_bf16, 128, (gemm<64, 64, 2, 2, 4>), 6, false)
 EXPORT(gemm_64x64_q6_bf16)
-PACKED_DEQUANTISE(dequantise_q6_bf16, 6)
+PACKED_DEQUANTISE(dequantise_q6_bf16, 6, false)
 EXPORT(dequantise_q6_bf16)
-PACKED_PRODUCT(gemv_8_q8_bf16, 256, (gemv<8, 3>), 8)
+PACKED_PRODUCT(gemv_8_q8_bf16, 256, (gemv<8, 3>), 8, false)
 EXPORT(gemv_8_q8_bf16)
-PACKED_PRODUCT(gemv_16_q8_bf16, 256, (gemv<16, 2>), 8)
+PACKED_PRODUCT(gemv_16_q8_bf16, 256, (gemv<16, 2>), 8, false)
 EXPORT(gemv_16_q8_bf16)
-PACKED_PRODUCT(gemv_32_q8_bf16, 256, (gemv<32, 2>), 8)
+PACKED_PRODUCT(gemv_32_q8_bf16, 256, (gemv<32, 2>), 8, false)
 EXPORT(gemv_32_q8_bf16)
-PACKED_PRODUCT(gemm_64x64_q8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8)
+PACKED_PRODUCT(gemm_64x64_q8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8, false)
 EXPORT(gemm_64x64_q8_bf16)
-PACKED_DEQUANTISE(dequantise_q8_bf16, 8)
+PACKED_DEQUANTISE(dequantise_q8_bf16, 8, false)
 EXPORT(dequantise_q8_bf16)
+PACKED_PRODUCT(gemv_8_f4_bf16, 256, (gemv<8, 4>), 4, true)
+EXPORT(gemv_8_f4_bf16)
+PACKED_PRODUCT(gemv_16_f4_bf16, 256, (gemv<16, 2>), 4, true)
+EXPORT(gemv_16_f4_bf16)
+PACKED_PRODUCT(gemv_32_f4_bf16, 256, (gemv<32, 2>), 4, true)
+EXPORT(gemv_32_f4_bf16)
+PACKED_PRODUCT(gemm_64x64_f4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4, true)
+EXPORT(gemm_64x64_f4_bf16)
+PACKED_DEQUANTISE(dequantise_f4_bf16, 4, true)
+EXPORT(dequantise_f4_bf16)
+PACKED_PRODUCT(gemv_8_f8_bf16, 256, (gemv<8, 3>), 8, true)
+EXPORT(gemv_8_f8_bf16)
+PACKED_PRODUCT(gemv_16_f8_bf16, 256, (gemv<16, 2>), 8, true)
+EXPORT(gemv_16_f8_bf16)
+PACKED_PRODUCT(gemv_32_f8_bf16, 256, (gemv<32, 2>), 8, true)
+EXPORT(gemv_32_f8_bf16)
+PACKED_PRODUCT(gemm_64x64_f8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8, true)
+EXPORT(gemm_64x64_f8_bf16)
+PACKED_DEQUANTISE(dequantise_f8_bf16, 8, true)
+EXPORT(dequantise_f8_bf16)

@@ -18,10 +18,11 @@ pub const fn uses_scratch(mode: Mode, n: usize) -> bool {
     matches!(mode, Mode::Fast) && n >= LIBRARY_ROWS
 }
 
-/// The kernels for codes of some bits.
+/// The kernels for codes of some bits, which are integers or floats.
 #[derive(Debug)]
 struct Kernels {
     bits: usize,
+    floats: bool,
     /// GEMV for up to 8, 16 and 32 rows of `x`.
     gemv: [&'static str; 3],
     gemm: &'static str,
@@ -33,9 +34,10 @@ struct Kernels {
 }
 
 macro_rules! kernels {
-    ($bits:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
+    ($bits:literal, $floats:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
         Kernels {
             bits: $bits,
+            floats: $floats,
             gemv: [
                 concat!("gemv_8_", $name, "_bf16"),
                 concat!("gemv_16_", $name, "_bf16"),
@@ -49,11 +51,13 @@ macro_rules! kernels {
     };
 }
 
-static KERNELS: [Kernels; 4] = [
-    kernels!(4, "q4", 1024 + 256, 4),
-    kernels!(5, "q5", 1280 + 256, 4),
-    kernels!(6, "q6", 1536 + 256, 4),
-    kernels!(8, "q8", 2048 + 128, 3),
+static KERNELS: [Kernels; 6] = [
+    kernels!(4, false, "q4", 1024 + 256, 4),
+    kernels!(5, false, "q5", 1280 + 256, 4),
+    kernels!(6, false, "q6", 1536 + 256, 4),
+    kernels!(8, false, "q8", 2048 + 192, 3),
+    kernels!(4, true, "f4", 1024 + 256, 4),
+    kernels!(8, true, "f8", 2048 + 192, 3),
 ];
 
 const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
@@ -62,7 +66,8 @@ const X_BYTES: usize = 128;
 
 impl Kernels {
     fn of(format: &DeviceFormat) -> &'static Self {
-        let found = KERNELS.iter().find(|kernels| kernels.bits == format.bits());
+        let fits = |own: &&Self| own.bits == format.bits() && own.floats == format.is_float();
+        let found = KERNELS.iter().find(fits);
         found.expect("invariant: every packed format has its kernels")
     }
 
