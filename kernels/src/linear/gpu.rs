@@ -6,6 +6,7 @@ mod columns;
 mod packed;
 
 pub use columns::GATHERED_ROWS;
+pub(crate) use packed::{GEMV_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};

@@ -1,6 +1,6 @@
 //! Weights on a device. Beside activations in bf16, block-quantised matrices stay quantised, in the
-//! packed form of their format, where it has one. All others, those of experts among them, are
-//! widened or rounded to the activations' kind when they are loaded.
+//! packed form of their format, where it has one. All others are widened or rounded to the
+//! activations' kind when they are loaded.
 
 use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
@@ -146,10 +146,27 @@ fn dense(parts: &[Raw]) -> Run {
     Run { parts: 0..parts.len(), rows: parts.iter().map(|part| part.rows).sum(), format: None }
 }
 
+/// The form in which the matrices of experts are kept. Kernels find each by its number, so all are
+/// of one form, and begin with a band.
+fn expert_runs(parts: &[Raw], kind: Kind) -> Vec<Run> {
+    let runs = runs(parts, kind);
+    let found = |part: &Raw| part.order.is_none() && part.rows.is_multiple_of(BAND_ROWS);
+    if runs.len() == 1 && parts.iter().all(found) { runs } else { vec![dense(parts)] }
+}
+
+fn bytes(parts: &[Raw], runs: &[Run], kind: Kind) -> usize {
+    let cols = parts.first().map_or(0, |part| part.cols);
+    runs.iter().map(|run| run.bytes(cols, kind)).sum()
+}
+
 /// The bytes that a stack of matrices takes beside activations of `kind`.
 pub(crate) fn device_bytes(parts: &[Raw], kind: Kind) -> usize {
-    let cols = parts.first().map_or(0, |part| part.cols);
-    runs(parts, kind).iter().map(|run| run.bytes(cols, kind)).sum()
+    bytes(parts, &runs(parts, kind), kind)
+}
+
+/// The bytes that the matrices of experts take.
+pub(crate) fn expert_bytes(parts: &[Raw], kind: Kind) -> usize {
+    bytes(parts, &expert_runs(parts, kind), kind)
 }
 
 impl DeviceStore {
@@ -234,9 +251,8 @@ impl WeightStore<DeviceOps> for DeviceStore {
         self.stack(parts, &runs(parts, self.kind))
     }
 
-    /// The kernels for experts multiply by dense weights only.
     fn experts(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
-        self.stack(parts, &[dense(parts)])
+        self.stack(parts, &expert_runs(parts, self.kind))
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {
