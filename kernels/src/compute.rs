@@ -4,6 +4,7 @@
 //! workers must cost about a microsecond: idle workers watch one atomic word for a while before
 //! they sleep.
 
+use crate::simd::{InstructionSetError, Isa};
 use crate::storage::Parts;
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -27,13 +28,32 @@ type TaskFn<'a> = dyn Fn(usize) + Sync + 'a;
 #[derive(Clone)]
 pub struct Compute {
     pool: Option<Arc<Pool>>,
+    byte_activations: bool,
 }
 
 impl Compute {
     /// Starts `threads - 1` workers; the thread that calls `run` is the remaining one.
     pub fn new(threads: usize) -> Self {
         let pool = (threads > 1).then(|| Arc::new(Pool::new(threads - 1)));
-        Self { pool }
+        Self { pool, byte_activations: false }
+    }
+
+    /// The same workers, whose products with quantised weights round activations to eight bits
+    /// instead of sixteen.
+    ///
+    /// # Errors
+    /// Where that would bring nothing: without the VNNI instructions of AVX-512.
+    pub fn with_byte_activations(self) -> Result<Self, InstructionSetError> {
+        match Isa::best() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Ok(Self { byte_activations: true, ..self }),
+            other => Err(InstructionSetError::NoBytes(other.name())),
+        }
+    }
+
+    /// Whether [`Self::with_byte_activations`] made it.
+    pub fn byte_activations(&self) -> bool {
+        self.byte_activations
     }
 
     /// Threads that work on a run, including the caller's.

@@ -2,6 +2,7 @@
 //! as long as reading memory does, and with pages of 4 KiB the look-ups of addresses add more than
 //! half of that time: 42 GB/s instead of 73 on the machine of `RESULTS.md`.
 
+use crate::Compute;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -92,6 +93,22 @@ impl RegionBytes {
         block
     }
 
+    /// Has each `len` bytes written by a task, which finds zeros and is told where they start. The
+    /// threads that write the memory are the ones that get it from the system, page by page.
+    pub(crate) fn written(
+        c: &Compute,
+        bytes: usize,
+        len: usize,
+        write: impl Fn(usize, &mut [u8]) + Sync,
+    ) -> Self {
+        let mut block = Self::cut(bytes);
+        c.run_chunks(&mut block, len, |start, part| {
+            part.fill(0);
+            write(start, part);
+        });
+        block
+    }
+
     fn cut(bytes: usize) -> Self {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = bytes.next_multiple_of(ALIGN);
@@ -110,7 +127,7 @@ impl Deref for RegionBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range was cut for this block alone, and `zeroed` has written all of it.
+        // SAFETY: the range was cut for this block alone, and all of it was written.
         unsafe {
             std::slice::from_raw_parts(self.region.start.add(self.start).as_ptr(), self.bytes)
         }

@@ -1,6 +1,7 @@
 //! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
-//! standard output: `against_llama_cpp MODEL THREADS [dequantise] [processor-time]`, then `prefill
-//! N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`.
+//! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]`, then
+//! `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes` rounds activations to
+//! eight bits.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -29,7 +30,9 @@ struct Side {
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [path, threads, rest @ ..] = &args[..] else {
-        return Err("usage: against_llama_cpp MODEL THREADS [dequantise] [processor-time]".into());
+        return Err(
+            "usage: against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]".into()
+        );
     };
     let wants = |word: &str| rest.iter().any(|r| r == word);
     // The system gives memory to the cache only where it is written, so a large cache costs
@@ -37,6 +40,7 @@ fn main() -> Outcome<()> {
     let options = ModelOptions {
         threads: threads.parse()?,
         dequantise: wants("dequantise"),
+        byte_activations: wants("bytes"),
         kv_bytes: 4 << 30,
         block_size: BLOCK_SIZE,
         max_batched_tokens: MAX_BATCHED_TOKENS,

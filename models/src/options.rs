@@ -7,12 +7,17 @@ use cresset_kernels::DeviceOps;
 pub struct ModelOptions {
     /// The GPU that computes the model; `None` is the CPU.
     pub gpu: Option<DeviceOps>,
+    /// Further GPUs of its group, which compute the model together with it: the ranks from 1 on.
+    pub further_ranks: Vec<DeviceOps>,
     /// Worker threads, the engine's own included: they compute on the CPU, and convert the weights
     /// for a GPU.
     pub threads: usize,
     /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
     /// cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool,
+    /// On the CPU: products with quantised weights round activations to eight bits instead of
+    /// sixteen. Not every machine has such products.
+    pub byte_activations: bool,
     /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
     /// always holds.
     pub deterministic: bool,
@@ -47,8 +52,10 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             gpu: None,
+            further_ranks: Vec::new(),
             threads: 1,
             dequantise: false,
+            byte_activations: false,
             deterministic: false,
             kv_bytes: 1 << 30,
             state_share: 0.25,

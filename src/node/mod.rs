@@ -31,8 +31,8 @@ pub use rerun::RerunOutcome;
 
 pub use cresset_kernels::instruction_set;
 
-use crate::config::{Config, ConfigSource};
-use cresset_kernels::use_instruction_set;
+use crate::config::{Config, ConfigSource, EngineSettings};
+use cresset_kernels::{Compute, use_instruction_set};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -72,6 +72,18 @@ pub struct Assembly {
     pub source: Option<ConfigSource>,
 }
 
+/// Whether activations of the configured width would be computed with.
+fn check_activations(engine: &EngineSettings, on_cpu: bool) -> Result<(), String> {
+    if engine.activations == 16 {
+        return Ok(());
+    }
+    if !on_cpu || engine.dequantise {
+        return Err("engine.activations = 8 is for quantised weights on the CPU".into());
+    }
+    let bytes = Compute::new(1).with_byte_activations();
+    bytes.map(drop).map_err(|why| format!("engine.activations = 8 cannot be used: {why}"))
+}
+
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
@@ -79,6 +91,9 @@ impl Assembly {
         config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
             |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),
         )?;
+        let all_on_cpu = device.properties().is_none();
+        check_activations(&config.engine, all_on_cpu)
+            .map_err(|why| NodeError::new(why).remedy("set engine.activations to 16"))?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
         Ok(Self { data_dir, config, device, further_devices, max_age_days, source: None })
     }

@@ -47,6 +47,7 @@ impl Assembly {
             max_context: engine.max_context,
             kv_mib: if on_device { 0 } else { engine.kv_mib },
             gpu_graph_rows: if on_device { engine.gpu_graph_rows } else { 0 },
+            tensor_parallel: if on_device { engine.tensor_parallel } else { 0 },
         };
         HostIdentity {
             products: self.device.products(),
@@ -71,7 +72,7 @@ impl Assembly {
             (Some(_), true) => "f32".into(),
             (Some(_), false) => {
                 let packed: Vec<_> = packed_types().map(|dtype| format!("{dtype:?}")).collect();
-                format!("{} as stored, experts and others in bf16", packed.join(" "))
+                format!("{} as stored, others in bf16", packed.join(" "))
             }
         }
     }
@@ -81,6 +82,9 @@ impl Assembly {
         let engine = &self.config.engine;
         match (self.device.properties().is_some(), engine.dequantise, engine.deterministic) {
             (_, true, false) | (false, true, _) => ("f32", "f32"),
+            (false, false, _) if engine.activations == 8 => {
+                ("f32, in products with quantised weights 8 bits", "f16 beside quantised weights")
+            }
             (false, false, _) => ("f32", "f16 beside quantised weights"),
             (true, true, true) => ("f32, deterministic", "f32"),
             (true, false, true) => ("bf16, deterministic", "bf16"),

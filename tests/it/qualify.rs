@@ -268,6 +268,30 @@ fn each_instruction_set_is_qualified_for_itself() {
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
 }
 
+#[test]
+fn activations_of_eight_bits_are_qualified_for_themselves() {
+    let folder = Folder::ready();
+    let eight = ("CRESSET_ENGINE__ACTIVATIONS", "8");
+    let elsewhere = ("CRESSET_ENGINE__INSTRUCTION_SET", "portable");
+    let refused = qualify(&folder, &["--show"], &[eight, elsewhere]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("engine.activations = 8 cannot be used"), "{refused:?}");
+    let exact = qualify(&folder, &["--show"], &[eight, ("CRESSET_ENGINE__DEQUANTISE", "true")]);
+    assert!(exact.stderr.contains("quantised weights on the CPU"), "{exact:?}");
+    let nine = qualify(&folder, &["--show"], &[("CRESSET_ENGINE__ACTIVATIONS", "9")]);
+    assert!(nine.stderr.contains("must be 16 or 8"), "{nine:?}");
+    if cresset::node::instruction_set() != "avx512" {
+        return;
+    }
+    let shown = qualify(&folder, &["--show"], &[eight]);
+    assert_eq!(shown.code, Some(12), "{shown:?}");
+    assert!(shown.document()["why"].as_str().unwrap().contains("serving setting"), "{shown:?}");
+    let checked = qualify(&folder, &["--only", "kernels,greedy_goldens"], &[eight]);
+    for check in checked.document()["checks"].as_array().unwrap() {
+        assert_ne!(check["state"], "failed", "{check}");
+    }
+}
+
 /// The priorities of all threads of the full suites that run on a folder.
 fn suites_beside(folder: &Folder) -> Vec<String> {
     let data = folder.path().to_str().unwrap();

@@ -126,7 +126,8 @@ pub struct ExpertLinearArgs<V: Operand> {
     /// device, bf16).
     pub x: V,
     /// `[experts * rows, cols]`: the experts' matrices, one below the other. On the CPU in any
-    /// format, each expert's in parts of its own; on a device of the kind of `x`.
+    /// format, each expert's in parts of its own; on a device of the kind of `x` or, for bf16 and
+    /// `rows` in whole bands, in a packed form.
     pub w: V::Matrix,
     /// `[experts * rows]` of the kind of `x`.
     pub bias: Option<V>,

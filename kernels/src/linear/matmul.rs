@@ -2,7 +2,7 @@
 //! thread multiplies a pair with all token rows while the pair is in its cache. Rows that go to
 //! different matrices of a stack are gathered by matrix first.
 
-use super::integer::{self, IntegerLanes};
+use super::integer::{self, IntegerLanes, QuantisedOperands};
 use super::rounding::{self, Rounded};
 use super::tile::{self, DenseLanes, PANELS, PanelOperands, ROWS};
 use super::{Weight, WeightPart, format};
@@ -76,6 +76,10 @@ struct RowGroup {
     rows: Range<usize>,
 }
 
+/// Pairs of panels that a thread multiplies one after the other where there are many. All but the
+/// first are prefetched.
+const PAIRS_PER_TASK: usize = 16;
+
 struct Matmul<'a> {
     weight: &'a Weight,
     groups: &'a [RowGroup],
@@ -85,6 +89,7 @@ struct Matmul<'a> {
     out: Parts<'a>,
     /// The length of a row of the output.
     width: usize,
+    byte_activations: bool,
 }
 
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
@@ -146,14 +151,15 @@ fn multiply_groups(
     let first = groups.first().map_or(0..0, |group| group.parts.clone());
     let width = weight.parts[first].iter().map(|part| part.rows).sum();
     SCRATCH.with_borrow_mut(|scratch| {
-        if weight.parts.iter().any(WeightPart::rounds_activations) {
+        if weight.rounds_activations() {
             scratch.round(isa, c, x, weight.cols, map);
         }
         if !weight.parts.iter().all(WeightPart::rounds_activations) {
             scratch.transpose_tiles(c, x, weight.cols, map);
         }
         let out = Parts::new(out);
-        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width };
+        let byte_activations = c.byte_activations();
+        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width, byte_activations };
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => matmul.run::<Avx512>(c),
@@ -192,7 +198,7 @@ impl ActivationScratch {
                 let (these, rest) = rounded.split_at_mut(count);
                 if let Some(row) = map.source(row) {
                     let x = &x[row * cols + first * format::BLOCK..][..count * format::BLOCK];
-                    rounding::round_all(isa, x, these);
+                    rounding::round_all(isa, c.byte_activations(), x, these);
                 }
                 (at, rounded) = (at + count, rest);
             }
@@ -237,7 +243,7 @@ impl WeightPart {
         (out, stride): (*mut f32, usize),
     ) -> PanelOperands<X> {
         let (panel, panel_bytes) = (self.panels(panels.clone()).as_ptr(), self.panel_bytes);
-        PanelOperands { depth, x: x.as_ptr(), x_stride, panel, panel_bytes, out, stride }
+        PanelOperands { depth, x: x.as_ptr(), x_stride, panel, panel_bytes, out, stride, ahead: 0 }
     }
 }
 
@@ -251,7 +257,7 @@ impl Matmul<'_> {
         };
         let panels: usize = self.groups.iter().map(of_group).sum();
         let pairs = panels.div_ceil(PANELS);
-        let tasks = (pairs / 4).max(4 * c.threads()).min(pairs);
+        let tasks = (pairs / PAIRS_PER_TASK).max(4 * c.threads()).min(pairs);
         let boundary = |i: usize| panels.min(i * pairs / tasks * PANELS);
         c.run(tasks, |i| self.panels::<L>(boundary(i)..boundary(i + 1)));
     }
@@ -264,19 +270,21 @@ impl Matmul<'_> {
                 let from = panels.start.max(base) - base;
                 let to = panels.end.min(base + part.panel_count()).saturating_sub(base);
                 for first in (from..to).step_by(PANELS) {
-                    self.multiply::<L>(group, part, first..to.min(first + PANELS));
+                    self.multiply::<L>(group, part, first..to.min(first + PANELS), to);
                 }
                 base += part.panel_count();
             }
         }
     }
 
-    /// Multiplies all rows of a group by up to `PANELS` panels. The bias is added last.
+    /// Multiplies all rows of a group by up to `PANELS` panels; those up to `end_of_task` follow. The
+    /// bias is added last.
     fn multiply<L: DenseLanes + IntegerLanes>(
         &self,
         group: &RowGroup,
         part: &WeightPart,
         panels: Range<usize>,
+        end_of_task: usize,
     ) {
         let Range { start, end } = part.outputs(&panels);
         let (outputs, count) = (start - group.first_output..end - group.first_output, panels.len());
@@ -296,9 +304,32 @@ impl Matmul<'_> {
             if part.rounds_activations() {
                 let blocks = self.weight.cols / format::BLOCK;
                 let x = &self.x.rounded[rows.start * blocks..rows.end * blocks];
-                let operands = part.operands(&panels, x, (blocks, blocks), (out, stride));
+                let fetches = rows.end == group.rows.end && panels.end < end_of_task;
+                let operands = QuantisedOperands {
+                    ahead: if fetches { PANELS * part.panel_bytes } else { 0 },
+                    ..part.operands(&panels, x, (blocks, blocks), (out, stride))
+                };
                 // SAFETY: the blocks and the outputs cover the rows, the part these panels.
-                unsafe { integer::multiply_all::<L>(part.dtype, &operands, rows.len(), count) };
+                unsafe {
+                    let is_first = row == group.rows.start;
+                    if self.byte_activations {
+                        integer::multiply_all::<L::Bytes>(
+                            part.dtype,
+                            &operands,
+                            rows.len(),
+                            count,
+                            is_first,
+                        );
+                    } else {
+                        integer::multiply_all::<L::Words>(
+                            part.dtype,
+                            &operands,
+                            rows.len(),
+                            count,
+                            is_first,
+                        );
+                    }
+                }
             } else {
                 let (cols, height) = (self.weight.cols, tile_rows(rows.len()));
                 let x = &self.x.tiles[row * cols..(row + height) * cols];

@@ -33,12 +33,12 @@ pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
 pub use reference::linear as linear_reference;
 
-use crate::Result;
 use crate::gpu::DeviceElement;
 use crate::memory::RegionBytes;
 use crate::operand::OpMemory;
 use crate::simd::LANES;
 use crate::storage::{ensure, unsupported};
+use crate::{Compute, Result};
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ struct WeightPart {
 }
 
 impl WeightPart {
-    fn new(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
+    fn new(c: &Compute, dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
         let blocks = cols / dtype.block_size();
         let expected = rows.checked_mul(blocks).and_then(|b| b.checked_mul(dtype.type_size()));
         ensure(OP, cols.is_multiple_of(dtype.block_size()), || {
@@ -92,7 +92,7 @@ impl WeightPart {
         let (panel_bytes, data) = match (dtype, format::of(dtype)) {
             _ if raw.is_empty() => (0, RegionBytes::zeroed(0)),
             (_, Some(format)) => {
-                let data = pack::quantised(dtype, &format, raw, rows, cols);
+                let data = pack::quantised(c, dtype, &format, raw, rows, cols);
                 (format.panel_bytes(cols), data)
             }
             (WeightType::F32 | WeightType::F16 | WeightType::BF16, None) => {
@@ -132,10 +132,26 @@ impl std::fmt::Debug for Weight {
 }
 
 impl Weight {
+    /// Whether any of its rows are multiplied with rounded activations.
+    pub(crate) fn rounds_activations(&self) -> bool {
+        self.parts.iter().any(WeightPart::rounds_activations)
+    }
+
     /// Makes a weight of raw little-endian blocks (F32, F16, BF16 and every block type), row-major
     /// `[rows, cols]`.
     pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {
-        let parts = vec![WeightPart::new(dtype, raw, rows, cols)?];
+        Self::packed(&Compute::new(1), dtype, raw, rows, cols)
+    }
+
+    /// [`Self::from_ggml`] by several threads.
+    pub fn packed(
+        c: &Compute,
+        dtype: WeightType,
+        raw: &[u8],
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
+        let parts = vec![WeightPart::new(c, dtype, raw, rows, cols)?];
         Ok(Self { rows, cols, parts, order: None })
     }
 

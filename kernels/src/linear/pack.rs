@@ -4,6 +4,7 @@
 
 use super::format::{BLOCK, Format, HeaderScale, Scales};
 use super::i_quants;
+use crate::Compute;
 use crate::linear::WeightType;
 use crate::memory::RegionBytes;
 use crate::simd::LANES;
@@ -59,22 +60,28 @@ pub(super) fn scaled(raw: &[u8], rows: usize, cols: usize, group: usize) -> (usi
 
 /// Panels of a block-quantised matrix; `raw` holds `rows * cols / super_cols` blocks.
 pub(super) fn quantised(
+    c: &Compute,
     dtype: WeightType,
     f: &Format,
     raw: &[u8],
     rows: usize,
     cols: usize,
 ) -> RegionBytes {
-    let per_row = cols / f.super_cols;
-    let mut data = RegionBytes::zeroed(rows.div_ceil(LANES) * f.panel_bytes(cols));
-    let mut unpacked = SuperBlock::EMPTY;
-    for (i, block) in raw.chunks_exact(dtype.type_size()).enumerate() {
-        let (row, column) = (i / per_row, i % per_row);
-        unpack(dtype, block, &mut unpacked);
-        let at = row / LANES * f.panel_bytes(cols) + column * f.super_bytes();
-        unpacked.place(f, row % LANES, &mut data[at..at + f.super_bytes()]);
-    }
-    data
+    let row_bytes = cols / f.super_cols * dtype.type_size();
+    let panel_bytes = f.panel_bytes(cols);
+    let bytes = rows.div_ceil(LANES) * panel_bytes;
+    RegionBytes::written(c, bytes, panel_bytes, |start, panel| {
+        let mut unpacked = SuperBlock::EMPTY;
+        let first = start / panel_bytes * LANES;
+        let rows = raw.chunks_exact(row_bytes).skip(first).take(LANES);
+        for (lane, row) in rows.enumerate() {
+            let blocks = row.chunks_exact(dtype.type_size());
+            for (block, out) in blocks.zip(panel.chunks_exact_mut(f.super_bytes())) {
+                unpack(dtype, block, &mut unpacked);
+                unpacked.place(f, lane, out);
+            }
+        }
+    })
 }
 
 impl SuperBlock {
@@ -152,6 +159,7 @@ pub(super) fn unpack(dtype: WeightType, block: &[u8], out: &mut SuperBlock) {
         | WeightType::Int4By128
         | WeightType::Int8By32
         | WeightType::Int8By128 => integers(dtype.block_size(), block, out),
+        WeightType::E4M3By32 | WeightType::E4M3By128 | WeightType::E5M2By32 => floats(block, out),
         other => i_quants::unpack(other, block, out),
     }
 }
@@ -186,6 +194,13 @@ fn integers(columns: usize, block: &[u8], out: &mut SuperBlock) {
     for (i, code) in out.codes[..columns].iter_mut().enumerate() {
         *code = if codes.len() == columns { codes[i] } else { nibble(codes, i) };
     }
+}
+
+/// `scale f32`, then codes.
+fn floats(block: &[u8], out: &mut SuperBlock) {
+    let (scale, codes) = block.split_at(SCALE_BYTES);
+    out.scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+    out.codes[..codes.len()].copy_from_slice(codes);
 }
 
 fn q8_0(block: &[u8], out: &mut SuperBlock) {
@@ -225,17 +240,25 @@ fn q3_k(block: &[u8], out: &mut SuperBlock) {
 /// `scales, [256 fifth bits,] 128 bytes of nibbles` from `nibbles`.
 fn k_nibbles(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
     k_scales(block, out);
-    for (c, code) in out.codes.iter_mut().enumerate() {
-        let bit = fifth.map_or(0, |at| block[at + c % 32] >> (c / 32) & 1);
-        let nibble = block[nibbles + c / 64 * 32 + c % 32] >> (c % 64 / 32 * 4) & 15;
-        *code = bit << 4 | nibble;
+    let halves = out.codes.as_chunks_mut::<32>().0;
+    for (i, codes) in halves.iter_mut().enumerate() {
+        for (code, byte) in codes.iter_mut().zip(&block[nibbles + i / 2 * 32..]) {
+            *code = byte >> (i % 2 * 4) & 15;
+        }
+        let Some(at) = fifth else { continue };
+        for (code, byte) in codes.iter_mut().zip(&block[at..]) {
+            *code |= (byte >> i & 1) << 4;
+        }
     }
 }
 
 fn q6_k(block: &[u8], out: &mut SuperBlock) {
-    for (c, code) in out.codes.iter_mut().enumerate() {
-        let nibble = block[c / 128 * 64 + c % 64] >> (c % 128 / 64 * 4) & 15;
-        *code = two_bits(&block[128..192], c) << 4 | nibble;
+    for (i, codes) in out.codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let nibbles = &block[i / 4 * 64 + i % 2 * 32..];
+        let two_bits = &block[128 + i / 4 * 32..];
+        for ((code, nibble), bits) in codes.iter_mut().zip(nibbles).zip(two_bits) {
+            *code = (bits >> (i % 4 * 2) & 3) << 4 | nibble >> (i % 4 / 2 * 4) & 15;
+        }
     }
     out.scales.copy_from_slice(&block[192..208]);
     out.d = u16_at(block, 208);

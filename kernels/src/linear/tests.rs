@@ -174,8 +174,19 @@ fn check_against_reference(isa: Isa, w: &Weight, bias: Option<&[f32]>, n: usize,
 }
 
 fn check_product(isa: Isa, w: &Weight, bias: Option<&[f32]>, x: &[f32], what: &str) {
+    check_product_by(&Compute::new(2), isa, w, bias, x, what);
+}
+
+fn check_product_by(
+    c: &Compute,
+    isa: Isa,
+    w: &Weight,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    what: &str,
+) {
     let n = x.len() / w.cols();
-    let got = product(isa, &Compute::new(2), w, bias, x);
+    let got = product(isa, c, w, bias, x);
     let want = reference::linear(w, bias, x);
     let magnitude = |row: usize, x: &[f32]| -> f32 {
         let mut weights = vec![0.0; w.cols()];
@@ -310,6 +321,31 @@ fn rounding_keeps_sixteen_bits_of_each_block() {
         }
     }
     assert_eq!(reference::rounded(&[0.0; 32]), [0.0; 32]);
+}
+
+/// Activations that eight bits hold give the products of sixteen; others give other bits, alone the
+/// same ones as in company. Only some machines have such products.
+#[test]
+fn activations_of_eight_bits_are_rounded_once() {
+    let Ok(c) = Compute::new(2).with_byte_activations() else { return };
+    let (isa, n) = (Isa::best(), 9);
+    let code = |x: &f32| (127.0 * x / 3.0).round().clamp(-127.0, 127.0);
+    for dtype in DTYPES {
+        let Case { weight, .. } = case(dtype, 35, 512);
+        let x = random(n * 512);
+        let held: Vec<f32> = x
+            .chunks(32)
+            .flat_map(|block| [127.0].into_iter().chain(block[1..].iter().map(code)))
+            .map(|code| code * 0.25)
+            .collect();
+        check_product_by(&c, isa, &weight, None, &held, "eight bits");
+        let got = product(isa, &c, &weight, None, &x);
+        let sixteen = product(isa, &Compute::new(2), &weight, None, &x);
+        assert_eq!(bits(&got) != bits(&sixteen), weight.rounds_activations(), "{dtype:?}");
+        for (row, got) in x.chunks(512).zip(got.chunks(35)) {
+            assert_eq!(bits(&product(isa, &c, &weight, None, row)), bits(got), "{dtype:?}");
+        }
+    }
 }
 
 /// Inputs that are not finite give outputs that are not finite, in their own row alone.

@@ -117,6 +117,8 @@ pub(super) struct PanelOperands<X> {
     /// The tile's first output, which is written; rows are `stride` apart.
     pub out: *mut f32,
     pub stride: usize,
+    /// The last rows bring the weights that are so many bytes further on into the cache; 0: none.
+    pub ahead: usize,
 }
 
 impl<X> PanelOperands<X> {

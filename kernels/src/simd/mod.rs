@@ -59,7 +59,7 @@ impl Isa {
         *CHOSEN.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
@@ -99,6 +99,11 @@ pub enum InstructionSetError {
     Absent { wanted: String, has: String },
     #[error("the kernels of this process already run on {0}")]
     Chosen(&'static str),
+    #[error(
+        "activations of eight bits are faster with the instruction set avx512 alone, and the \
+         kernels of this process run on {0}"
+    )]
+    NoBytes(&'static str),
 }
 
 pub(crate) const LANES: usize = 16;

@@ -35,7 +35,13 @@ pub struct CpuModel {
 impl CpuModel {
     /// Loads the weights and allocates as many KV blocks as `options.kv_bytes` hold.
     pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Self> {
-        let mut store = CpuStore { dequantise: options.dequantise, bytes: 0 };
+        let mut compute = Compute::new(options.threads);
+        if options.byte_activations {
+            let bytes = compute.with_byte_activations();
+            compute = bytes.map_err(|why| Error::Unsupported(why.to_string()))?;
+        }
+        let mut store =
+            CpuStore { compute: compute.clone(), dequantise: options.dequantise, bytes: 0 };
         let max_tokens = options.max_batched_tokens;
         let sizes = DecoderOptions {
             kind: Kind::F32,
@@ -44,7 +50,6 @@ impl CpuModel {
             max_logits_rows: max_tokens,
             max_context: options.max_context.unwrap_or(usize::MAX),
         };
-        let compute = Compute::new(options.threads);
         let mut decoder = Decoder::load(compute, source, &mut store, Reading::Whole, &sizes)?;
         if decoder.quantised {
             decoder.config.kv_kind = Kind::F16;

@@ -7,6 +7,7 @@ use cresset_kernels::Compute;
 use cresset_kernels::linear::Weight;
 
 pub(super) struct CpuStore {
+    pub compute: Compute,
     /// Turn every matrix into f32: the exact reference mode.
     pub dequantise: bool,
     /// Bytes of all matrices stored.
@@ -16,7 +17,7 @@ pub(super) struct CpuStore {
 impl WeightStore<Compute> for CpuStore {
     fn matrix(&mut self, parts: &[Raw]) -> Result<Weight> {
         let part = |raw: &Raw| {
-            let weight = raw.weight()?;
+            let weight = raw.weight(&self.compute)?;
             if self.dequantise { Ok(weight.to_f32()?) } else { Ok(weight) }
         };
         let whole = Weight::stack(parts.iter().map(part).collect::<Result<_>>()?)?;

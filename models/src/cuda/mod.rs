@@ -11,6 +11,7 @@ mod cache;
 mod graphs;
 mod inputs;
 mod plans;
+mod ranks;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResul
 use graphs::Graphs;
 use inputs::{Inputs, ModelShape, Staged, StepShape};
 use plans::AttentionKinds;
+pub use ranks::TensorParallel;
 use std::collections::VecDeque;
 use store::DeviceStore;
 use workspace::StepWorkspace;
@@ -163,7 +165,9 @@ impl CudaModel {
             most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
             state_share: options.state_share,
         };
-        let sizes = budget.sizes(&model.decoder.config, options.block_size)?;
+        let mut sizes = budget.sizes(&model.decoder.config, options.block_size)?;
+        sizes.blocks = ranks::fewest(gpu, sizes.blocks)?;
+        sizes.states = ranks::fewest(gpu, sizes.states)?;
         let cache_bytes = sizes.bytes(&model.decoder.config, options.block_size);
         model.cache = DeviceCache::new(gpu, &model.decoder.config, sizes, options)?;
         tracing::info!(

@@ -17,6 +17,9 @@ use std::time::Duration;
 /// Bytes that are read at once where nobody needs them in one piece.
 const PIECE: usize = 1 << 20;
 
+/// Bytes of the largest piece whose memory is kept for others.
+const KEPT: usize = 32 << 20;
+
 /// A piece of a file. It is shared with the thread that hashes it.
 pub(crate) type Bytes = Arc<Vec<u8>>;
 
@@ -27,6 +30,8 @@ pub(crate) struct FileReader {
     len: usize,
     /// Bytes that were read and not yet taken.
     ahead: Vec<u8>,
+    /// Pieces that were taken. The next ones get the memory of those that nobody has any more.
+    taken: Vec<Bytes>,
     /// Position of the first byte that was not taken.
     at: usize,
     digest: Option<ExpectedDigest>,
@@ -71,7 +76,15 @@ impl FileReader {
             return Err(damaged(path, "it is empty"));
         }
         let digest = blake3.map(ExpectedDigest::start).transpose().map_err(io)?;
-        Ok(Self { path: path.to_owned(), file, len, ahead: Vec::new(), at: 0, digest })
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            len,
+            ahead: Vec::new(),
+            taken: Vec::new(),
+            at: 0,
+            digest,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -97,16 +110,30 @@ impl FileReader {
 
     /// Takes the next `len` bytes. They must lie within the file's length.
     pub(crate) fn take(&mut self, len: usize) -> Result<Bytes> {
-        let rest = self.ahead.split_off(self.ahead.len().min(len));
-        let mut piece = std::mem::replace(&mut self.ahead, rest);
+        let mut piece = self.free_memory();
+        piece.extend(self.ahead.drain(..self.ahead.len().min(len)));
         self.fill(&mut piece, len)?;
         self.at += len;
         let piece = Arc::new(piece);
+        if len <= KEPT {
+            self.taken.push(piece.clone());
+        }
         if let Some(digest) = &self.digest {
             // The thread ends before its channel only by a panic, which `finish` reports.
             let _ = digest.pieces.send(piece.clone());
         }
         Ok(piece)
+    }
+
+    /// An empty piece, in memory of an earlier one if possible: new memory would cost the system as
+    /// long as reading the file does.
+    fn free_memory(&mut self) -> Vec<u8> {
+        let free = self.taken.iter().position(|piece| Arc::strong_count(piece) == 1);
+        let piece = free.and_then(|i| Arc::into_inner(self.taken.swap_remove(i)));
+        piece.map_or_else(Vec::new, |mut memory| {
+            memory.clear();
+            memory
+        })
     }
 
     /// Reads on until `into` has `len` bytes.

@@ -2,10 +2,10 @@
 //! device's.
 
 use crate::Result;
-use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::Weight;
 use cresset_kernels::linear::WeightType;
+use cresset_kernels::{Compute, OpMemory};
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub trait WeightStore<M: OpMemory> {
 }
 
 impl<'a> Raw<'a> {
-    pub fn weight(&self) -> Result<Weight> {
-        let weight = Weight::from_ggml(self.dtype, self.bytes, self.rows, self.cols)?;
+    pub fn weight(&self, compute: &Compute) -> Result<Weight> {
+        let weight = Weight::packed(compute, self.dtype, self.bytes, self.rows, self.cols)?;
         Ok(match self.order {
             Some(order) => weight.with_order(order.clone())?,
             None => weight,
@@ -65,7 +65,7 @@ impl<'a> Raw<'a> {
                 bf16::decode(self.bytes).into_iter().map(bf16::to_f32).collect()
             }
             _ => {
-                let weight = self.weight()?;
+                let weight = self.weight(&Compute::new(1))?;
                 let mut values = vec![0.0; self.rows * self.cols];
                 let rows = values.chunks_exact_mut(self.cols.max(1));
                 rows.enumerate().for_each(|(row, out)| weight.row_f32(row, out));

@@ -80,6 +80,8 @@ impl Source {
             max_rows,
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
+            byte_activations: false,
+            further_ranks: Vec::new(),
             kv_bytes: 0,
             state_share: 0.0,
             state_tokens: 0,

@@ -3,12 +3,22 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
+use crate::linear::integer::{
+    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+};
 use crate::linear::rounding::Rounded;
 use crate::simd::{Avx2, LANES};
 use std::arch::x86_64::*;
 
 impl IntegerLanes for Avx2 {
+    type Words = MultiplyAdd;
+    type Bytes = MultiplyAdd;
+}
+
+pub(in crate::linear) struct MultiplyAdd;
+
+impl IntegerProduct for MultiplyAdd {
+    type Lanes = Avx2;
     /// The codes of even columns and of odd columns, for eight outputs each.
     type Codes = [(__m256i, __m256i); 2];
     type Sums = [__m256i; 2];
@@ -76,9 +86,15 @@ impl IntegerLanes for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn finish(sums: Self::Sums) -> Self {
+    unsafe fn finish(sums: Self::Sums) -> Avx2 {
         // SAFETY: the caller enables the features; only registers are touched.
-        unsafe { Self(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+        unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     entry_point!("avx2,fma,f16c");

@@ -3,14 +3,26 @@
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
+use crate::linear::integer::{
+    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+};
 use crate::linear::rounding::{self, Rounded};
 use crate::simd::{Avx512, LANES};
 use std::arch::x86_64::*;
 
 impl IntegerLanes for Avx512 {
+    type Words = Vnni<2>;
+    type Bytes = Vnni<1>;
+}
+
+/// Activations of `BYTES` bytes, 1 or 2.
+pub(in crate::linear) struct Vnni<const BYTES: usize>;
+
+impl<const BYTES: usize> IntegerProduct for Vnni<BYTES> {
+    type Lanes = Avx512;
     type Codes = __m512i;
-    /// The sums of products with the activations' high bytes, and with their low bytes.
+    /// The sums of products with the activations' high bytes, and with their low bytes. Where they
+    /// have one byte, that is the low one.
     type Sums = (__m512i, __m512i);
     /// Sixteen chains of products and eight sums leave eight registers.
     const TILE: (usize, usize) = (4, 2);
@@ -26,7 +38,7 @@ impl IntegerLanes for Avx512 {
             let bits =
                 |half| _mm512_and_si512(_mm512_castps_si512(half), _mm512_set1_epi32(i32::MAX));
             let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(first), bits(second)));
-            let (scale, inverse) = rounding::scale(f32::from_bits(largest));
+            let (scale, inverse) = rounding::scale(f32::from_bits(largest), rounding::limit(BYTES));
             // A value that is not finite gets an arbitrary code; the scale is then not finite
             // either.
             let code = |half| {
@@ -99,17 +111,28 @@ impl IntegerLanes for Avx512 {
                     x.codes.as_ptr().add(at + 4 * STEP).cast::<i32>().read_unaligned(),
                 )
             };
-            (
-                _mm512_dpbusd_epi32(high, codes, four(0)),
-                _mm512_dpbusd_epi32(low, codes, four(BLOCK)),
-            )
+            let low = _mm512_dpbusd_epi32(low, codes, four(BLOCK));
+            if BYTES == 1 {
+                return (high, low);
+            }
+            (_mm512_dpbusd_epi32(high, codes, four(0)), low)
         }
     }
 
     #[inline(always)]
-    unsafe fn finish((high, low): Self::Sums) -> Self {
+    unsafe fn finish((high, low): Self::Sums) -> Avx512 {
         // SAFETY: the caller enables the features; only registers are touched.
-        unsafe { Self(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(high), low))) }
+        unsafe {
+            let sum =
+                if BYTES == 1 { low } else { _mm512_add_epi32(_mm512_slli_epi32::<8>(high), low) };
+            Avx512(_mm512_cvtepi32_ps(sum))
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const u8) {
+        // SAFETY: any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
     entry_point!("avx512f,avx512bw,avx512vnni");

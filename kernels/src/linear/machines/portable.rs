@@ -1,12 +1,22 @@
 //! The integer products in plain integers, for any machine.
 
 use crate::linear::format::{BLOCK, Quant};
-use crate::linear::integer::{IntegerLanes, QuantisedOperands, entry_point, multiply};
+use crate::linear::integer::{
+    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+};
 use crate::linear::rounding::Rounded;
 use crate::simd::{LANES, Portable};
 use std::array::from_fn;
 
 impl IntegerLanes for Portable {
+    type Words = Plain;
+    type Bytes = Plain;
+}
+
+pub(in crate::linear) struct Plain;
+
+impl IntegerProduct for Plain {
+    type Lanes = Portable;
     type Codes = [[u8; 4]; LANES];
     type Sums = [i32; LANES];
     const TILE: (usize, usize) = (2, 1);
@@ -62,8 +72,8 @@ impl IntegerLanes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn finish(sums: Self::Sums) -> Self {
-        Self(sums.map(|sum| sum as f32))
+    unsafe fn finish(sums: Self::Sums) -> Portable {
+        Portable(sums.map(|sum| sum as f32))
     }
 
     entry_point!();
