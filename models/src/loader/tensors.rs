@@ -480,6 +480,12 @@ impl<M: OpMemory> Tensors<'_, M> {
         }
     }
 
+    /// Refuses the model for a reason that its tensors have no part in.
+    pub fn refuse(&mut self, why: &str) {
+        let text = format!("{}: {why}", self.path.display());
+        self.failed.get_or_insert(Error::Unsupported(text));
+    }
+
     /// Returns the value, or `None` and records a problem for [`Self::finish`] to report.
     pub fn keep<T>(&mut self, name: &str, result: Result<T>) -> Option<T> {
         match result {
