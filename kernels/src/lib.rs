@@ -34,6 +34,7 @@ pub mod linear;
 mod memory;
 pub mod norm;
 pub mod operand;
+pub mod ranks;
 pub mod recurrence;
 pub mod rope;
 pub mod sampling;
@@ -54,6 +55,7 @@ use experts::Experts;
 use factors::Factors;
 use linear::Linear;
 use norm::Norm;
+use ranks::Ranks;
 use recurrence::Recurrence;
 use rope::Rope;
 
@@ -69,6 +71,7 @@ pub trait Ops:
     + Embedding
     + Experts
     + Factors
+    + Ranks
     + Send
     + Sync
     + 'static
@@ -86,6 +89,7 @@ impl<T> Ops for T where
         + Embedding
         + Experts
         + Factors
+        + Ranks
         + Send
         + Sync
         + 'static
@@ -111,6 +115,10 @@ pub enum Error {
     /// The device failed for good: it refuses every further call until the process ends.
     #[error("{op}: the device failed: {detail}")]
     DeviceLost { op: &'static str, detail: String },
+    /// Another of the devices that compute a model together failed, so this one cannot go on. The
+    /// detail says which and why.
+    #[error("{op}: {detail}")]
+    GroupLost { op: &'static str, detail: String },
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
 }

@@ -86,7 +86,7 @@ fn compile() -> Library {
         unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap()
     };
     let fake = open("libcuda.so.1");
-    for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10"] {
+    for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libnccl.so.2"] {
         cc(&["-o", name, &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "libcuda.so.1"]);
         std::mem::forget(open(name));
     }
@@ -509,4 +509,44 @@ fn products_that_the_library_cannot_compute_are_refused() {
         fake.calls().iter().any(|call| call.contains("alignment 2 2 2 2")),
         "the least aligned operand counts"
     );
+}
+
+/// The fake has one GPU, so the group has one rank.
+#[test]
+fn ranks_exchange_over_nccl() {
+    let fake = Fake::start();
+    let open = || gpu::open_group(&[0], &DeviceOptions::default()).map(|mut all| all.remove(0));
+    let gpu = open().unwrap();
+    assert_eq!((gpu.rank().number, gpu.rank().count), (0, 1));
+    let from = Buffer::from_slice(&gpu, &[1.5f32, -2.0]).unwrap();
+    let to = Buffer::zeros(&gpu, from.view().kind(), 2).unwrap();
+    assert!(fake.calls().contains(&"open 1 ranks, the first on 0".into()));
+    gpu.all_gather(from.view(), to.view()).unwrap();
+    assert_eq!(fake.calls(), ["gather 8"]);
+    assert_eq!(to.to_vec::<f32>().unwrap(), [1.5, -2.0]);
+    assert!(said(gpu.all_gather(from.view(), to.view().slice(0..1))).contains("all_gather"));
+    fake.fail("ncclAllGather", 3);
+    assert!(said(gpu.all_gather(from.view(), to.view())).contains("NCCL: internal error"));
+    // A failure of work that was given to the stream is told by whoever waits for it.
+    fake.fail("asynchronous", 6);
+    assert!(said(gpu.synchronise()).contains("NCCL: remote process exited"));
+    fake.calls();
+    gpu.abandon("no memory");
+    gpu.abandon("another reason");
+    assert_eq!(fake.calls(), ["abort rank 0"]);
+    let error = gpu.all_gather(from.view(), to.view()).unwrap_err();
+    assert!(matches!(error, Error::GroupLost { detail, .. } if detail == "no memory"));
+    drop((from, to, gpu));
+    assert!(!fake.calls().contains(&"close rank 0".into()), "it was aborted");
+    drop(open().unwrap());
+    assert!(fake.calls().contains(&"close rank 0".into()));
+    fake.fail("ncclCommInitAll", 2);
+    assert!(said(open()).contains("open ranks"));
+    // A GPU by itself asks no library.
+    let alone = gpu::open(0).unwrap();
+    let from = Buffer::from_slice(&alone, &[3.0f32]).unwrap();
+    let to = Buffer::zeros(&alone, from.view().kind(), 1).unwrap();
+    fake.calls();
+    alone.all_gather(from.view(), to.view()).unwrap();
+    assert_eq!(fake.calls(), ["copy 4"]);
 }

@@ -110,7 +110,10 @@ pub trait Model: Send {
 /// missing and every config key not understood.
 pub fn load(source: &ModelSource, options: &ModelOptions) -> Result<Box<dyn Model>> {
     match &options.gpu {
-        Some(gpu) => Ok(Box::new(cuda::CudaModel::load(source, gpu, options)?)),
+        Some(gpu) if options.further_ranks.is_empty() => {
+            Ok(Box::new(cuda::CudaModel::load(source, gpu, options)?))
+        }
+        Some(_) => Ok(Box::new(cuda::TensorParallel::load(source, options)?)),
         None => Ok(Box::new(cpu::CpuModel::load(source, options)?)),
     }
 }

@@ -7,6 +7,8 @@ use cresset_kernels::DeviceOps;
 pub struct ModelOptions {
     /// The GPU that computes the model; `None` is the CPU.
     pub gpu: Option<DeviceOps>,
+    /// Further GPUs of its group, which compute the model together with it: the ranks from 1 on.
+    pub further_ranks: Vec<DeviceOps>,
     /// Worker threads, the engine's own included: they compute on the CPU, and convert the weights
     /// for a GPU.
     pub threads: usize,
@@ -50,6 +52,7 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             gpu: None,
+            further_ranks: Vec::new(),
             threads: 1,
             dequantise: false,
             byte_activations: false,

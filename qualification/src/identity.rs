@@ -96,6 +96,9 @@ pub struct ServingSettings {
     pub kv_mib: usize,
     /// Most rows of a decoding step that is recorded as a graph; 0 on the CPU.
     pub gpu_graph_rows: usize,
+    /// GPUs that compute a model together; 0 on the CPU.
+    #[serde(default)]
+    pub tensor_parallel: usize,
 }
 
 /// The first part in which two identities differ.

@@ -484,6 +484,7 @@ mod tests {
             ("serving setting", |i| i.host.settings.weights.push('q')),
             ("serving setting", |i| i.host.settings.kv_mib += 1),
             ("serving setting", |i| i.host.settings.gpu_graph_rows += 1),
+            ("serving setting", |i| i.host.settings.tensor_parallel += 1),
         ];
         for (part, change) in changes {
             let mut new = old.clone();

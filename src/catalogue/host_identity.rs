@@ -117,6 +117,7 @@ mod tests {
             max_context: 0,
             kv_mib: 0,
             gpu_graph_rows: 512,
+            tensor_parallel: 1,
         };
         let found = Properties {
             name: "NVIDIA H200".into(),

@@ -100,6 +100,11 @@ pub struct EngineSettings {
     /// an engine of its own for each model that is loaded on it. `cpu` may stand more than once,
     /// and each such engine has `threads` of its own and the whole memory is shared out evenly.
     pub devices: Vec<DeviceSetting> = Vec::new(),
+    /// Number of GPUs that compute each model together, for models that are too large for one:
+    /// with 2, the first two of `devices` are one place for models, the next two another one.
+    /// Every GPU has a share of each weight and of the key-value cache. It needs NVIDIA's NCCL.
+    #[schemars(range(min = 1, max = 16))]
+    pub tensor_parallel: usize = 1,
     /// Compute threads on the CPU. 0 uses every core.
     #[schemars(range(min = 0, max = 1_024))]
     pub threads: usize = 0,

@@ -74,9 +74,9 @@ fn kind_of(error: &ModelError) -> fn(String) -> EngineError {
             EngineError::NotLoaded
         }
         ModelError::Candle(_)
-        | ModelError::Kernel(KernelError::Device { .. } | KernelError::Candle(_)) => {
-            EngineError::Compute
-        }
+        | ModelError::Kernel(
+            KernelError::Device { .. } | KernelError::GroupLost { .. } | KernelError::Candle(_),
+        ) => EngineError::Compute,
     }
 }
 

@@ -22,6 +22,9 @@ pub enum ComputeDevice {
     },
     Gpu {
         number: usize,
+        /// The numbers of further GPUs, of the same kind, which compute each model together with
+        /// it.
+        further: Vec<usize>,
         properties: Properties,
     },
 }
@@ -31,6 +34,7 @@ impl ComputeDevice {
     /// when the configuration names a GPU that cannot be used, or devices that do not go together.
     pub fn choose_all(engine: &EngineSettings) -> Result<(Self, Vec<Self>), NodeError> {
         let least_free_mib = engine.gpu_least_free_mib;
+        check_groups(engine)?;
         let [first, further @ ..] = &engine.devices[..] else {
             return Ok((Self::choose(engine.device, "engine.device", least_free_mib)?, Vec::new()));
         };
@@ -39,7 +43,7 @@ impl ComputeDevice {
         let (first, further) =
             (choose(first)?, further.iter().map(choose).collect::<Result<Vec<_>, _>>()?);
         further.iter().try_for_each(|other| check_alike(&first, other))?;
-        Ok((first, further))
+        Ok(in_groups(first, further, engine.tensor_parallel))
     }
 
     fn choose(
@@ -51,7 +55,7 @@ impl ComputeDevice {
             DeviceSetting::Cpu => Ok(Self::Cpu { no_gpu: None }),
             DeviceSetting::Auto => Ok(Self::automatic(least_free_mib)),
             DeviceSetting::Cuda(number) => match gpu::probe(number) {
-                Ok(properties) => Ok(Self::Gpu { number, properties }),
+                Ok(properties) => Ok(Self::Gpu { number, further: Vec::new(), properties }),
                 Err(why) => {
                     let what = format!("{setting} names cuda:{number}, but {why}");
                     Err(NodeError::new(what).remedy(match setting {
@@ -71,17 +75,28 @@ impl ComputeDevice {
             Ok(properties)
         });
         match found {
-            Ok(properties) => Self::Gpu { number: 0, properties },
+            Ok(properties) => Self::Gpu { number: 0, further: Vec::new(), properties },
             Err(why) => Self::Cpu { no_gpu: gpu::BUILT.then_some(why) },
         }
     }
 
-    /// The GPU's number; `None` on the CPU.
+    /// The GPU's number, the first one's of several; `None` on the CPU.
     pub fn number(&self) -> Option<usize> {
+        self.numbers().first().copied()
+    }
+
+    /// The numbers of all its GPUs; none on the CPU.
+    fn numbers(&self) -> Vec<usize> {
         match self {
-            Self::Cpu { .. } => None,
-            Self::Gpu { number, .. } => Some(*number),
+            Self::Cpu { .. } => Vec::new(),
+            Self::Gpu { number, further, .. } => [&[*number], &further[..]].concat(),
         }
+    }
+
+    /// The name of the GPU, or the names of all that compute together; `None` on the CPU.
+    pub fn name(&self) -> Option<String> {
+        let names: Vec<_> = self.numbers().iter().map(|number| format!("cuda:{number}")).collect();
+        (!names.is_empty()).then(|| names.join("+"))
     }
 
     /// The GPU's properties; `None` on the CPU.
@@ -98,14 +113,16 @@ impl ComputeDevice {
         self.properties().map(|found| gpu::chosen_products(&cache_dir(), found)).unwrap_or_default()
     }
 
-    /// The GPU, ready for work; `None` on the CPU.
-    pub fn open(&self) -> Result<Option<Arc<dyn Gpu>>, EngineError> {
-        let Self::Gpu { number, .. } = self else { return Ok(None) };
+    /// The GPUs, ready for work; none on the CPU.
+    pub fn open(&self) -> Result<Vec<Arc<dyn Gpu>>, EngineError> {
         let options =
             gpu::DeviceOptions { folder: Some(cache_dir()), ..gpu::DeviceOptions::default() };
-        gpu::open_with(*number, &options)
-            .map(Some)
-            .map_err(|error| EngineError::NotLoaded(error.to_string()))
+        let opened = match self.numbers()[..] {
+            [] => return Ok(Vec::new()),
+            [number] => gpu::open_with(number, &options).map(|gpu| vec![gpu]),
+            ref several => gpu::open_group(several, &options),
+        };
+        opened.map_err(|error| EngineError::NotLoaded(error.to_string()))
     }
 
     /// One sentence for people that follows "models run". `None` on the CPU of a machine or a
@@ -113,14 +130,56 @@ impl ComputeDevice {
     pub fn sentence(&self) -> Option<String> {
         match self {
             Self::Cpu { no_gpu } => no_gpu.as_ref().map(|why| format!("on the CPU: {why}")),
-            Self::Gpu { number, properties } => {
+            Self::Gpu { further, properties, .. } => {
                 let Properties { name, capability: (major, minor), memory_bytes, versions, .. } =
                     properties;
                 let mib = memory_bytes >> 20;
-                Some(format!("on cuda:{number}: {name}, sm_{major}{minor}, {mib} MiB, {versions}"))
+                let together = if further.is_empty() { "" } else { " together, each" };
+                Some(format!(
+                    "on {}{together}: {name}, sm_{major}{minor}, {mib} MiB, {versions}",
+                    self.name().unwrap_or_default()
+                ))
             }
         }
     }
+}
+
+/// Refuses a number of GPUs that cannot compute models together, whatever this machine has.
+fn check_groups(engine: &EngineSettings) -> Result<(), NodeError> {
+    let (count, devices) = (engine.tensor_parallel, &engine.devices);
+    if count == 1 {
+        return Ok(());
+    }
+    let is_gpu = |device: &DeviceSetting| matches!(device, DeviceSetting::Cuda(_));
+    let why = if devices.is_empty() || !devices.iter().all(is_gpu) {
+        "needs engine.devices to name the GPUs; the CPU computes models by itself".to_owned()
+    } else if !devices.len().is_multiple_of(count) {
+        format!("needs a multiple of {count} GPUs in engine.devices, which names {}", devices.len())
+    } else if engine.gpu_kv_mib > 0 {
+        // Exchanges of two models between the same GPUs could wait for each other.
+        "computes one model at a time: leave engine.gpu_kv_mib at 0".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(NodeError::new(format!("engine.tensor_parallel = {count} {why}")))
+}
+
+/// Makes one device of each so many neighbouring ones.
+fn in_groups(
+    first: ComputeDevice,
+    further: Vec<ComputeDevice>,
+    count: usize,
+) -> (ComputeDevice, Vec<ComputeDevice>) {
+    let all: Vec<_> = std::iter::once(first).chain(further).collect();
+    let group = |devices: &[ComputeDevice]| {
+        let mut whole = devices[0].clone();
+        if let ComputeDevice::Gpu { further, .. } = &mut whole {
+            *further = devices[1..].iter().filter_map(ComputeDevice::number).collect();
+        }
+        whole
+    };
+    let mut groups: Vec<_> = all.chunks(count).map(group).collect();
+    (groups.remove(0), groups)
 }
 
 /// Refuses devices that a node cannot run models on together, whatever this machine has.
@@ -203,13 +262,54 @@ mod tests {
         let gpu = |name, number| {
             let properties = Emulator::card(name, 12_000 << 20).unwrap();
             let properties = Properties { name: name.to_owned(), ..properties };
-            ComputeDevice::Gpu { number, properties }
+            ComputeDevice::Gpu { number, further: Vec::new(), properties }
         };
         assert!(check_alike(&gpu("rtx-3060", 0), &gpu("rtx-3060", 1)).is_ok());
         let why = check_alike(&gpu("rtx-3060", 0), &gpu("rtx-5090", 1)).unwrap_err().to_string();
         for part in ["of one kind", "cuda:0: rtx-3060", "cuda:1: rtx-5090"] {
             assert!(why.contains(part), "{part} is not in {why}");
         }
+    }
+
+    #[test]
+    fn gpus_compute_together_in_whole_groups() {
+        use DeviceSetting::{Cpu, Cuda};
+        let check = |count, devices: &[DeviceSetting], gpu_kv_mib, expect: Option<&str>| {
+            let devices = devices.to_vec();
+            let engine = EngineSettings {
+                devices,
+                tensor_parallel: count,
+                gpu_kv_mib,
+                ..EngineSettings::default()
+            };
+            match (check_groups(&engine), expect) {
+                (Ok(()), None) => {}
+                (Err(why), Some(part)) => assert!(why.message.contains(part), "{}", why.message),
+                (found, _) => panic!("{found:?}"),
+            }
+        };
+        check(1, &[], 300, None);
+        check(2, &[Cuda(0), Cuda(1)], 0, None);
+        check(2, &[], 0, Some("engine.tensor_parallel = 2 needs engine.devices to name the GPUs"));
+        check(2, &[Cpu, Cpu], 0, Some("the CPU computes models by itself"));
+        check(2, &[Cuda(0), Cuda(1), Cuda(2)], 0, Some("a multiple of 2 GPUs"));
+        check(4, &[Cuda(0), Cuda(1)], 0, Some("a multiple of 4 GPUs"));
+        check(2, &[Cuda(0), Cuda(1)], 300, Some("leave engine.gpu_kv_mib at 0"));
+
+        let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
+        let gpu = |number| ComputeDevice::Gpu {
+            number,
+            further: Vec::new(),
+            properties: properties.clone(),
+        };
+        let (first, further) = in_groups(gpu(3), vec![gpu(0), gpu(1), gpu(2)], 2);
+        assert_eq!(first.name().as_deref(), Some("cuda:3+cuda:0"));
+        let names: Vec<_> = further.iter().map(ComputeDevice::name).collect();
+        assert_eq!(names, [Some("cuda:1+cuda:2".to_owned())]);
+        let told = first.sentence().unwrap();
+        assert!(told.starts_with("on cuda:3+cuda:0 together, each: emulator"), "{told}");
+        let (first, further) = in_groups(gpu(0), vec![gpu(1)], 1);
+        assert_eq!((first.name().as_deref(), further.len()), (Some("cuda:0"), 1));
     }
 
     /// No machine has GPUs of these numbers.

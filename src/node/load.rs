@@ -121,8 +121,8 @@ impl Assembly {
         let count = self.devices().count();
         let is_cpu = self.device.properties().is_none();
         let bytes = if is_cpu { self.model_budget() / count as u64 } else { self.model_budget() };
-        let name = |(number, device): (usize, &ComputeDevice)| match device.number() {
-            Some(number) => format!("cuda:{number}"),
+        let name = |(number, device): (usize, &ComputeDevice)| match device.name() {
+            Some(name) => name,
             None if count > 1 => format!("cpu:{number}"),
             None => "cpu".to_owned(),
         };
@@ -203,10 +203,13 @@ impl Assembly {
         options
     }
 
-    fn model_options(&self, gpu: Option<Arc<dyn Gpu>>) -> ModelOptions {
+    /// `gpus`: those that compute the model, if any.
+    fn model_options(&self, gpus: Vec<Arc<dyn Gpu>>) -> ModelOptions {
         let engine = &self.config.engine;
+        let mut gpus = gpus.into_iter();
         ModelOptions {
-            gpu,
+            gpu: gpus.next(),
+            further_ranks: gpus.collect(),
             threads: self.config.threads(),
             dequantise: engine.dequantise,
             byte_activations: engine.activations == 8 && !engine.dequantise,
@@ -363,7 +366,7 @@ mod tests {
         // The vectors of five norms stay in f32.
         assert_eq!(weights, 2 * parameters + 2 * 5 * 64);
         let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
-        assembly.device = ComputeDevice::Gpu { number: 0, properties };
+        assembly.device = ComputeDevice::Gpu { number: 0, further: Vec::new(), properties };
         let mut check = |change: fn(&mut EngineSettings), budget_mib: u64, bytes: u64| {
             change(&mut assembly.config.engine);
             let found = (assembly.model_budget(), assembly.expected_bytes(&model));

@@ -47,6 +47,7 @@ impl Assembly {
             max_context: engine.max_context,
             kv_mib: if on_device { 0 } else { engine.kv_mib },
             gpu_graph_rows: if on_device { engine.gpu_graph_rows } else { 0 },
+            tensor_parallel: if on_device { engine.tensor_parallel } else { 0 },
         };
         HostIdentity {
             products: self.device.products(),

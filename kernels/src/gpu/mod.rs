@@ -10,13 +10,15 @@ mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod memory;
+mod rank;
 #[cfg(test)]
 mod tests;
 
-pub use cuda::{BUILT, chosen_products, free_memory, open, open_with, probe};
+pub use cuda::{BUILT, chosen_products, free_memory, open, open_group, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use memory::{Buffer, DeviceElement, Kind, Staging, View};
+pub use rank::Rank;
 
 use crate::storage::ensure;
 use crate::{Error, Result};
@@ -65,10 +67,19 @@ pub trait Gpu: Send + Sync {
     /// Waits until all work given so far is done.
     fn synchronise(&self) -> Result<()>;
     /// Records the work that `record` launches, without running it. `record` may call `launch`,
-    /// `gemm`, `copy` and `fill`, and nothing else of the device.
+    /// `gemm`, `copy`, `fill` and `all_gather`, and nothing else of the device.
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph>;
     /// Runs a captured graph. The views that its work uses must still be allocated.
     fn replay(&self, graph: &Graph) -> Result<()>;
+    /// The device's place among those that compute one model together.
+    fn rank(&self) -> Rank;
+    /// Copies `from` of every rank to every rank's `to`, `[ranks, from.len()]` of the same kind,
+    /// which does not overlap `from`. Every rank gives the same exchanges in the same order, and
+    /// has a thread of its own that waits for them.
+    fn all_gather(&self, from: View, to: View) -> Result<()>;
+    /// Ends all exchanges between the ranks, present and future, because this rank takes no
+    /// further part: whoever waits for them gets [`Error::GroupLost`] with the first reason given.
+    fn abandon(&self, why: &str);
 }
 
 /// Options for opening a device.

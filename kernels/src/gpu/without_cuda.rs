@@ -45,6 +45,18 @@ pub fn open(number: usize) -> Result<Arc<dyn Gpu>> {
     Err(Error::NoDevice(why.into()))
 }
 
+/// The devices with these numbers, which compute one model together: ranks in this order.
+///
+/// # Errors
+/// When there is no such device.
+pub fn open_group(numbers: &[usize], _: &DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
+    let all: Vec<_> = numbers.iter().map(|number| open(*number)).collect::<Result<_>>()?;
+    #[cfg(feature = "emulator")]
+    return Ok(super::emulator::group_like(&all));
+    #[cfg(not(feature = "emulator"))]
+    Ok(all)
+}
+
 /// The device with this number, whatever the options.
 ///
 /// # Errors

@@ -560,3 +560,37 @@ int cuGraphLaunch(P exec, P stream) {
     for (int i = 0; i < recordings; i++) multiply(&recorded[i]);
     return 0;
 }
+
+// ---- NCCL, with one rank
+
+static int aborted;
+int ncclCommInitAll(P* made, int count, const int* devices) {
+    MAYBE_FAIL;
+    note("open %d ranks, the first on %d\n", count, devices[0]);
+    for (int rank = 0; rank < count; rank++) made[rank] = (P)(0xc0l + rank);
+    aborted = 0;
+    return 0;
+}
+int ncclCommGetAsyncError(P of, int* found) {
+    *found = fails("asynchronous");
+    return (long)of == 0xc0 && !aborted ? 0 : 4;
+}
+int ncclCommAbort(P of) {
+    note("abort rank %ld\n", (long)of - 0xc0);
+    aborted = 1;
+    return 0;
+}
+int ncclCommDestroy(P of) {
+    note("close rank %ld\n", (long)of - 0xc0);
+    return 0;
+}
+int ncclAllGather(const void* from, void* to, size_t count, int kind, P of, P stream) {
+    MAYBE_FAIL;
+    if (kind != 1 || (long)of != 0xc0 || (long)stream != 0x51 || aborted) return 4;
+    note("gather %zu\n", count);
+    memcpy(to, from, count);
+    return 0;
+}
+const char* ncclGetErrorString(int status) {
+    return status == 6 ? "remote process exited" : "internal error";
+}

@@ -70,7 +70,7 @@ fn projection<O: Ops>(
     } else if copies_k {
         t.stack_of(&[(&wq, q), (&wk, kv)], hidden, 3)
     } else if t.has(&fused) {
-        t.matrix(&fused, q + 2 * kv, hidden)
+        t.fused(&fused, &[(&wq, q), (&wk, kv), (&wv, kv)], hidden)
     } else {
         t.stack(&[(&wq, q), (&wk, kv), (&wv, kv)], hidden)
     };
@@ -154,7 +154,9 @@ impl<O: Ops> SelfAttention<O> {
         }
         let attended = s.select_rows(x, &self.attended, &self.selected)?;
         let (bias, heads) = (self.output_bias.as_ref(), attended.first(x.rows()));
-        s.linear(&self.output, bias, heads, x.sublayer_out())
+        let out = x.sublayer_out();
+        s.linear(&self.output, bias, heads, out)?;
+        s.add_ranks(out)
     }
 
     /// `x.input()` → K and V in the cache, Q in `projected`.

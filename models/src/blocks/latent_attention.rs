@@ -74,7 +74,7 @@ impl<O: Ops> Compressed<O> {
     /// `x.input()` → `vector`.
     fn compute<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<O::View<'a>> {
         let vector = self.vector.first(x.rows());
-        s.linear(&self.weight, None, x.input(), vector)?;
+        s.whole_linear(&self.weight, None, x.input(), vector)?;
         s.ops.norm_columns(&NormColumnsArgs {
             x: vector,
             stride: self.vector.width,
@@ -150,7 +150,9 @@ impl<O: Ops> LatentAttention<O> {
         let (read, values) = (self.in_latent.first(x.rows()), self.values.first(x.rows()));
         by_heads(s, &self.value_heads, read, values)?;
         let values = s.select_rows(x, &self.values, &self.selected)?;
-        s.linear(&self.output, None, values.first(x.rows()), x.sublayer_out())
+        let out = x.sublayer_out();
+        s.linear(&self.output, None, values.first(x.rows()), out)?;
+        s.add_ranks(out)
     }
 
     /// `x.input()` → the two parts of queries, the first as it meets the vectors.

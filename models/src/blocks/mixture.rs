@@ -164,7 +164,8 @@ impl<O: Ops> Mixture<O> {
             Some(shared) => Some(shared.forward(s, x)?),
             None => None,
         };
-        Ok(s.ops.combine(&CombineArgs { x: results, routes, shared, out })?)
+        s.ops.combine(&CombineArgs { x: results, routes, shared, out })?;
+        s.add_ranks(out)
     }
 
     fn bias(&self, of: impl Fn(&Biases<O>) -> &O::Buffer) -> Option<O::View<'_>> {
@@ -194,7 +195,7 @@ impl<O: Ops> Mixture<O> {
         };
         in_f32(|| {
             let bias = self.biases.as_ref().map(|biases| &biases.router);
-            s.linear(&self.router, bias, input, scores)?;
+            s.whole_linear(&self.router, bias, input, scores)?;
             let args = RouteArgs { scores, scoring, normalise, scale, routes };
             s.ops.route(&args)?;
             let Some(factors) = &self.factors else { return Ok(()) };
@@ -247,11 +248,11 @@ impl<O: Ops> Shared<O> {
         x: &Stream<'a, O>,
     ) -> Result<SharedExpert<O::View<'a>>> {
         let result = self.result.first(x.rows());
-        self.mlp.compute(s, x, result)?;
+        self.mlp.compute_part(s, x, result)?;
         let gate = match &self.gate {
             Some(SharedGate { weight, values }) => {
                 let gate = values.first(x.rows());
-                in_f32(|| s.linear(weight, None, x.input(), gate))?;
+                in_f32(|| s.whole_linear(weight, None, x.input(), gate))?;
                 Some(gate)
             }
             None => None,
@@ -271,7 +272,7 @@ fn gate_up<O: Ops>(
         return l.tensors.experts_in_turn(&fused[0], [experts, 2 * inner, hidden], 2);
     }
     match fused.iter().find(|name| l.tensors.has(name)) {
-        Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden]),
+        Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden], 2 * experts),
         None => expert_matrices(l, prefix, &["gate_proj", "up_proj"], [experts, inner, hidden]),
     }
 }
@@ -297,7 +298,7 @@ fn expert_matrices<O: Ops>(
         let stacked: Vec<String> = parts.iter().map(name).collect();
         if stacked.iter().any(|name| l.tensors.has(name)) {
             let names: Vec<&str> = stacked.iter().map(String::as_str).collect();
-            return l.tensors.experts(&names, [experts, rows, cols]);
+            return l.tensors.experts(&names, [experts, rows, cols], experts);
         }
     }
     let name = |expert: usize, part: &str| format!("{prefix}mlp.experts.{expert}.{part}.weight");

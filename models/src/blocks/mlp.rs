@@ -48,7 +48,7 @@ impl<O: Ops> Mlp<O> {
         let t = &mut *l.tensors;
         let fused = name("gate_up_proj.weight");
         let gate_up = if t.has(&fused) {
-            t.matrix(&fused, 2 * inner, hidden)
+            t.fused(&fused, &[(fused.as_str(), inner); 2], hidden)
         } else {
             let parts = [name("gate_proj.weight"), name("up_proj.weight")];
             t.stack(&parts.each_ref().map(|part| (part.as_str(), inner)), hidden)
@@ -78,6 +78,17 @@ impl<O: Ops> Mlp<O> {
 
     /// `x.input()` → `result`.
     pub fn compute<'a>(
+        &'a self,
+        s: &LayerStep<'a, O>,
+        x: &Stream<'a, O>,
+        result: O::View<'a>,
+    ) -> Result<()> {
+        self.compute_part(s, x, result)?;
+        s.add_ranks(result)
+    }
+
+    /// The same without the parts of other ranks.
+    pub(super) fn compute_part<'a>(
         &'a self,
         s: &LayerStep<'a, O>,
         x: &Stream<'a, O>,

@@ -160,7 +160,7 @@ impl<O: Ops> RecurrentMixer<O> {
             return Ok(());
         }
         let [gate, normed] = [&self.gates, &self.normed].map(|rows| rows.first(x.rows()));
-        s.linear(&self.gate, None, x.input(), gate)?;
+        s.whole_linear(&self.gate, None, x.input(), gate)?;
         let (order, groups, eps) = match &self.rule {
             Rule::Delta(_) => (GateOrder::AfterNorm, 1, s.config.rms_norm_eps),
             Rule::Scan { config, .. } => {
@@ -171,7 +171,7 @@ impl<O: Ops> RecurrentMixer<O> {
         let args = GatedNormArgs { order, groups, x: read, gate, weight, eps, out: normed };
         s.ops.gated_norm(&args)?;
         let normed = s.select_rows(x, &self.normed, &self.selected)?;
-        s.linear(&self.output, None, normed.first(x.rows()), x.sublayer_out())
+        s.whole_linear(&self.output, None, normed.first(x.rows()), x.sublayer_out())
     }
 
     /// `x.input()` → the states in the cache, and what each token reads of its own in `read`.
@@ -180,7 +180,7 @@ impl<O: Ops> RecurrentMixer<O> {
         let [projected, convolved, rates, out] =
             [&self.projected, &self.convolved, &self.rate_values, &self.read]
                 .map(|all| all.first(rows));
-        s.linear(&self.input, None, x.input(), projected)?;
+        s.whole_linear(&self.input, None, x.input(), projected)?;
         s.ops.short_conv(&ShortConvArgs {
             form: ConvForm::Silu,
             x: projected,
@@ -191,7 +191,7 @@ impl<O: Ops> RecurrentMixer<O> {
             moves: s.states(),
             out: convolved,
         })?;
-        s.linear(&self.rates, None, x.input(), rates)?;
+        s.whole_linear(&self.rates, None, x.input(), rates)?;
         let (decay, decay_bias) = (O::view(&self.decay), O::view(&self.decay_bias));
         Ok(match &self.rule {
             &Rule::Delta(shape) => s.ops.delta_rule(&DeltaRuleArgs {

@@ -42,7 +42,7 @@ impl<O: Ops> ShortConv<O> {
     /// `x.input()` → `x.sublayer_out()`, with the sequences' states in the cache.
     pub fn forward<'a>(&'a self, s: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()> {
         let projected = self.projected.first(x.rows());
-        s.linear(&self.input, None, x.input(), projected)?;
+        s.whole_linear(&self.input, None, x.input(), projected)?;
         s.ops.short_conv(&ShortConvArgs {
             form: ConvForm::Gated,
             x: projected,
@@ -57,6 +57,6 @@ impl<O: Ops> ShortConv<O> {
             return Ok(());
         }
         let convolved = s.select_rows(x, &self.convolved, &self.selected)?;
-        s.linear(&self.output, None, convolved.first(x.rows()), x.sublayer_out())
+        s.whole_linear(&self.output, None, convolved.first(x.rows()), x.sublayer_out())
     }
 }

@@ -11,6 +11,7 @@ mod cache;
 mod graphs;
 mod inputs;
 mod plans;
+mod ranks;
 pub(crate) mod store;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResul
 use graphs::Graphs;
 use inputs::{Inputs, Staged, StepShape};
 use plans::AttentionKinds;
+pub use ranks::TensorParallel;
 use std::collections::VecDeque;
 use store::DeviceStore;
 use workspace::StepWorkspace;
@@ -157,7 +159,7 @@ impl CudaModel {
             most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
         };
         let block_bytes = block_bytes(&model.decoder.config, block_size);
-        let blocks = budget.blocks(block_bytes, block_size)?;
+        let blocks = ranks::fewest(gpu, budget.blocks(block_bytes, block_size)?)?;
         model.cache = DeviceCache::new(gpu, &model.decoder.config, blocks, block_size)?;
         tracing::info!(
             weight_bytes,

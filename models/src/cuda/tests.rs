@@ -11,6 +11,7 @@ use cresset_kernels::sampling::{Sampled, Special};
 
 mod mixed;
 mod quantised;
+mod ranks;
 
 const BLOCK: usize = 16;
 
@@ -23,6 +24,7 @@ fn options(kind: Kind) -> ModelOptions {
         // cache.
         gpu_memory_share: (f64::from(1 << 30) / gpu.properties().memory_bytes as f64).min(0.5),
         gpu: Some(gpu),
+        further_ranks: Vec::new(),
         threads: 1,
         dequantise: kind == Kind::F32,
         byte_activations: false,
@@ -78,26 +80,28 @@ fn error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
     norm(&mut pairs().map(|(g, w)| g - w)) / norm(&mut pairs().map(|(_, w)| *w))
 }
 
+/// The logits of every token are asked for, and LongRoPE chooses its factors by the longest context.
+fn options_of(case: &Case, kind: Kind) -> ModelOptions {
+    let len = case.tokens.len();
+    ModelOptions {
+        max_rows: len,
+        max_batched_tokens: len,
+        max_context: Some(len),
+        gpu_graph_rows: 0,
+        ..options(kind)
+    }
+}
+
 /// Computes a prompt in two chunks, then token by token.
-fn check_family(case: &Case, want: &[Vec<f32>]) {
-    let run = |kind| {
-        // Logits of every row are asked for, and LongRoPE chooses its factors by the longest
-        // context.
-        let (len, positions) = (case.tokens.len(), case.tokens.len());
-        let sizes = ModelOptions {
-            max_rows: len,
-            max_batched_tokens: len,
-            max_context: Some(positions),
-            ..options(kind)
-        };
-        let load =
-            |source: &ModelSource| load_from(source, &ModelOptions { gpu_graph_rows: 0, ..sizes });
-        let mut model = case.in_folder(&case.config, load)?;
-        let (prompt, rest) = case.tokens.split_at(len - 3);
-        let mut logits = alone(&mut model, 0, prompt, len / 2);
-        logits.extend(alone(&mut model, prompt.len(), rest, 1));
-        Ok(logits)
-    };
+fn in_parts(model: &mut CudaModel, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let (prompt, rest) = tokens.split_at(tokens.len() - 3);
+    let mut logits = alone(model, 0, prompt, tokens.len() / 2);
+    logits.extend(alone(model, prompt.len(), rest, 1));
+    logits
+}
+
+/// Compares the logits that `run` computes with weights and activations of a kind.
+fn check_family(case: &Case, want: &[Vec<f32>], run: impl Fn(Kind) -> Result<Vec<Vec<f32>>>) {
     let name = &case.name;
     assert_close(
         &run(Kind::F32).unwrap_or_else(|error: Error| panic!("{name}: {error}")),
@@ -142,7 +146,10 @@ fn layers_without_kernels_are_refused_before_weights_are_read() {
 fn every_family_equals_transformers() {
     let logits = logits();
     for case in goldens().cases.iter().filter(|case| !is_refused(case)) {
-        check_family(case, &rows(&logits[&case.name]));
+        check_family(case, &rows(&logits[&case.name]), |kind| {
+            let load = |source: &ModelSource| load_from(source, &options_of(case, kind));
+            case.in_folder(&case.config, load).map(|mut model| in_parts(&mut model, &case.tokens))
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 //! allocated once its weights are found, so that a damaged config cannot ask for more memory than
 //! its files justify.
 
+use super::ranks::RankBuffers;
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
 use crate::arch::{self, ArchSpec, LayerKind};
@@ -11,7 +12,7 @@ use crate::loader::tensors::{Reading, Tensors};
 use crate::loader::{self, ModelSource};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
-use cresset_kernels::gpu::Kind;
+use cresset_kernels::gpu::{Kind, Rank};
 use cresset_kernels::linear::Mode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -83,7 +84,12 @@ impl<'l, O: Ops> LayerLoader<'l, '_, O> {
         self.activations(name, self.options.kind, self.options.max_logits_rows, width)
     }
 
-    fn activations(
+    /// The largest number of rows of one step whose logits are computed.
+    pub(super) fn most_logits_rows(&self) -> usize {
+        self.options.max_logits_rows
+    }
+
+    pub(super) fn activations(
         &mut self,
         name: &'static str,
         kind: Kind,
@@ -157,16 +163,17 @@ impl<O: Ops> Decoder<O> {
         if is_refused::<O>(&spec, t) {
             return None;
         }
-        // Older checkpoints store values that are computed here, and tied ones may store the
-        // embedding twice.
-        t.ignore("rotary_emb.inv_freq");
-        t.ignore_towers();
-        (layers..layers + spec.options.further_layers).for_each(|layer| t.ignore_layer(layer));
-        if tied_embeddings {
-            t.ignore("lm_head.weight");
-        }
+        let (whole, rank) = (spec.config.clone(), ops.rank());
+        take_share(&mut spec, t, rank)?;
+        leave_out_unused(&spec, t);
         take_factors(t, &mut spec.config)?;
-        let embedding = t.matrix("model.embed_tokens.weight", vocab_size, hidden_size);
+        let (shape, own_rows) = ([vocab_size, hidden_size], rank.share(vocab_size));
+        let first = "model.embed_tokens.weight";
+        let (embedding, tied_head) = if tied_embeddings && rank.count > 1 {
+            t.matrix_and_rows(first, shape, own_rows.clone()).unzip()
+        } else {
+            (t.matrix(first, vocab_size, hidden_size), None)
+        };
         let mut loader = LayerLoader {
             spec: &spec,
             tensors: t,
@@ -181,6 +188,7 @@ impl<O: Ops> Decoder<O> {
         };
         let mut load = |layer| {
             loader.layer = layer;
+            loader.tensors.share.kv_parts = whole.kv_heads_of(layer).count.min(rank.count);
             arch::load_layer(&mut loader)
         };
         let layers: Vec<_> = (0..layers).map(&mut load).collect();
@@ -188,9 +196,9 @@ impl<O: Ops> Decoder<O> {
         let scale = spec.config.logits_scale;
         let norm = loader.tensors.scaled_norm("model.norm.weight", hidden_size, scale);
         let head = if tied_embeddings {
-            Some(None)
+            Some(tied_head)
         } else {
-            loader.tensors.matrix("lm_head.weight", vocab_size, hidden_size).map(Some)
+            loader.tensors.rows_of("lm_head.weight", shape, own_rows).map(Some)
         };
         let (embedding, layers, head) =
             (embedding?, layers.into_iter().collect::<Option<_>>()?, head?);
@@ -205,10 +213,32 @@ impl<O: Ops> Decoder<O> {
             normed: loader.rows("normed", hidden_size)?,
             sublayer_out: loader.rows("sublayer out", hidden_size)?,
             selected: loader.selected_rows("selected residual", hidden_size)?,
+            ranks: RankBuffers::load(&mut loader, rank)?,
             quantised: loader.quantised,
             config: spec.config,
             ops,
         })
+    }
+}
+
+/// Leaves the sizes of one rank's share, or refuses a model that has none for it.
+fn take_share<O: Ops>(spec: &mut ArchSpec, t: &mut Tensors<O>, rank: Rank) -> Option<()> {
+    t.share.rank = rank;
+    let refuse =
+        |why: String| t.refuse(&format!("{why}: use another number (engine.tensor_parallel)"));
+    spec.take_share(rank).map_err(refuse).ok()
+}
+
+/// Leaves out the tensors that are not used.
+fn leave_out_unused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) {
+    let layers = spec.config.layers;
+    // Older checkpoints store values that are computed here, and tied ones may store the embedding
+    // twice.
+    t.ignore("rotary_emb.inv_freq");
+    t.ignore_towers();
+    (layers..layers + spec.options.further_layers).for_each(|layer| t.ignore_layer(layer));
+    if spec.config.tied_embeddings {
+        t.ignore("lm_head.weight");
     }
 }
 

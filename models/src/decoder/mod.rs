@@ -6,6 +6,7 @@
 //! record a step and replay it.
 
 mod load;
+mod ranks;
 pub mod rope;
 mod step;
 
@@ -18,6 +19,7 @@ use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::GatherArgs;
 use cresset_kernels::linear::Mode;
+use ranks::RankBuffers;
 
 /// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
 pub trait Layer<O: Ops>: Send {
@@ -47,6 +49,8 @@ pub struct Decoder<O: Ops> {
     sublayer_out: Activations<O>,
     /// `[logits rows, hidden]`: the residual stream of the rows whose logits are computed.
     selected: Activations<O>,
+    /// If several devices compute the model together.
+    ranks: Option<RankBuffers<O>>,
 }
 
 impl<O: Ops> Decoder<O> {
@@ -86,7 +90,10 @@ impl<O: Ops> Decoder<O> {
         last.add_norm(&self.norm, &mut x)?;
         in_f32(|| {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
-            last.linear(head, None, x.input(), logits)?;
+            match &self.ranks {
+                None => last.linear(head, None, x.input(), logits)?,
+                Some(ranks) => ranks.logits(&last, head, x.input(), logits)?,
+            }
             let cap = self.config.logits_softcap;
             cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
         })
@@ -120,6 +127,7 @@ impl<O: Ops> Decoder<O> {
             layer,
             is_last: layer + 1 == self.layers.len(),
             selected: &self.selected,
+            ranks: self.ranks.as_ref(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The data of one step that layers read, and the activations they share.
 
+use super::ranks::RankBuffers;
 use crate::planted::{OpFault, argument};
 use crate::{KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
@@ -105,9 +106,16 @@ pub struct LayerStep<'a, O: Ops> {
     /// Whether this is the model's last layer.
     pub is_last: bool,
     pub(super) selected: &'a Activations<O>,
+    /// If several devices compute the model together.
+    pub(super) ranks: Option<&'a RankBuffers<O>>,
 }
 
 impl<'a, O: Ops> LayerStep<'a, O> {
+    /// Adds up what the ranks computed of `x`, if a matrix whose columns they share made it.
+    pub fn add_ranks(&self, x: O::View<'a>) -> Result<()> {
+        self.ranks.map_or(Ok(()), |ranks| ranks.add_up(self.ops, x))
+    }
+
     /// The states of the sequences, which a recurrent layer asks for.
     pub fn states(&self) -> StateMoves<O::View<'a>> {
         self.batch.states.expect("invariant: the batch was checked against the model")
@@ -166,6 +174,20 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         out: O::View<'a>,
     ) -> Result<()> {
         let (w, bias, mode) = (O::matrix(w), bias.map(O::view), self.mode);
+        Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
+    }
+
+    /// The same with a matrix that is not shared out: where several devices compute the model
+    /// together, all get the same bits, and so choose the same experts.
+    pub fn whole_linear(
+        &self,
+        w: &'a O::Matrix,
+        bias: Option<&'a O::Buffer>,
+        x: O::View<'a>,
+        out: O::View<'a>,
+    ) -> Result<()> {
+        let mode = if self.ranks.is_some() { Mode::Invariant } else { self.mode };
+        let (w, bias) = (O::matrix(w), bias.map(O::view));
         Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
     }
 

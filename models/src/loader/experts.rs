@@ -1,7 +1,7 @@
 //! The matrices of a layer's experts, in each of the forms in which files keep them.
 
 use super::store::Raw;
-use super::tensors::{Reading, Tensors};
+use super::tensors::{Reading, TensorBytes, Tensors};
 use cresset_kernels::OpMemory;
 use cresset_kernels::linear::WeightType;
 
@@ -15,14 +15,17 @@ impl<M: OpMemory> Tensors<'_, M> {
     }
 
     /// Takes the matrices `[rows, cols]` of experts from tensors that hold one of each expert, one
-    /// below the other: the first expert's of all the tensors come first.
+    /// below the other: the first expert's of all the tensors come first. `shared_out`: the number
+    /// of matrices in a tensor each of which ranks share, with as many rows each.
     pub fn experts(
         &mut self,
         names: &[&str],
         [experts, rows, cols]: [usize; 3],
+        shared_out: usize,
     ) -> Option<M::Matrix> {
-        let shape = [experts * rows, cols];
-        let found: Vec<_> = names.iter().map(|name| self.raw(name, &shape)).collect();
+        let each = experts * rows / shared_out;
+        let found: Vec<_> =
+            names.iter().map(|name| self.raw_of_matrices(name, shared_out, [each, cols])).collect();
         let found: Vec<_> = found.into_iter().collect::<Option<_>>()?;
         let of_expert =
             |expert: usize| found.iter().map(move |all| all.raw().slice(expert * rows, rows));
@@ -32,6 +35,17 @@ impl<M: OpMemory> Tensors<'_, M> {
         };
         let stacked = self.store.experts(&raws);
         self.keep(names[0], stacked)
+    }
+
+    /// Takes a tensor of so many matrices `[rows, cols]`, one below the other.
+    fn raw_of_matrices(
+        &mut self,
+        name: &str,
+        matrices: usize,
+        [rows, cols]: [usize; 2],
+    ) -> Option<TensorBytes> {
+        let cut = self.share.cut(name);
+        self.raw_of_rows(name, &vec![(rows, cut.rows); matrices], (cols, cut.columns))
     }
 
     /// Takes the matrices `[rows, cols]` of experts from one tensor as GPT-OSS has it: the rows of
@@ -44,7 +58,11 @@ impl<M: OpMemory> Tensors<'_, M> {
     ) -> Option<M::Matrix> {
         let transposed = self.dtype(name) != Some(WeightType::MXFP4);
         let [height, width] = if transposed { [cols, rows] } else { [rows, cols] };
-        let found = self.raw(name, &[experts * height, width])?;
+        // Where rows take turns, neighbouring ones belong to the same rank.
+        let cut = self.share.cut(name);
+        let cut = if transposed { cut.transposed() } else { cut };
+        let all_rows = vec![(height, cut.rows); experts];
+        let found = self.raw_of_rows(name, &all_rows, (width, cut.columns))?;
         let raw = found.raw();
         let bytes: Vec<Vec<u8>> = match self.reading {
             Reading::Whole => (0..experts)

@@ -57,8 +57,8 @@ impl<M: OpMemory> Tensors<'_, M> {
         let [keys, values, both] =
             ["k_b_proj", "v_b_proj", "kv_b_proj"].map(|part| format!("{prefix}{part}.weight"));
         if self.has(&keys) {
-            let keys = self.experts(&[&keys], [heads, rank, plain]);
-            let values = self.experts(&[&values], [heads, value, rank]);
+            let keys = self.experts(&[&keys], [heads, rank, plain], 1);
+            let values = self.experts(&[&values], [heads, value, rank], 1);
             return Some([keys?, values?]);
         }
         let found = self.raw(&both, &[heads * (plain + value), rank])?;

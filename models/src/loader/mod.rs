@@ -11,6 +11,7 @@ mod mxfp4;
 pub(crate) mod names;
 pub(crate) mod quantised;
 pub mod safetensors;
+mod share;
 mod source;
 pub(crate) mod store;
 pub(crate) mod tensors;
@@ -22,6 +23,7 @@ use crate::{Error, Result};
 use cresset_kernels::OpMemory;
 use gguf::GgufFile;
 use safetensors::Checkpoint;
+use share::RankShare;
 use std::collections::BTreeSet;
 use std::path::Path;
 use store::WeightStore;
@@ -45,6 +47,7 @@ pub(crate) fn read<M: OpMemory, T>(
             path: path.to_owned(),
             store,
             names: spec.options.names,
+            share: RankShare::default(),
             taken: BTreeSet::new(),
             problems: Vec::new(),
             failed: None,

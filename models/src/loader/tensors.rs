@@ -7,12 +7,15 @@ use super::heads::rows_of_parts;
 use super::names;
 use super::quantised::ColumnOrder;
 use super::safetensors::Checkpoint;
+use super::share::{AxisPart, RankShare, share_of};
 use super::store::{Raw, WeightStore};
 use crate::{Error, Result};
 use cresset_kernels::OpMemory;
 use cresset_kernels::linear::WeightType;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 pub(super) enum Container {
     Gguf(Box<ShardReaders>, GgufFile),
@@ -75,6 +78,8 @@ pub struct Tensors<'a, M: OpMemory> {
     pub(super) path: PathBuf,
     pub(super) store: &'a mut dyn WeightStore<M>,
     pub(super) names: NameMap,
+    /// The shares of tensors that are taken. All shapes below are those of a share.
+    pub(crate) share: RankShare,
     pub(super) taken: BTreeSet<String>,
     pub(super) problems: Vec<String>,
     /// A failure that leaves nothing to compare: a device without memory left, a file that ends
@@ -128,6 +133,49 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.keep(parts[0].0, stacked)
     }
 
+    /// Takes a tensor that holds matrices of one width, one below the other: for each the name that
+    /// it would have alone.
+    pub fn fused(&mut self, name: &str, parts: &[(&str, usize)], cols: usize) -> Option<M::Matrix> {
+        let rows: Vec<_> =
+            parts.iter().map(|(part, rows)| (*rows, self.share.cut(part).rows)).collect();
+        let found = self.raw_of_rows(name, &rows, (cols, AxisPart::WHOLE))?;
+        let whole = self.store.matrix(&[found.raw()]);
+        self.keep(name, whole)
+    }
+
+    /// Takes some rows of a matrix.
+    pub fn rows_of(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        own: Range<usize>,
+    ) -> Option<M::Matrix> {
+        let found = self.raw(name, &[rows, cols])?;
+        let part = self.store.matrix(&[self.part_of(&found.raw(), own)]);
+        self.keep(name, part)
+    }
+
+    /// Takes a matrix, and some of its rows as another one.
+    pub fn matrix_and_rows(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+        own: Range<usize>,
+    ) -> Option<(M::Matrix, M::Matrix)> {
+        let found = self.raw(name, &[rows, cols])?;
+        let whole = self.store.matrix(&[found.raw()]);
+        let part = self.store.matrix(&[self.part_of(&found.raw(), own)]);
+        self.keep(name, whole).zip(self.keep(name, part))
+    }
+
+    /// Some rows of a tensor.
+    fn part_of<'r>(&self, raw: &Raw<'r>, rows: Range<usize>) -> Raw<'r> {
+        match self.reading {
+            Reading::Whole => raw.slice(rows.start, rows.len()),
+            Reading::Headers => Raw { rows: rows.len(), ..*raw },
+        }
+    }
+
     /// Takes a tensor that holds matrices of one width, one below the other, apart.
     pub fn split<const N: usize>(
         &mut self,
@@ -139,10 +187,7 @@ impl<M: OpMemory> Tensors<'_, M> {
         let (raw, mut first) = (found.raw(), 0);
         let mut matrices = Vec::with_capacity(N);
         for rows in parts {
-            let part = match self.reading {
-                Reading::Whole => raw.slice(first, rows),
-                Reading::Headers => Raw { rows, ..raw },
-            };
+            let part = self.part_of(&raw, first..first + rows);
             first += rows;
             let matrix = self.store.matrix(&[part]);
             matrices.push(self.keep(name, matrix)?);
@@ -169,6 +214,9 @@ impl<M: OpMemory> Tensors<'_, M> {
     pub(super) fn values(&mut self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
         let found = self.raw(name, shape)?;
         match self.reading {
+            Reading::Whole if self.share.leaves_to_others(name) => {
+                Some(vec![0.0; shape.iter().product()])
+            }
             Reading::Whole => self.keep(name, found.raw().values()),
             Reading::Headers => Some(vec![1.0; shape.iter().product()]),
         }
@@ -356,6 +404,59 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Takes a vector, as one row, or a matrix.
     pub(super) fn raw(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
+        let cut = self.share.cut(name);
+        if let [rows, cols] = *shape {
+            return self.raw_of_rows(name, &[(rows, cut.rows)], (cols, cut.columns));
+        }
+        let len = shape.iter().product();
+        let found = self.read(name, &[cut.columns.whole(len)])?;
+        self.own(name, found, &[(1, cut.rows)], (len, cut.columns))
+    }
+
+    /// Takes a matrix. `rows`: how many rows of each of the matrices of which it consists, one below
+    /// the other, and which part of that one they are.
+    pub(super) fn raw_of_rows(
+        &mut self,
+        name: &str,
+        rows: &[(usize, AxisPart)],
+        (cols, columns): (usize, AxisPart),
+    ) -> Option<TensorBytes> {
+        let all_rows = rows.iter().map(|(len, part)| part.whole(*len)).sum();
+        let found = self.read(name, &[all_rows, columns.whole(cols)])?;
+        self.own(name, found, rows, (cols, columns))
+    }
+
+    /// Cuts a share out of a tensor.
+    fn own(
+        &mut self,
+        name: &str,
+        found: TensorBytes,
+        rows: &[(usize, AxisPart)],
+        (cols, columns): (usize, AxisPart),
+    ) -> Option<TensorBytes> {
+        let count: usize = rows.iter().map(|(len, _)| len).sum();
+        if (count, cols) == (found.rows, found.cols) {
+            return Some(found);
+        }
+        let share = match self.reading {
+            Reading::Whole => share_of(&found.raw(), rows, columns),
+            Reading::Headers => Ok(Vec::new()),
+        };
+        match share {
+            Ok(bytes) => Some(TensorBytes { bytes: Arc::new(bytes), rows: count, cols, ..found }),
+            Err(why) => {
+                let (stored, ranks) = (self.stored_name(name), self.share.rank.count);
+                self.refuse(&format!(
+                    "{ranks} GPUs cannot share {stored}, because {why}: use another number \
+                     (engine.tensor_parallel)"
+                ));
+                None
+            }
+        }
+    }
+
+    /// Reads a tensor of this shape: a vector, as one row, or a matrix.
+    fn read(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
         if self.failed.is_some() {
             return None;
         }
@@ -393,7 +494,8 @@ impl<M: OpMemory> Tensors<'_, M> {
                 error @ Error::Kernel(
                     cresset_kernels::Error::Device { .. }
                     | cresset_kernels::Error::OutOfMemory { .. }
-                    | cresset_kernels::Error::DeviceLost { .. },
+                    | cresset_kernels::Error::DeviceLost { .. }
+                    | cresset_kernels::Error::GroupLost { .. },
                 ),
             ) => {
                 self.failed.get_or_insert(error);

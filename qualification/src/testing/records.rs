@@ -49,6 +49,7 @@ pub fn settings() -> ServingSettings {
         max_context: 0,
         kv_mib: 64,
         gpu_graph_rows: 0,
+        tensor_parallel: 0,
     }
 }
 

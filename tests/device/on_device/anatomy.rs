@@ -7,7 +7,7 @@ use crate::model::{Source, Wanted};
 use crate::sequence::{Decode, decode_seconds};
 use crate::targets::{head, predicted_row};
 use cresset_kernels::gpu::{
-    Arg, Gemm, Gpu, Graph, Kind, Launch, Properties, Staging, StreamEvent, View,
+    Arg, Gemm, Gpu, Graph, Kind, Launch, Properties, Rank, Staging, StreamEvent, View,
 };
 use cresset_models::ModelConfig;
 use std::collections::BTreeSet;
@@ -237,5 +237,14 @@ impl Gpu for PartialDevice {
         let PartialGraphs(graphs) = graph.0.downcast_ref().expect("this device recorded it");
         let part = self.left_out.load(Ordering::Relaxed).min(graphs.len() - 1);
         self.gpu.replay(&graphs[part])
+    }
+    fn rank(&self) -> Rank {
+        self.gpu.rank()
+    }
+    fn all_gather(&self, from: View, to: View) -> cresset_kernels::Result<()> {
+        self.gpu.all_gather(from, to)
+    }
+    fn abandon(&self, why: &str) {
+        self.gpu.abandon(why);
     }
 }

@@ -5,6 +5,7 @@ use crate::gpu::{Gemm, Kind, Properties, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An algorithm in the library's own opaque form.
 pub(super) type MatmulAlgorithm = [u64; 8];
@@ -102,10 +103,13 @@ pub fn chosen_products(folder: &Path, properties: &Properties) -> BTreeSet<Strin
     chosen.into_iter().map(|chosen| format!("{:016x}", one(chosen))).collect()
 }
 
-/// Replaces the file by renaming, so that readers see the whole old one or the whole new one.
+/// Replaces the file by renaming, so that readers see the whole old one or the whole new one. Several
+/// devices may do so at the same time.
 fn replace(file: &Path, text: &str) -> std::io::Result<()> {
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
-    let scratch = file.with_extension(format!("{}.new", std::process::id()));
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let scratch = file.with_extension(format!("{}-{number}.new", std::process::id()));
     std::fs::write(&scratch, text)?;
     std::fs::rename(&scratch, file)
 }

@@ -21,7 +21,7 @@ struct Bound {
 }
 
 macro_rules! libraries {
-    ($($file:literal or $status:literal: $($function:ident)*;)*) => {
+    ($list:ident: $($file:literal or $status:literal: $($function:ident)*;)*) => {
         $($(
             #[expect(non_snake_case, reason = "each module is named after its function")]
             mod $function {
@@ -43,7 +43,7 @@ macro_rules! libraries {
             }
         )*)*
 
-        static LIBRARIES: &[Bound] = &[$(Bound {
+        static $list: &[Bound] = &[$(Bound {
             file: $file,
             functions: &[$((concat!(stringify!($function), "\0"), &$function::SLOT)),*],
         }),*];
@@ -53,6 +53,7 @@ macro_rules! libraries {
 // The number is the library's own status for an absent library: "stub library", "not initialised",
 // "initialisation failed".
 libraries! {
+    LIBRARIES:
     "libcuda.so.1" or 34:
         cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuCtxGetCacheConfig cuCtxGetCurrent
         cuCtxGetLimit cuCtxGetStreamPriorityRange cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags
@@ -101,7 +102,38 @@ libraries! {
         nvrtcGetProgramLog nvrtcGetProgramLogSize;
 }
 
-/// Binds every function, once.
+// It is bound when several devices are to compute a model together. The number stands for "system
+// error".
+libraries! {
+    NCCL:
+    "libnccl.so.2" or 2:
+        ncclAllGather ncclCommAbort ncclCommDestroy ncclCommGetAsyncError ncclCommInitAll
+        ncclGetErrorString;
+}
+
+/// Binds the functions of NCCL, once.
+///
+/// # Errors
+/// A text that says what to do.
+pub(super) fn bind_nccl() -> Result<(), String> {
+    static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
+    let bind_one = |bound: &Bound| {
+        let library = load(bound.file).ok_or_else(|| {
+            format!(
+                "several GPUs compute a model together by NCCL, and {} cannot be loaded: install NCCL 2 for CUDA 13, name its \
+                 folder in LD_LIBRARY_PATH, or set engine.tensor_parallel to 1",
+                bound.file
+            )
+        })?;
+        fill(bound, &library);
+        // Never unloaded: the slots point into it.
+        std::mem::forget(library);
+        Ok(())
+    };
+    OUTCOME.get_or_init(|| NCCL.iter().try_for_each(bind_one)).clone()
+}
+
+/// Binds every function but those of NCCL, once.
 ///
 /// # Errors
 /// A text that says which library is missing, and what to do.

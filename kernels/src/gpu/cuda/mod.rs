@@ -10,12 +10,13 @@ mod autotune;
 mod bind;
 mod cublaslt;
 mod modules;
+mod nccl;
 mod overlap;
 mod probe;
 
 use super::{
-    Arg, DeviceOptions, Gemm, Gpu, Graph, Launch, Properties, Staging, StreamEvent, View, failed,
-    out_of_memory,
+    Arg, DeviceOptions, Gemm, Gpu, Graph, Launch, Properties, Rank, Staging, StreamEvent, View,
+    failed, out_of_memory,
 };
 use crate::{Error, Result};
 use autotune::AutotuneCache;
@@ -31,6 +32,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use cublaslt::CublasLt;
 use modules::LoadedKernels;
+use nccl::Seat;
 pub use probe::{free_memory, probe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,6 +56,8 @@ pub(super) struct Cuda {
     kernels: LoadedKernels,
     cublaslt: CublasLt,
     stream: Arc<CudaStream>,
+    /// The place among the GPUs that compute a model together.
+    seat: Option<Seat>,
     /// It is the last field so that it is dropped last: all fields above need its context.
     _owner: Owner,
 }
@@ -81,7 +85,21 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
 /// # Errors
 /// [`Error::NoDevice`] says what is missing.
 pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
-    let gpu = Arc::new(Cuda::new(ordinal, options)?);
+    open_as(ordinal, options, None)
+}
+
+/// Opens the devices with these numbers, which compute one model together: ranks in this order.
+///
+/// # Errors
+/// [`Error::NoDevice`] says what is missing.
+pub fn open_group(numbers: &[usize], options: &DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
+    numbers.iter().try_for_each(|number| probe(*number).map(drop))?;
+    let seats = Seat::of_all(numbers)?;
+    numbers.iter().zip(seats).map(|(number, seat)| open_as(*number, options, Some(seat))).collect()
+}
+
+fn open_as(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Result<Arc<dyn Gpu>> {
+    let gpu = Arc::new(Cuda::new(ordinal, options, seat.clone())?);
     if options.plain_launches {
         return Ok(gpu);
     }
@@ -100,13 +118,13 @@ pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>
             tracing::warn!(%error, "kernels run strictly one after the other, which is slower: overlapping them failed");
             // A fault may have damaged the context. Its last owner destroys it.
             drop(gpu);
-            Ok(Arc::new(Cuda::new(ordinal, options)?))
+            Ok(Arc::new(Cuda::new(ordinal, options, seat)?))
         }
     }
 }
 
 impl Cuda {
-    fn new(ordinal: usize, options: &DeviceOptions) -> Result<Self> {
+    fn new(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Result<Self> {
         let properties = probe(ordinal)?;
         let _quiet = not_recording();
         let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
@@ -126,6 +144,7 @@ impl Cuda {
             kernels,
             cublaslt,
             stream,
+            seat,
             _owner: Owner(Some(device)),
         })
     }
@@ -262,11 +281,13 @@ impl Gpu for Cuda {
             .downcast_ref::<CudaEvent>()
             .ok_or_else(|| failed("wait", "an event of another device"))?;
         // This polls, which occupies this thread's core and saves some microseconds of each step.
-        event.synchronize().map_err(failure("wait"))
+        event.synchronize().map_err(failure("wait"))?;
+        self.seat.as_ref().map_or(Ok(()), Seat::check)
     }
 
     fn synchronise(&self) -> Result<()> {
-        self.stream.synchronize().map_err(failure("synchronise"))
+        self.stream.synchronize().map_err(failure("synchronise"))?;
+        self.seat.as_ref().map_or(Ok(()), Seat::check)
     }
 
     fn capture(&self, record: &mut dyn FnMut() -> Result<()>) -> Result<Graph> {
@@ -293,6 +314,25 @@ impl Gpu for Cuda {
             .downcast_ref::<Recorded>()
             .ok_or_else(|| failed("replay", "a graph of another device"))?;
         graph.0.lock().unwrap_or_else(PoisonError::into_inner).launch().map_err(failure("replay"))
+    }
+
+    fn rank(&self) -> Rank {
+        self.seat.as_ref().map_or(Rank::ALONE, |seat| seat.rank)
+    }
+
+    fn all_gather(&self, from: View, to: View) -> Result<()> {
+        self.rank().check_gather(from, to)?;
+        match &self.seat {
+            _ if from.is_empty() => Ok(()),
+            Some(seat) => seat.all_gather(from, to, self.stream("all_gather")?),
+            None => self.copy(from, to),
+        }
+    }
+
+    fn abandon(&self, why: &str) {
+        if let Some(seat) = &self.seat {
+            seat.abandon(why);
+        }
     }
 }
 

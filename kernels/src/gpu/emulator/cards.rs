@@ -57,3 +57,8 @@ pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {
     };
     ALL.get_or_init(make).get(number).cloned()
 }
+
+/// New emulators with the limits of these GPUs, which compute one model together.
+pub(in crate::gpu) fn group_like(gpus: &[Arc<dyn Gpu>]) -> Vec<Arc<dyn Gpu>> {
+    Emulator::group(&gpus.iter().map(|gpu| gpu.properties().clone()).collect::<Vec<_>>())
+}

@@ -3,17 +3,19 @@
 //! waits for them, so that a staging buffer that is changed too early is noticed.
 
 mod cards;
+mod meeting;
 #[cfg(test)]
 mod tests;
 
-pub(super) use cards::{numbered, shared_by_the_process};
+pub(super) use cards::{group_like, numbered, shared_by_the_process};
 
 use super::{
-    Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Staging, StreamEvent, View,
-    failed, out_of_memory,
+    Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Rank, Staging, StreamEvent,
+    View, failed, out_of_memory,
 };
 use crate::{Error, Result};
 use half::bf16;
+use meeting::Meeting;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -58,11 +60,14 @@ const POISON: u8 = 0xff;
 
 pub struct Emulator {
     properties: Properties,
+    rank: Rank,
+    meeting: Arc<Meeting>,
     state: Mutex<QueueState>,
 }
 
-#[derive(Default)]
 struct QueueState {
+    rank: Rank,
+    meeting: Arc<Meeting>,
     /// Address and bytes of each allocation.
     live: BTreeMap<u64, usize>,
     used: usize,
@@ -74,7 +79,20 @@ struct QueueState {
     /// Seed of the order in which the next launch runs its blocks and threads.
     seed: u64,
     /// The first fault. As on a real device, every later call fails with it.
-    fault: Option<String>,
+    fault: Option<Fault>,
+}
+
+#[derive(Clone, Debug)]
+enum Fault {
+    Own(String),
+    /// Of another rank.
+    OfGroup(String),
+}
+
+impl From<String> for Fault {
+    fn from(text: String) -> Self {
+        Self::Own(text)
+    }
 }
 
 #[derive(Clone)]
@@ -82,6 +100,7 @@ enum QueuedWork {
     Launch(Launch, Vec<Arg>),
     Gemm(Gemm),
     Copy { from: usize, to: usize, bytes: usize },
+    AllGather { from: View, to: View },
     Fill { to: usize, bytes: usize, byte: u8 },
     Free(u64),
 }
@@ -106,7 +125,18 @@ impl Emulator {
 
     /// An emulator with these limits.
     pub fn of(properties: Properties) -> Arc<dyn Gpu> {
-        Arc::new(Self { properties, state: Mutex::default() })
+        Self::group(&[properties]).remove(0)
+    }
+
+    /// Emulators with these limits, which compute one model together: ranks in this order.
+    pub fn group(all: &[Properties]) -> Vec<Arc<dyn Gpu>> {
+        let (count, meeting) = (all.len(), Arc::new(Meeting::new(all.len())));
+        let one = |(number, properties): (usize, &Properties)| -> Arc<dyn Gpu> {
+            let (rank, meeting) = (Rank { number, count }, Arc::clone(&meeting));
+            let state = Mutex::new(QueueState::new(rank, Arc::clone(&meeting)));
+            Arc::new(Self { properties: properties.clone(), rank, meeting, state })
+        };
+        all.iter().enumerate().map(one).collect()
     }
 
     /// The limits of a card that people own or rent, but for its memory: `None` where the emulator
@@ -264,10 +294,24 @@ impl Gpu for Emulator {
         drop(self.outside_capture("replay")?);
         recorded.iter().try_for_each(|command| self.enqueue(command.clone()))
     }
+
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn all_gather(&self, from: View, to: View) -> Result<()> {
+        self.rank.check_gather(from, to)?;
+        self.enqueue(QueuedWork::AllGather { from, to })
+    }
+
+    fn abandon(&self, why: &str) {
+        self.meeting.end(why);
+    }
 }
 
 impl Drop for Emulator {
     fn drop(&mut self) {
+        self.meeting.end(&format!("{} was closed", self.rank));
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for command in std::mem::take(&mut state.queue) {
             if let QueuedWork::Free(address) = command {
@@ -279,10 +323,31 @@ impl Drop for Emulator {
 }
 
 impl QueueState {
+    fn new(rank: Rank, meeting: Arc<Meeting>) -> Self {
+        Self {
+            rank,
+            meeting,
+            live: BTreeMap::new(),
+            used: 0,
+            queue: VecDeque::new(),
+            queued: 0,
+            run: 0,
+            recording: None,
+            seed: 0,
+            fault: None,
+        }
+    }
+
     fn usable(&self) -> Result<()> {
-        self.fault.as_ref().map_or(Ok(()), |fault| {
-            Err(Error::DeviceLost { op: "device", detail: format!("{fault:?}") })
-        })
+        match &self.fault {
+            None => Ok(()),
+            Some(Fault::Own(text)) => {
+                Err(Error::DeviceLost { op: "device", detail: format!("{text:?}") })
+            }
+            Some(Fault::OfGroup(why)) => {
+                Err(Error::GroupLost { op: "all_gather", detail: why.clone() })
+            }
+        }
     }
 
     fn run_until(&mut self, count: u64) -> Result<()> {
@@ -298,9 +363,9 @@ impl QueueState {
         Ok(())
     }
 
-    fn perform(&mut self, command: &QueuedWork) -> Result<(), String> {
+    fn perform(&mut self, command: &QueuedWork) -> Result<(), Fault> {
         match command {
-            QueuedWork::Launch(launch, args) => self.perform_launch(launch, args),
+            QueuedWork::Launch(launch, args) => Ok(self.perform_launch(launch, args)?),
             QueuedWork::Gemm(gemm) => {
                 for view in
                     [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten()
@@ -323,8 +388,22 @@ impl QueueState {
                 unsafe { (to as *mut u8).write_bytes(byte, bytes) };
                 Ok(())
             }
-            QueuedWork::Free(address) => self.release(*address),
+            QueuedWork::AllGather { from, to } => self.perform_gather(*from, *to),
+            QueuedWork::Free(address) => Ok(self.release(*address)?),
         }
+    }
+
+    /// Waits for the other ranks.
+    fn perform_gather(&self, from: View, to: View) -> Result<(), Fault> {
+        self.check(from.address(), from.bytes())?;
+        self.check(to.address(), to.bytes())?;
+        let from = std::ptr::slice_from_raw_parts(from.address() as *const u8, from.bytes());
+        // SAFETY: just found inside a live allocation, which this thread alone uses.
+        let part = unsafe { &*from };
+        let all = self.meeting.exchange(self.rank.number, part).map_err(Fault::OfGroup)?;
+        // SAFETY: inside a live allocation, and as long as the parts of all ranks.
+        unsafe { (to.address() as *mut u8).copy_from(all.as_ptr(), all.len()) };
+        Ok(())
     }
 
     fn perform_launch(&mut self, launch: &Launch, args: &[Arg]) -> Result<(), String> {

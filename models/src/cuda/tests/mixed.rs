@@ -3,7 +3,7 @@
 
 use super::*;
 use cresset_kernels::Result;
-use cresset_kernels::gpu::{Arg, Gemm, Gpu, Graph, Launch, Properties, View};
+use cresset_kernels::gpu::{Arg, Gemm, Gpu, Graph, Launch, Properties, Rank, View};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -84,12 +84,21 @@ impl Gpu for Spy {
     fn replay(&self, graph: &Graph) -> Result<()> {
         self.gpu.replay(graph)
     }
+    fn rank(&self) -> Rank {
+        self.gpu.rank()
+    }
+    fn all_gather(&self, from: View, to: View) -> Result<()> {
+        self.gpu.all_gather(from, to)
+    }
+    fn abandon(&self, why: &str) {
+        self.gpu.abandon(why);
+    }
 }
 
 fn spied(tiny: &TinyLlama, options: &ModelOptions) -> (CudaModel, Arc<Spy>) {
     let spy = Arc::new(Spy { gpu: options.gpu.clone().unwrap(), noted: Mutex::default() });
     let gpu: Arc<dyn Gpu> = spy.clone();
-    (load(tiny, &ModelOptions { gpu: Some(gpu), ..*options }).unwrap(), spy)
+    (load(tiny, &ModelOptions { gpu: Some(gpu), ..options.clone() }).unwrap(), spy)
 }
 
 /// One step with the first `lens[i]` tokens of sequence i.
