@@ -84,6 +84,18 @@ DEVICE uint32_t subtract_pairs(uint32_t x, uint32_t y) {
 #endif
 }
 
+// The products of two pairs of bf16, each rounded. Subnormal numbers count.
+DEVICE uint32_t multiply_pairs(uint32_t x, uint32_t y) {
+#ifdef __CUDACC__
+    uint32_t out, minus_zeros = 0x80008000u;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(y), "r"(minus_zeros));
+    return out;
+#else
+    auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); };
+    return pack(high(x << 16) * high(y << 16), high(x) * high(y));
+#endif
+}
+
 // The value of the bits of an IEEE number of 16 bits.
 DEVICE float half_to_float(uint16_t bits) {
 #ifdef __CUDACC__

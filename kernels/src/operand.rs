@@ -215,6 +215,16 @@ pub struct MatrixPart<V> {
 /// The most parts of a matrix: Q, K and V may each have a format of their own.
 pub const MOST_PARTS: usize = 3;
 
+/// The order of a matrix's columns on a device, where it is not that of the inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnsView {
+    /// `[cols]` u32: the input of each column.
+    pub inputs: View,
+    /// Memory for inputs in this order, bf16: of one row at least, and of as many as are multiplied
+    /// at a time.
+    pub gathered: View,
+}
+
 /// A matrix on a device, made of parts one below the other.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixView {
@@ -223,12 +233,14 @@ pub struct MatrixView {
     pub cols: usize,
     /// Memory to which rows may be dequantised for a product of many rows of activations.
     pub scratch: Option<View>,
+    /// All parts are packed where there is one.
+    pub order: Option<ColumnsView>,
 }
 
 impl MatrixView {
     pub fn dense(values: View, rows: usize, cols: usize) -> Self {
         let part = MatrixPart { values, rows, format: None };
-        Self { parts: [Some(part), None, None], rows, cols, scratch: None }
+        Self { parts: [Some(part), None, None], rows, cols, scratch: None, order: None }
     }
 
     pub fn parts(&self) -> impl Iterator<Item = MatrixPart<View>> + use<> {
@@ -252,6 +264,14 @@ pub struct MatrixBuffer {
     pub parts: Vec<MatrixPart<Buffer>>,
     pub cols: usize,
     pub scratch: Option<Arc<Buffer>>,
+    pub order: Option<ColumnsBuffer>,
+}
+
+/// The order of columns and the memory for inputs, as [`ColumnsView`] says. Matrices may share the
+/// latter.
+pub struct ColumnsBuffer {
+    pub inputs: Buffer,
+    pub gathered: Arc<Buffer>,
 }
 
 /// The ops of a device.
@@ -281,7 +301,11 @@ impl OpMemory for DeviceOps {
         }
         let rows = matrix.parts.iter().map(|part| part.rows).sum();
         let scratch = matrix.scratch.as_ref().map(|scratch| scratch.view());
-        MatrixView { parts, rows, cols: matrix.cols, scratch }
+        let order = matrix.order.as_ref().map(|order| ColumnsView {
+            inputs: order.inputs.view(),
+            gathered: order.gathered.view(),
+        });
+        MatrixView { parts, rows, cols: matrix.cols, scratch, order }
     }
 
     fn is_quantised(matrix: &MatrixBuffer) -> bool {

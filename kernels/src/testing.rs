@@ -1,5 +1,9 @@
 //! Helpers for the tests of ops: seeded random tensors, poisoned outputs, a comparison.
 
+mod packed;
+
+pub use packed::Packed;
+
 use crate::Compute;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use crate::linear::Weight;

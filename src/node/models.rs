@@ -72,7 +72,7 @@ impl Assembly {
             (Some(_), true) => "f32".into(),
             (Some(_), false) => {
                 let packed: Vec<_> = packed_types().map(|dtype| format!("{dtype:?}")).collect();
-                format!("{} as stored, experts and others in bf16", packed.join(" "))
+                format!("{} as stored, others in bf16", packed.join(" "))
             }
         }
     }

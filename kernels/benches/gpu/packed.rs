@@ -15,7 +15,7 @@ use std::sync::Arc;
 const SCRATCH: usize = cresset_kernels::linear::gpu::SCRATCH_BYTES;
 
 /// Name, format, and the places of the f16 scales in its blocks.
-type Shape = (&'static str, WeightType, &'static [usize], usize, usize);
+pub type Shape = (&'static str, WeightType, &'static [usize], usize, usize);
 
 fn shapes(m: &Model) -> [Shape; 3] {
     // Columns are whole blocks of 256.
@@ -40,7 +40,7 @@ pub fn cases<'a>(
 }
 
 /// The blocks of a row: codes and small scales that follow from its number.
-fn row_blocks(&(_, dtype, scales, _, cols): &Shape, row: usize) -> Vec<u8> {
+pub fn row_blocks(&(_, dtype, scales, _, cols): &Shape, row: usize) -> Vec<u8> {
     let bytes = cols / dtype.block_size() * dtype.type_size();
     let byte = |i: usize| (value(2, row * bytes + i) * 128.0 + 127.5) as u8;
     let mut raw: Vec<u8> = (0..bytes).map(byte).collect();
@@ -69,7 +69,7 @@ fn matrices(gpu: &Arc<dyn Gpu>, shape: Shape, spread: usize) -> Result<Matrices>
         let values = Buffer::new(gpu, Kind::U8, bytes.len())?;
         gpu.copy(first.view(), values.view())?;
         let parts = vec![MatrixPart { values, rows, format: Some(format) }];
-        copies.push(MatrixBuffer { parts, cols, scratch: scratch.clone() });
+        copies.push(MatrixBuffer { parts, cols, scratch: scratch.clone(), order: None });
     }
     gpu.synchronise()?;
     Ok(Arc::new(copies))

@@ -8,7 +8,7 @@
 // behind that of the id. Not measured on a device yet.
 // A table in the packed form gives a value to each thread, which finds its code and scale by
 // itself: four lanes' vectors have a row's codes of a tile, so 128 bytes are read for 32 that are
-// used, and a step of decode reads some KiB.
+// used, and a step of decode reads some KiB. With an `order`, column i is the value order[i].
 #include "linear/packed.cuh"
 
 namespace {
@@ -77,13 +77,15 @@ EXPORT(gather_bf16)
 KERNEL __launch_bounds__(256) gather_packed_bf16(const unsigned char* table, uint32_t rows,
     uint32_t width, const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
     uint32_t previous_len, float scale, bf16* out, const uint32_t* slots, uint32_t* history,
-    uint32_t history_len, uint32_t bits, uint32_t zero, uint32_t bytes, uint32_t minimum) {
+    uint32_t history_len, const uint32_t* order, uint32_t bits, FORMAT_NUMBERS) {
     uint32_t id = token_of(ids, feedback, previous, previous_len);
     record_token(id, slots, history, history_len);
     ASSERT(id < rows);
     uint32_t column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
-    float value = weight_at(table, bits, id, column, width, {zero, bytes, minimum});
+    float value = weight_at(table, bits, id, column, width, FORMAT_OF_NUMBERS);
+    if (order != nullptr) column = order[column];
+    ASSERT(column < width);
     out[static_cast<size_t>(blockIdx.x) * width + column] = from_float<bf16>(value * scale);
 }
 EXPORT(gather_packed_bf16)

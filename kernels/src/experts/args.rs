@@ -127,9 +127,10 @@ pub struct ExpertLinearArgs<V: Operand> {
     /// device, bf16).
     pub x: V,
     /// `[experts * rows, cols]`: the experts' matrices, one below the other. On the CPU in any
-    /// format, each expert's in parts of its own; on a device of the kind of `x`.
+    /// format, each expert's in parts of its own; on a device of the kind of `x` or, for bf16 and
+    /// `rows` in whole bands, in a packed form.
     pub w: V::Matrix,
-    /// `[experts * rows]` f32, on the CPU only.
+    /// `[experts * rows]` of the kind of `x`.
     pub bias: Option<V>,
     pub routes: Routes<V>,
     /// `[n * chosen, rows]` of the kind of `x`; it shares no memory with `x`.
@@ -161,7 +162,7 @@ impl<V: Operand> ExpertLinearArgs<V> {
         ensure(op, fits, || format!("{x:?} and {out:?} for {choices} choices, {rows} by {cols}"))?;
         distinct(op, out, &[x, routes.weights, routes.plan])?;
         if let Some(bias) = bias {
-            let fits = bias.kind() == Kind::F32 && bias.len() == all_rows;
+            let fits = bias.kind() == x.kind() && bias.len() == all_rows;
             ensure(op, fits, || format!("a bias {bias:?} of {all_rows} outputs"))?;
             distinct(op, out, &[bias])?;
         }

@@ -24,7 +24,7 @@
 // combine: out[i] = Σ_j weights[i, j] x[i chosen + j], j ascending, then sigmoid(gate[i]), or 1
 //   without gates, of the shared expert's row. Grid: (n, width / (128 threads × one 16-byte
 //   vector)). Bytes: (chosen + 1 + 1 if shared) n width elements, each once.
-#include "common.cuh"
+#include "experts/plan.cuh"
 
 namespace {
 
@@ -175,22 +175,6 @@ DEVICE void multiply_choices(const T* x, const T* weights, T* out, uint32_t row,
         if (lane() == 0 && i < count)
             out[static_cast<size_t>(choices[i]) * rows + row] = from_float<T>(sum);
     }
-}
-
-// The expert of the block, and whether it has one: with fewer choices than experts, the first
-// choice of an expert stands for it.
-DEVICE bool expert_of_block(uint32_t& expert, const uint32_t* ids, const uint32_t* order,
-    uint32_t choices, uint32_t experts) {
-    uint32_t y = blockIdx.y;
-    if (choices > experts) {
-        expert = y;
-        return true;
-    }
-    ASSERT(order[y] < choices);
-    expert = ids[order[y]];
-    if (y == 0) return true;
-    ASSERT(order[y - 1] < choices);
-    return ids[order[y - 1]] != expert;
 }
 
 template <class T, uint32_t N>

@@ -1,4 +1,6 @@
-//! Launches the kernels of `experts.cu` on a device.
+//! Launches the kernels of `experts.cu` on a device, and by `packed` those for packed matrices.
+
+mod packed;
 
 use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
@@ -48,10 +50,14 @@ impl Experts for DeviceOps {
 
     fn expert_linear(&self, args: &ExpertLinearArgs<View>) -> Result<()> {
         const OP: &str = "expert linear";
-        let ExpertSizes { choices, choices_per_row, rows, cols } = args.check(OP)?;
+        let sizes = args.check(OP)?;
+        let ExpertSizes { choices, choices_per_row, rows, cols } = sizes;
         let &ExpertLinearArgs { x, w, bias, routes, out } = args;
+        if let Some(format) = w.whole().and_then(|part| part.format) {
+            return packed::expert_linear(self, args, &sizes, &format);
+        }
         if bias.is_some() {
-            return Err(unsupported(OP, "biases on a device: run the model on the CPU".into()));
+            return Err(unsupported(OP, "biases beside dense experts on a device".into()));
         }
         let experts = routes.experts;
         let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;

@@ -2,8 +2,11 @@
 //! not depend on the other rows. `linear.cu` describes the kernels, and `packed.cu` those for
 //! packed weights.
 
+mod columns;
 mod packed;
 
+pub use columns::GATHERED_ROWS;
+pub(crate) use packed::{GEMV_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
@@ -88,28 +91,36 @@ impl Linear for DeviceOps {
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        let &LinearArgs { x, w, bias, out, mode } = args;
         if n == 0 {
             return Ok(());
         }
-        let (cols, out_stride) = (w.cols, w.rows);
-        let mut first = 0;
-        for part in w.parts() {
-            let (rows, from) = (part.rows, first);
-            first += rows;
-            let bias = bias.map(|bias| bias.slice(from..first));
-            let out = out.slice(from..out.len());
-            let product =
-                Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
-            if let Some(format) = part.format {
-                packed::run(self, &product, &format, mode, w.scratch)?;
-            } else {
-                product.check()?;
-                run(&**self, &product, &choose_algorithm(&product, mode, self.properties()))?;
-            }
+        match args.w.order {
+            Some(order) => columns::in_order(self, args, n, order),
+            None => by_parts(self, args, n),
         }
-        Ok(())
     }
+}
+
+/// The product of `n` rows with each part of a matrix, whose columns are in the order of the inputs.
+fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
+    let &LinearArgs { x, w, bias, out, mode } = args;
+    let (cols, out_stride) = (w.cols, w.rows);
+    let mut first = 0;
+    for part in w.parts() {
+        let (rows, from) = (part.rows, first);
+        first += rows;
+        let bias = bias.map(|bias| bias.slice(from..first));
+        let out = out.slice(from..out.len());
+        let product =
+            Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
+        if let Some(format) = part.format {
+            packed::run(gpu, &product, &format, mode, w.scratch)?;
+        } else {
+            product.check()?;
+            run(&**gpu, &product, &choose_algorithm(&product, mode, gpu.properties()))?;
+        }
+    }
+    Ok(())
 }
 
 fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algorithm {

@@ -198,8 +198,9 @@ fn iq1_m(block: &[u8], out: &mut SuperBlock) {
 }
 
 /// `exponent, 16 bytes of nibbles`. The scale 2^(exponent - 128), with which the codes mean twice
-/// their number, is a bf16; the lowest two are subnormal.
+/// their number, is a bf16; the lowest two are subnormal. A device takes the exponent itself.
 fn mxfp4(block: &[u8], out: &mut SuperBlock) {
+    out.scales[0] = block[0];
     let exponent = u16::from(block[0]);
     out.d = if exponent < 2 { 0x20 << exponent } else { (exponent - 1) << 7 };
     for (c, code) in out.codes[..32].iter_mut().enumerate() {

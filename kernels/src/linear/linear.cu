@@ -63,7 +63,8 @@ struct DenseWeights {
 
     template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
     DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
-        copy_tile<COUNT, PERIOD, THREADS>(reinterpret_cast<bf16*>(slot), w, first, rows, cols, k);
+        copy_tile<COUNT, PERIOD, THREADS>(
+            reinterpret_cast<bf16*>(slot), AllRows{w, rows, cols}, first, cols, k);
     }
 
     DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
@@ -140,40 +141,44 @@ DEVICE void dot(const T* x, const T* w, const T* bias, void* out, uint32_t f32_o
 // `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
 KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
     uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<8, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+    gemv<8, 3>(
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_8_bf16)
 KERNEL __launch_bounds__(256) gemv_8_two_slots_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<8, 2>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+    gemv<8, 2>(
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_8_two_slots_bf16)
 KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<16, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+    gemv<16, 3>(
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_16_bf16)
 KERNEL __launch_bounds__(256) gemv_32_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<32, 3>(x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+    gemv<32, 3>(
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_32_bf16)
 KERNEL __launch_bounds__(128) gemm_32x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
     gemm<32, 64, 2, 2, 8>(
-        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemm_32x64_bf16)
 KERNEL __launch_bounds__(128) gemm_64x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
     gemm<64, 64, 2, 2, 6>(
-        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemm_64x64_bf16)
 KERNEL __launch_bounds__(256) gemm_128x128_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
     gemm<128, 128, 2, 4, 4>(
-        x, DenseWeights{w, rows, cols}, bias, out, f32_out, n, rows, cols, stride);
+        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemm_128x128_bf16)
 KERNEL __launch_bounds__(128) dot_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,

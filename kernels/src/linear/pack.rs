@@ -159,6 +159,7 @@ pub(super) fn unpack(dtype: WeightType, block: &[u8], out: &mut SuperBlock) {
         | WeightType::Int4By128
         | WeightType::Int8By32
         | WeightType::Int8By128 => integers(dtype.block_size(), block, out),
+        WeightType::E4M3By32 | WeightType::E4M3By128 | WeightType::E5M2By32 => floats(block, out),
         other => i_quants::unpack(other, block, out),
     }
 }
@@ -193,6 +194,13 @@ fn integers(columns: usize, block: &[u8], out: &mut SuperBlock) {
     for (i, code) in out.codes[..columns].iter_mut().enumerate() {
         *code = if codes.len() == columns { codes[i] } else { nibble(codes, i) };
     }
+}
+
+/// `scale f32`, then codes.
+fn floats(block: &[u8], out: &mut SuperBlock) {
+    let (scale, codes) = block.split_at(SCALE_BYTES);
+    out.scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+    out.codes[..codes.len()].copy_from_slice(codes);
 }
 
 fn q8_0(block: &[u8], out: &mut SuperBlock) {

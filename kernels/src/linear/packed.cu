@@ -5,7 +5,10 @@
 // core multiplies x by the codes themselves. The sums of a group of 32 (6 bits: 16) columns are
 // then multiplied by the group's scale and added to those of the groups before; its minimum is
 // multiplied by the sum of x over the group, which a product with ones gives in the registers where
-// it is needed. So no weight is rounded. The ranges of the columns and the order of the sums are
+// it is needed. So no weight is rounded. Codes that are floats of four or eight bits become bf16 by
+// moving their bits and by a product with a power of two, four instructions a pair more than
+// integers take. A zero of each group and row is subtracted where the one of the format would be.
+// The ranges of the columns and the order of the sums are
 // those of linear.cu, and the same in both kernels: a row has the same bits in any batch.
 //
 // gemv_8, gemv_16, gemv_32: those of linear.cu. A tile of 32 rows by 64 columns lies in the order
@@ -28,143 +31,30 @@
 //   a band, and turns them in shared memory, so that 8 lanes write 128 bytes of a row at once.
 //   Bytes: those of the packed form and 2 for each weight.
 // None of it has run on a device.
-#include "linear/packed.cuh"
-#include "linear/streams.cuh"
+#include "linear/packed_product.cuh"
 
 namespace {
-
-constexpr uint32_t TWO_ONES = 0x3f803f80;  // a pair of ones in bf16
-
-template <uint32_t BITS>
-struct PackedWeights {
-    static constexpr uint32_t GROUPS = groups_of_tile(BITS), CODES = code_bytes(BITS);
-    // Scales and headers take at most 256 bytes of a tile; 128 those of 8 bits, and 192 those of 6.
-    static constexpr uint32_t SLOT = CODES + (BITS == 8 ? 128 : 256), ROW_BYTES = SLOT / TILE_ROWS;
-
-    const unsigned char* w;
-    uint32_t rows, cols;
-    PackedFormat format;
-
-    template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-    DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
-        static_assert(COUNT % TILE_ROWS == 0 && TILE_COLUMNS == TILE_K);
-#pragma unroll
-        for (uint32_t i = 0; i < COUNT / TILE_ROWS; i++) {
-            uint32_t row = first + i * TILE_ROWS;
-            bool valid = row < rows && k < cols;
-            PackedBand band(w, valid ? row / TILE_ROWS : 0, cols, BITS, format);
-            copy_band<THREADS>(slot + i * SLOT, band, valid ? k : 0, valid);
-        }
-    }
-
-    // The next tiles of a warp's band lie behind those that it copies.
-    DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
-        PackedBand band(w, first / TILE_ROWS, cols, BITS, format);
-        if (lane() < (end - k + TILE_K - 1) / TILE_K && lane() < 2)
-            prefetch(band.tile(k + lane() * TILE_K), band.tile_bytes);
-    }
-
-    template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
-    DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
-        const bf16* x, AfterReads after_reads) const {
-        static_assert(W_TILES == 2);
-        LaneCodes<BITS> codes;
-        codes.load_from(slot);
-        GroupScales<4> scales[GROUPS];
-        const unsigned char* header = slot + CODES + format.scale_bytes(GROUPS);
-#pragma unroll
-        for (uint32_t i = 0; i < GROUPS; i++)
-            scales[i].load_from(slot + CODES, header, GROUPS, i, lane() / 4 * 4, format);
-        uint32_t row = lane() % 8, tile = lane() / 8, zero = TWO_128 + format.zero * 0x00010001u;
-        const bf16* x_row = x + row * TILE_K;
-#pragma unroll
-        for (uint32_t window = 0; window < TILE_K / 32; window++) {
-            uint32_t b[X_TILES][4];
-#pragma unroll
-            for (uint32_t j = 0; j < X_TILES; j++)
-                ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
-            if (window == TILE_K / 32 - 1) after_reads();
-            add_groups(acc, codes, b, scales, window, zero);
-        }
-    }
-
-  private:
-    template <uint32_t THREADS>
-    DEVICE void copy_band(
-        unsigned char* slot, const PackedBand& band, uint32_t k, bool valid) const {
-        const unsigned char *tile = band.tile(k), *header = band.header(k);
-        for (uint32_t at = threadIdx.x % THREADS * 16; at < band.tile_bytes + band.header_bytes;
-            at += THREADS * 16) {
-            const unsigned char* from =
-                at < band.tile_bytes ? tile + at : header + (at - band.tile_bytes);
-            copy_async(slot + at, from, valid);
-        }
-    }
-
-    // Adds the products of the groups in a window of 32 columns.
-    template <uint32_t X_TILES>
-    DEVICE void add_groups(float (&acc)[2][X_TILES][4], const LaneCodes<BITS>& codes,
-        const uint32_t (&b)[X_TILES][4], const GroupScales<4> (&scales)[GROUPS], uint32_t window,
-        uint32_t zero) const {
-        constexpr uint32_t STEPS = group_columns(BITS) / 16;
-#pragma unroll
-        for (uint32_t group = 0; group < 2 / STEPS; group++) {
-            float sums[2][X_TILES][4] = {}, of_x[X_TILES][4] = {};
-#pragma unroll
-            for (uint32_t s = group * STEPS; s < (group + 1) * STEPS; s++) {
-                uint32_t a[2][4];
-                codes.fragment(a[0], window * 2 + s, 0, zero);
-                codes.fragment(a[1], window * 2 + s, 1, zero);
-#pragma unroll
-                for (uint32_t j = 0; j < X_TILES; j++) {
-                    mma(sums[0][j], a[0], {b[j][s * 2], b[j][s * 2 + 1]});
-                    mma(sums[1][j], a[1], {b[j][s * 2], b[j][s * 2 + 1]});
-                    if (format.minimum != 0)
-                        mma(of_x[j], {TWO_ONES, TWO_ONES, TWO_ONES, TWO_ONES},
-                            {b[j][s * 2], b[j][s * 2 + 1]});
-                }
-            }
-            add_group(acc, sums, of_x, scales[window * 2 / STEPS + group]);
-        }
-    }
-
-    template <uint32_t X_TILES>
-    DEVICE void add_group(float (&acc)[2][X_TILES][4], const float (&sums)[2][X_TILES][4],
-        const float (&of_x)[X_TILES][4], const GroupScales<4>& scales) const {
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-#pragma unroll
-            for (uint32_t j = 0; j < X_TILES; j++)
-#pragma unroll
-                for (uint32_t v = 0; v < 4; v++) {
-                    uint32_t row = 2 * i + v / 2;
-                    acc[i][j][v] = fmaf(scales.scale[row], sums[i][j][v], acc[i][j][v]);
-                    if (format.minimum != 0)
-                        acc[i][j][v] = fmaf(scales.minimum[row], of_x[j][v % 2], acc[i][j][v]);
-                }
-    }
-};
 
 // ---- dequantise
 
 constexpr uint32_t WARPS = 4, PADDED = TILE_COLUMNS + 8;  // 16 bytes between rows: no conflicts
 
 // Puts a lane's weights of a tile in their places.
-template <uint32_t BITS>
+template <uint32_t BITS, bool FLOATS>
 DEVICE void widen_tile(
     bf16* to, const unsigned char* tile, const unsigned char* header, const PackedFormat& format) {
-    LaneCodes<BITS> codes;
+    LaneCodes<BITS, FLOATS> codes;
     codes.load_from(tile);
-    uint32_t row = lane() / 4 * 4, zero = TWO_128 + format.zero * 0x00010001u;
+    uint32_t row = lane() / 4 * 4;
 #pragma unroll
     for (uint32_t step = 0; step < TILE_COLUMNS / 16; step++) {
         GroupScales<4> group;
-        group.load_from(tile + code_bytes(BITS), header, groups_of_tile(BITS),
-            step * 16 / group_columns(BITS), row, format);
+        group.load_from(
+            tile + code_bytes(BITS), header, BITS, step * 16 / group_columns(BITS), row, format);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             uint32_t a[4];
-            codes.fragment(a, step, i, zero);
+            codes.fragment(a, step, i, group.zero, format);
 #pragma unroll
             for (uint32_t r = 0; r < 4; r++) {
                 uint32_t in = 2 * i + r % 2, column = step * 16 + r / 2 * 8 + lane() % 4 * 2;
@@ -178,7 +68,7 @@ DEVICE void widen_tile(
     }
 }
 
-template <uint32_t BITS>
+template <uint32_t BITS, bool FLOATS>
 DEVICE void dequantise(
     const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, const PackedFormat& format) {
     SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);
@@ -187,7 +77,7 @@ DEVICE void dequantise(
     if (k >= cols) return;
     PackedBand band(w, blockIdx.x, cols, BITS, format);
     bf16* tile = tiles + warp() * TILE_ROWS * PADDED;
-    widen_tile<BITS>(tile, band.tile(k), band.header(k), format);
+    widen_tile<BITS, FLOATS>(tile, band.tile(k), band.header(k), format);
     __syncwarp();
     uint32_t column = lane() % 8 * 8;
     if (k + column >= cols) return;
@@ -198,58 +88,77 @@ DEVICE void dequantise(
 
 }  // namespace
 
-// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next. `zero`, `bytes`,
-// `minimum`: see PackedFormat.
-#define PACKED_PRODUCT(name, threads, product, bits)                                             \
-    KERNEL __launch_bounds__(threads, 1) name(const bf16* x, const unsigned char* w,             \
-        const bf16* bias, void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, \
-        uint32_t stride, uint32_t zero, uint32_t bytes, uint32_t minimum) {                      \
-        PackedWeights<bits> weights{w, rows, cols, {zero, bytes, minimum}};                      \
-        product(x, weights, bias, out, f32_out, n, rows, cols, stride);                          \
+// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
+#define PACKED_PRODUCT(name, threads, product, bits, floats)                                       \
+    KERNEL __launch_bounds__(threads, 1)                                                           \
+        name(const bf16* x, const unsigned char* w, const bf16* bias, void* out, uint32_t f32_out, \
+            uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_NUMBERS) {           \
+        PackedWeights<bits, floats> weights{w, rows, cols, FORMAT_OF_NUMBERS};                     \
+        product(AllRows{x, n, cols}, weights, bias, out, f32_out, rows, cols, stride);             \
     }
-#define PACKED_DEQUANTISE(name, bits)                                                    \
-    KERNEL __launch_bounds__(128) name(const unsigned char* w, bf16* out, uint32_t rows, \
-        uint32_t cols, uint32_t zero, uint32_t bytes, uint32_t minimum) {                \
-        dequantise<bits>(w, out, rows, cols, {zero, bytes, minimum});                    \
+#define PACKED_DEQUANTISE(name, bits, floats)                                                   \
+    KERNEL __launch_bounds__(128)                                                               \
+        name(const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, FORMAT_NUMBERS) { \
+        dequantise<bits, floats>(w, out, rows, cols, FORMAT_OF_NUMBERS);                        \
     }
 
-PACKED_PRODUCT(gemv_8_q4_bf16, 256, (gemv<8, 4>), 4)
+PACKED_PRODUCT(gemv_8_q4_bf16, 256, (gemv<8, 4>), 4, false)
 EXPORT(gemv_8_q4_bf16)
-PACKED_PRODUCT(gemv_16_q4_bf16, 256, (gemv<16, 2>), 4)
+PACKED_PRODUCT(gemv_16_q4_bf16, 256, (gemv<16, 2>), 4, false)
 EXPORT(gemv_16_q4_bf16)
-PACKED_PRODUCT(gemv_32_q4_bf16, 256, (gemv<32, 2>), 4)
+PACKED_PRODUCT(gemv_32_q4_bf16, 256, (gemv<32, 2>), 4, false)
 EXPORT(gemv_32_q4_bf16)
-PACKED_PRODUCT(gemm_64x64_q4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4)
+PACKED_PRODUCT(gemm_64x64_q4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4, false)
 EXPORT(gemm_64x64_q4_bf16)
-PACKED_DEQUANTISE(dequantise_q4_bf16, 4)
+PACKED_DEQUANTISE(dequantise_q4_bf16, 4, false)
 EXPORT(dequantise_q4_bf16)
-PACKED_PRODUCT(gemv_8_q5_bf16, 256, (gemv<8, 4>), 5)
+PACKED_PRODUCT(gemv_8_q5_bf16, 256, (gemv<8, 4>), 5, false)
 EXPORT(gemv_8_q5_bf16)
-PACKED_PRODUCT(gemv_16_q5_bf16, 256, (gemv<16, 2>), 5)
+PACKED_PRODUCT(gemv_16_q5_bf16, 256, (gemv<16, 2>), 5, false)
 EXPORT(gemv_16_q5_bf16)
-PACKED_PRODUCT(gemv_32_q5_bf16, 256, (gemv<32, 2>), 5)
+PACKED_PRODUCT(gemv_32_q5_bf16, 256, (gemv<32, 2>), 5, false)
 EXPORT(gemv_32_q5_bf16)
-PACKED_PRODUCT(gemm_64x64_q5_bf16, 128, (gemm<64, 64, 2, 2, 4>), 5)
+PACKED_PRODUCT(gemm_64x64_q5_bf16, 128, (gemm<64, 64, 2, 2, 4>), 5, false)
 EXPORT(gemm_64x64_q5_bf16)
-PACKED_DEQUANTISE(dequantise_q5_bf16, 5)
+PACKED_DEQUANTISE(dequantise_q5_bf16, 5, false)
 EXPORT(dequantise_q5_bf16)
-PACKED_PRODUCT(gemv_8_q6_bf16, 256, (gemv<8, 4>), 6)
+PACKED_PRODUCT(gemv_8_q6_bf16, 256, (gemv<8, 4>), 6, false)
 EXPORT(gemv_8_q6_bf16)
-PACKED_PRODUCT(gemv_16_q6_bf16, 256, (gemv<16, 2>), 6)
+PACKED_PRODUCT(gemv_16_q6_bf16, 256, (gemv<16, 2>), 6, false)
 EXPORT(gemv_16_q6_bf16)
-PACKED_PRODUCT(gemv_32_q6_bf16, 256, (gemv<32, 2>), 6)
+PACKED_PRODUCT(gemv_32_q6_bf16, 256, (gemv<32, 2>), 6, false)
 EXPORT(gemv_32_q6_bf16)
-PACKED_PRODUCT(gemm_64x64_q6_bf16, 128, (gemm<64, 64, 2, 2, 4>), 6)
+PACKED_PRODUCT(gemm_64x64_q6_bf16, 128, (gemm<64, 64, 2, 2, 4>), 6, false)
 EXPORT(gemm_64x64_q6_bf16)
-PACKED_DEQUANTISE(dequantise_q6_bf16, 6)
+PACKED_DEQUANTISE(dequantise_q6_bf16, 6, false)
 EXPORT(dequantise_q6_bf16)
-PACKED_PRODUCT(gemv_8_q8_bf16, 256, (gemv<8, 3>), 8)
+PACKED_PRODUCT(gemv_8_q8_bf16, 256, (gemv<8, 3>), 8, false)
 EXPORT(gemv_8_q8_bf16)
-PACKED_PRODUCT(gemv_16_q8_bf16, 256, (gemv<16, 2>), 8)
+PACKED_PRODUCT(gemv_16_q8_bf16, 256, (gemv<16, 2>), 8, false)
 EXPORT(gemv_16_q8_bf16)
-PACKED_PRODUCT(gemv_32_q8_bf16, 256, (gemv<32, 2>), 8)
+PACKED_PRODUCT(gemv_32_q8_bf16, 256, (gemv<32, 2>), 8, false)
 EXPORT(gemv_32_q8_bf16)
-PACKED_PRODUCT(gemm_64x64_q8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8)
+PACKED_PRODUCT(gemm_64x64_q8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8, false)
 EXPORT(gemm_64x64_q8_bf16)
-PACKED_DEQUANTISE(dequantise_q8_bf16, 8)
+PACKED_DEQUANTISE(dequantise_q8_bf16, 8, false)
 EXPORT(dequantise_q8_bf16)
+PACKED_PRODUCT(gemv_8_f4_bf16, 256, (gemv<8, 4>), 4, true)
+EXPORT(gemv_8_f4_bf16)
+PACKED_PRODUCT(gemv_16_f4_bf16, 256, (gemv<16, 2>), 4, true)
+EXPORT(gemv_16_f4_bf16)
+PACKED_PRODUCT(gemv_32_f4_bf16, 256, (gemv<32, 2>), 4, true)
+EXPORT(gemv_32_f4_bf16)
+PACKED_PRODUCT(gemm_64x64_f4_bf16, 128, (gemm<64, 64, 2, 2, 4>), 4, true)
+EXPORT(gemm_64x64_f4_bf16)
+PACKED_DEQUANTISE(dequantise_f4_bf16, 4, true)
+EXPORT(dequantise_f4_bf16)
+PACKED_PRODUCT(gemv_8_f8_bf16, 256, (gemv<8, 3>), 8, true)
+EXPORT(gemv_8_f8_bf16)
+PACKED_PRODUCT(gemv_16_f8_bf16, 256, (gemv<16, 2>), 8, true)
+EXPORT(gemv_16_f8_bf16)
+PACKED_PRODUCT(gemv_32_f8_bf16, 256, (gemv<32, 2>), 8, true)
+EXPORT(gemv_32_f8_bf16)
+PACKED_PRODUCT(gemm_64x64_f8_bf16, 128, (gemm<64, 64, 2, 2, 4>), 8, true)
+EXPORT(gemm_64x64_f8_bf16)
+PACKED_DEQUANTISE(dequantise_f8_bf16, 8, true)
+EXPORT(dequantise_f8_bf16)

@@ -9,6 +9,8 @@
 //     w by 8 X_TILES of x. With g = lane / 4 and t = lane % 4, value v of acc[i][j] belongs to row
 //     2 W_TILES g + 2 i + v / 2 of w and row 8 j + 2 t + v % 2 of x. `after_reads` is called behind
 //     the last reading of the slot, so that its instructions are scheduled among the products.
+// `Rows` says which rows are multiplied: `count` of them, of which the i-th begins at input(i) of
+// `values` and gives the row output(i) of the result.
 #pragma once
 
 #include "common.cuh"
@@ -24,20 +26,28 @@ DEVICE uint32_t segment_columns(uint32_t cols) {
     return (cols + WHOLE - 1) / WHOLE * TILE_K;
 }
 
+// Rows at equal distances.
+struct AllRows {
+    const bf16* values;
+    uint32_t count, stride;
+
+    DEVICE size_t input(uint32_t i) const { return static_cast<size_t>(i) * stride; }
+    DEVICE uint32_t output(uint32_t i) const { return i; }
+};
+
 // Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
 // rows and columns beyond the matrix become zeros. The chunks of row r are permuted by r / PERIOD,
 // since `ldmatrix` reads rows PERIOD apart.
-template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-DEVICE void copy_tile(
-    bf16* to, const bf16* from, uint32_t first, uint32_t rows, uint32_t cols, uint32_t k) {
+template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, class Rows>
+DEVICE void copy_tile(bf16* to, const Rows& from, uint32_t first, uint32_t cols, uint32_t k) {
     static_assert(COUNT * 8 % THREADS == 0);
     uint32_t thread = threadIdx.x % THREADS, chunk = thread % 8, column = k + chunk * 8;
 #pragma unroll
     for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
         uint32_t row = thread / 8 + i * (THREADS / 8);
-        bool valid = first + row < rows && column < cols;
-        size_t at = valid ? static_cast<size_t>(first + row) * cols + column : 0;
-        copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from + at, valid);
+        bool valid = first + row < from.count && column < cols;
+        size_t at = valid ? from.input(first + row) + column : 0;
+        copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from.values + at, valid);
     }
 }
 
@@ -48,15 +58,15 @@ DEVICE float bias_of(const bf16* bias, uint32_t row) {
 // ---- gemv
 
 // The work of a warp: ROWS of w at a time, its range of the columns, and up to TOKENS rows of x.
-template <class Weights, uint32_t TOKENS, uint32_t STAGES>
+template <class Weights, class Rows, uint32_t TOKENS, uint32_t STAGES>
 struct Gemv {
     static constexpr uint32_t ROWS = 32, W_BYTES = ROWS * Weights::ROW_BYTES,
                               SLOT = W_BYTES + TOKENS * X_ROW_BYTES;
     static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // sums of a lane
 
-    const bf16* x;
+    Rows x;
     Weights w;
-    uint32_t n, rows, cols, stride, begin, end;  // begin and end of the warp's columns
+    uint32_t rows, cols, stride, begin, end;  // begin and end of the warp's columns
 
     DEVICE unsigned char* slot(uint32_t count) const {
         return dynamic_shared<unsigned char>() + (warp() * STAGES + count % STAGES) * SLOT;
@@ -75,7 +85,7 @@ struct Gemv {
         if (is_inside(at)) w.template copy<ROWS, 4, WARP>(slot(at.count), at.row, at.k);
     }
     DEVICE void copy_x(const Position& at) const {
-        if (is_inside(at)) copy_tile<TOKENS, 1, WARP>(x_of(at.count), x, 0, n, cols, at.k);
+        if (is_inside(at)) copy_tile<TOKENS, 1, WARP>(x_of(at.count), x, 0, cols, at.k);
         copy_commit();
     }
     DEVICE void advance(Position& at) const {
@@ -105,9 +115,9 @@ struct Gemv {
             uint32_t i = value / (TOKENS / 2), j = value / 4 % (TOKENS / 8), v = value % 4;
             uint32_t row = first + lane() / 4 * 4 + i * 2 + v / 2,
                      token = j * 8 + lane() % 4 * 2 + v % 2;
-            if (row >= rows || token >= n) continue;
+            if (row >= rows || token >= x.count) continue;
             sum += bias_of(bias, row);
-            size_t at = static_cast<size_t>(token) * stride + row;
+            size_t at = static_cast<size_t>(x.output(token)) * stride + row;
             if (f32_out != 0)
                 static_cast<float*>(out)[at] = sum;
             else
@@ -141,12 +151,13 @@ struct Gemv {
     }
 };
 
-template <uint32_t TOKENS, uint32_t STAGES, class Weights>
-DEVICE void gemv(const bf16* x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
-    uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+template <uint32_t TOKENS, uint32_t STAGES, class Rows, class Weights>
+DEVICE void gemv(const Rows& x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
+    uint32_t rows, uint32_t cols, uint32_t stride) {
     uint32_t begin = min(warp() * segment_columns(cols), cols),
              end = min(begin + segment_columns(cols), cols);
-    Gemv<Weights, TOKENS, STAGES>{x, w, n, rows, cols, stride, begin, end}.run(bias, out, f32_out);
+    Gemv<Weights, Rows, TOKENS, STAGES>{x, w, rows, cols, stride, begin, end}.run(
+        bias, out, f32_out);
 }
 
 // ---- gemm
@@ -169,8 +180,8 @@ DEVICE void store_outputs(T* out, const float (&values)[N], uint32_t count, bool
 }
 
 // A block's tile of ROWS rows of w by COLUMNS rows of x, cut into W_WARPS × X_WARPS warps.
-template <class Weights, uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS,
-    uint32_t STAGES>
+template <class Weights, class Rows, uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS,
+    uint32_t X_WARPS, uint32_t STAGES>
 struct GemmTile {
     static constexpr uint32_t THREADS = W_WARPS * X_WARPS * WARP,
                               W_BYTES = ROWS * Weights::ROW_BYTES,
@@ -179,9 +190,9 @@ struct GemmTile {
                               X_TILES = COLUMNS / X_WARPS / 8;  // MMA tiles of a warp
     static constexpr uint32_t LANE_ROWS = 2 * W_TILES;          // rows of w that a lane has
 
-    const bf16* x;
+    Rows x;
     Weights w;
-    uint32_t n, rows, cols, stride, first_row, first_column;
+    uint32_t rows, cols, stride, first_row, first_column;
     unsigned char* slots;
     float acc[W_TILES][X_TILES][4], total[W_TILES][X_TILES][4];
 
@@ -191,7 +202,7 @@ struct GemmTile {
     // Assigns the block its tile, so that blocks go over w for 8 tiles of x at a time.
     DEVICE void assign_tile() {
         constexpr uint32_t GROUP = 8;
-        uint32_t w_tiles = (rows + ROWS - 1) / ROWS, x_tiles = (n + COLUMNS - 1) / COLUMNS;
+        uint32_t w_tiles = (rows + ROWS - 1) / ROWS, x_tiles = (x.count + COLUMNS - 1) / COLUMNS;
         uint32_t group = blockIdx.x / (GROUP * w_tiles) * GROUP,
                  inside = blockIdx.x % (GROUP * w_tiles), width = min(GROUP, x_tiles - group);
         first_column = (group + inside % width) * COLUMNS;
@@ -205,7 +216,7 @@ struct GemmTile {
     }
     DEVICE void copy_x(uint32_t step) const {
         bf16* to = reinterpret_cast<bf16*>(slots + (step % STAGES * SLOT + W_BYTES));
-        copy_tile<COLUMNS, 1, THREADS>(to, x, first_column, n, cols, step * TILE_K);
+        copy_tile<COLUMNS, 1, THREADS>(to, x, first_column, cols, step * TILE_K);
         copy_commit();
     }
 
@@ -221,7 +232,6 @@ struct GemmTile {
 
     DEVICE void run() {
         launch_dependents();
-        assign_tile();
         uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment_columns(cols) / TILE_K;
         for (uint32_t step = 0; step < STAGES - 1; step++) copy_w(step);
         wait_for_earlier_launches();
@@ -245,8 +255,16 @@ struct GemmTile {
         copy_wait<0>();
     }
 
+    DEVICE void write(const bf16* bias, void* out, uint32_t f32_out) {
+        if (f32_out != 0)
+            write_as(bias, static_cast<float*>(out));
+        else
+            write_as(bias, static_cast<bf16*>(out));
+    }
+
+  private:
     template <class T>
-    DEVICE void write(const bf16* bias, T* out) {
+    DEVICE void write_as(const bf16* bias, T* out) {
         uint32_t row = first_row + warp_row() + lane() / 4 * LANE_ROWS,
                  count = row < rows ? rows - row : 0;
         bool aligned = stride % LANE_ROWS == 0 &&
@@ -262,24 +280,22 @@ struct GemmTile {
 #pragma unroll
             for (uint32_t i = 0; i < LANE_ROWS; i++)
                 values[i] = total[i / 2][j / 2][i % 2 * 2 + j % 2] + added[i];
-            if (token < n)
-                store_outputs(
-                    out + static_cast<size_t>(token) * stride + row, values, count, aligned);
+            if (token < x.count)
+                store_outputs(out + static_cast<size_t>(x.output(token)) * stride + row, values,
+                    count, aligned);
         }
     }
 };
 
 template <uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS, uint32_t X_WARPS, uint32_t STAGES,
-    class Weights>
-DEVICE void gemm(const bf16* x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
-    uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    GemmTile<Weights, ROWS, COLUMNS, W_WARPS, X_WARPS, STAGES> tile{
-        x, w, n, rows, cols, stride, 0, 0, dynamic_shared<unsigned char>(), {}, {}};
+    class Rows, class Weights>
+DEVICE void gemm(const Rows& x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
+    uint32_t rows, uint32_t cols, uint32_t stride) {
+    GemmTile<Weights, Rows, ROWS, COLUMNS, W_WARPS, X_WARPS, STAGES> tile{
+        x, w, rows, cols, stride, 0, 0, dynamic_shared<unsigned char>(), {}, {}};
+    tile.assign_tile();
     tile.run();
-    if (f32_out != 0)
-        tile.write(bias, static_cast<float*>(out));
-    else
-        tile.write(bias, static_cast<bf16*>(out));
+    tile.write(bias, out, f32_out);
 }
 
 }  // namespace

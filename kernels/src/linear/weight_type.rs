@@ -39,7 +39,7 @@ macro_rules! weight_types {
             }
 
             /// The columns of a block.
-            pub fn block_size(self) -> usize {
+            pub const fn block_size(self) -> usize {
                 match self {
                     $(Self::$variant => $columns,)*
                 }

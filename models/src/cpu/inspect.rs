@@ -1,7 +1,7 @@
 //! Tells from a release's headers whether this build can load it, and what it is: the decoder is
 //! built as for serving, from names and shapes, without reading a weight.
 
-use crate::cuda::store::device_bytes;
+use crate::cuda::store::{device_bytes, expert_bytes};
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::store::{Raw, WeightStore};
@@ -85,8 +85,7 @@ impl WeightStore<Compute> for CountedWeights {
     }
 
     fn experts(&mut self, parts: &[Raw]) -> Result<Weight> {
-        let values: usize = parts.iter().map(|part| part.rows * part.cols).sum();
-        self.count_matrices(parts, values * Kind::Bf16.bytes())
+        self.count_matrices(parts, expert_bytes(parts, Kind::Bf16))
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Tensor> {

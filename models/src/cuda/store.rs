@@ -1,16 +1,18 @@
 //! Weights on a device. Beside activations in bf16, block-quantised matrices stay quantised, in the
-//! packed form of their format, where it has one. All others, those of experts among them, are
-//! widened or rounded to the activations' kind when they are loaded.
+//! packed form of their format, where it has one. All others are widened or rounded to the
+//! activations' kind when they are loaded.
 
 use crate::loader::store::{Raw, WeightStore};
 use crate::{Error, Result};
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, View};
 use cresset_kernels::linear::WeightType;
-use cresset_kernels::linear::gpu::SCRATCH_BYTES;
+use cresset_kernels::linear::gpu::{GATHERED_ROWS, SCRATCH_BYTES};
 use cresset_kernels::linear::{BAND_ROWS, DeviceFormat};
-use cresset_kernels::operand::{DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart};
+use cresset_kernels::operand::{ColumnsBuffer, DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart};
 use half::bf16;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -31,6 +33,8 @@ pub(super) struct DeviceStore {
     dequantises: bool,
     /// The memory for that, which all packed matrices share. It is there once one needs it.
     scratch: Option<Arc<Buffer>>,
+    /// The memory for inputs in the order of columns, which all matrices of so many columns share.
+    gathered: BTreeMap<usize, Arc<Buffer>>,
     /// Bytes of everything stored.
     pub bytes: usize,
 }
@@ -54,7 +58,8 @@ impl DeviceStore {
             || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
         let halves = [half()?, half()?];
         let gpu = gpu.clone();
-        Ok(Self { gpu, kind, compute, halves, next: 0, dequantises, scratch: None, bytes: 0 })
+        let (scratch, gathered) = (None, BTreeMap::new());
+        Ok(Self { gpu, kind, compute, halves, next: 0, dequantises, scratch, gathered, bytes: 0 })
     }
 
     fn buffer(&mut self, kind: Kind, len: usize) -> Result<Buffer> {
@@ -107,12 +112,20 @@ impl Run {
     }
 }
 
+/// The order of the columns of all matrices of a stack, if it is one and kernels can follow it.
+fn common_order<'a>(parts: &[Raw<'a>]) -> Option<&'a Arc<[u32]>> {
+    let order = parts.first()?.order?;
+    let follows = |part: &Raw| part.order == Some(order) && DeviceFormat::of(part.dtype).is_some();
+    parts.iter().all(follows).then_some(order)
+}
+
 /// The forms in which a stack of matrices is kept beside activations of `kind`.
 fn runs(parts: &[Raw], kind: Kind) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
+    let ordered = common_order(parts).is_some();
     for (i, part) in parts.iter().enumerate() {
-        // Kernels read inputs in their own order, so matrices with another one are widened.
-        let in_order = kind == Kind::Bf16 && part.order.is_none();
+        // Matrices whose columns are in different orders are widened, to the order of the inputs.
+        let in_order = kind == Kind::Bf16 && (ordered || part.order.is_none());
         let format = DeviceFormat::of(part.dtype).filter(|_| in_order);
         match runs.last_mut() {
             // Bands do not reach from one matrix into the next.
@@ -133,10 +146,27 @@ fn dense(parts: &[Raw]) -> Run {
     Run { parts: 0..parts.len(), rows: parts.iter().map(|part| part.rows).sum(), format: None }
 }
 
+/// The form in which the matrices of experts are kept. Kernels find each by its number, so all are
+/// of one form, and begin with a band.
+fn expert_runs(parts: &[Raw], kind: Kind) -> Vec<Run> {
+    let runs = runs(parts, kind);
+    let found = |part: &Raw| part.order.is_none() && part.rows.is_multiple_of(BAND_ROWS);
+    if runs.len() == 1 && parts.iter().all(found) { runs } else { vec![dense(parts)] }
+}
+
+fn bytes(parts: &[Raw], runs: &[Run], kind: Kind) -> usize {
+    let cols = parts.first().map_or(0, |part| part.cols);
+    runs.iter().map(|run| run.bytes(cols, kind)).sum()
+}
+
 /// The bytes that a stack of matrices takes beside activations of `kind`.
 pub(crate) fn device_bytes(parts: &[Raw], kind: Kind) -> usize {
-    let cols = parts.first().map_or(0, |part| part.cols);
-    runs(parts, kind).iter().map(|run| run.bytes(cols, kind)).sum()
+    bytes(parts, &runs(parts, kind), kind)
+}
+
+/// The bytes that the matrices of experts take.
+pub(crate) fn expert_bytes(parts: &[Raw], kind: Kind) -> usize {
+    bytes(parts, &expert_runs(parts, kind), kind)
 }
 
 impl DeviceStore {
@@ -155,7 +185,28 @@ impl DeviceStore {
             let len = SCRATCH_BYTES / Kind::Bf16.bytes();
             self.scratch = Some(Arc::new(Buffer::new(&self.gpu, Kind::Bf16, len)?));
         }
-        Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone() })
+        let packed = runs.iter().all(|run| run.format.is_some());
+        let order = match common_order(parts).filter(|_| packed) {
+            Some(order) => Some(self.columns(order)?),
+            None => None,
+        };
+        Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone(), order })
+    }
+
+    fn columns(&mut self, order: &[u32]) -> Result<ColumnsBuffer> {
+        let inputs = self.buffer(Kind::U32, order.len())?;
+        self.upload(inputs.view(), |_, out| {
+            u32::encode(order, out);
+            Ok(())
+        })?;
+        let gathered = match self.gathered.entry(order.len()) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(place) => {
+                let len = GATHERED_ROWS * order.len();
+                place.insert(Arc::new(Buffer::new(&self.gpu, Kind::Bf16, len)?))
+            }
+        };
+        Ok(ColumnsBuffer { inputs, gathered: gathered.clone() })
     }
 
     fn widened(&mut self, parts: &[Raw], rows: usize) -> Result<Buffer> {
@@ -200,9 +251,8 @@ impl WeightStore<DeviceOps> for DeviceStore {
         self.stack(parts, &runs(parts, self.kind))
     }
 
-    /// The kernels for experts multiply by dense weights only.
     fn experts(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
-        self.stack(parts, &[dense(parts)])
+        self.stack(parts, &expert_runs(parts, self.kind))
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {

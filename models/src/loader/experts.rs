@@ -27,12 +27,14 @@ impl<M: OpMemory> Tensors<'_, M> {
         let found: Vec<_> =
             names.iter().map(|name| self.raw_of_matrices(name, shared_out, [each, cols])).collect();
         let found: Vec<_> = found.into_iter().collect::<Option<_>>()?;
-        let of_expert =
-            |expert: usize| found.iter().map(move |all| all.raw().slice(expert * rows, rows));
-        let raws: Vec<Raw> = match self.reading {
-            Reading::Whole => (0..experts).flat_map(of_expert).collect(),
-            Reading::Headers => found.iter().map(|found| found.raw()).collect(),
+        let reading = self.reading;
+        let of_expert = |expert: usize| {
+            found.iter().map(move |all| match reading {
+                Reading::Whole => all.raw().slice(expert * rows, rows),
+                Reading::Headers => Raw { rows, ..all.raw() },
+            })
         };
+        let raws: Vec<Raw> = (0..experts).flat_map(of_expert).collect();
         let stacked = self.store.experts(&raws);
         self.keep(names[0], stacked)
     }

@@ -55,10 +55,11 @@ impl GgufWriter {
         ));
     }
 
-    /// Turns matrices that are f32 into blocks of the types that `types` names for them.
+    /// Turns matrices, or stacks of them, that are f32 into blocks of the types that `types` names for them.
     pub fn quantise(&mut self, types: impl Fn(&str) -> Option<WeightType>) -> crate::Result<()> {
         for (name, shape, dtype, data) in &mut self.tensors {
-            if let (&[rows, cols], Some(to)) = (&shape[..], types(name)) {
+            if let (&[ref heights @ .., height, cols], Some(to)) = (&shape[..], types(name)) {
+                let rows = heights.iter().product::<usize>() * height;
                 let lacking = || crate::Error::Unsupported(format!("quantising to {}", to.name()));
                 let theirs = to.in_candle().ok_or_else(lacking)?;
                 let values = Tensor::from_vec(f32::decode(data), (rows, cols), &Device::Cpu)?;

@@ -7,6 +7,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use tempfile::TempDir;
 
 const CASES: &str = include_str!("../../goldens/quantised.json");
 const TENSORS: &[u8] = include_bytes!("../../goldens/quantised.safetensors");
@@ -201,11 +202,9 @@ fn scattered(case: &QuantisedCase) -> OwnedTensors {
     tensors.map(change).collect()
 }
 
-/// The codes stay codes, and each product gathers its inputs.
-#[test]
-fn folders_in_the_order_of_activations_equal_transformers() {
-    let case = quantised_case("gptq-int4");
-    let (want, tensors) = (case.logits(), scattered(&case));
+/// A folder with that model, and its source.
+pub fn scattered_folder(case: &QuantisedCase) -> (TempDir, ModelSource) {
+    let tensors = scattered(case);
     let idx = &tensors["model.layers.0.mlp.down_proj.g_idx"].2;
     assert!(!idx.as_chunks::<4>().0.iter().map(|i| i32::from_le_bytes(*i)).is_sorted());
     let folder = tempfile::tempdir().unwrap();
@@ -216,6 +215,15 @@ fn folders_in_the_order_of_activations_equal_transformers() {
     safetensors::serialize_to_file(views, None, &path).unwrap();
     std::fs::write(folder.path().join("config.json"), case.config.to_string()).unwrap();
     let source = ModelSource::hf_folder(folder.path().to_owned());
+    (folder, source)
+}
+
+/// The codes stay codes, and each product gathers its inputs.
+#[test]
+fn folders_in_the_order_of_activations_equal_transformers() {
+    let case = quantised_case("gptq-int4");
+    let want = case.logits();
+    let (_folder, source) = scattered_folder(&case);
     let mut exact = case.load(&source, true);
     assert_close(&alone(&mut exact, &case.tokens, 7), &want, "in f32");
     let mut model = case.load(&source, false);

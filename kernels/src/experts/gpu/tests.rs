@@ -11,16 +11,16 @@ use crate::testing::{
 };
 use std::sync::Arc;
 
-struct Routed {
-    gpu: Arc<dyn Gpu>,
+pub(super) struct Routed {
+    pub gpu: Arc<dyn Gpu>,
     weights: Buffer,
-    plan: Buffer,
+    pub plan: Buffer,
     experts: usize,
     chosen: usize,
 }
 
 impl Routed {
-    fn new(scores: &[f32], size: [usize; 3], normalise: bool) -> Self {
+    pub fn new(scores: &[f32], size: [usize; 3], normalise: bool) -> Self {
         Self::by(scores, size, normalise, None)
     }
 
@@ -50,7 +50,7 @@ impl Routed {
         routed
     }
 
-    fn routes(&self) -> Routes<View> {
+    pub fn routes(&self) -> Routes<View> {
         let &Self { experts, chosen, .. } = self;
         Routes { experts, chosen, weights: self.weights.view(), plan: self.plan.view() }
     }

@@ -18,14 +18,18 @@ pub const fn uses_scratch(mode: Mode, n: usize) -> bool {
     matches!(mode, Mode::Fast) && n >= LIBRARY_ROWS
 }
 
-/// The kernels for codes of some bits.
+/// The kernels for codes of some bits, which are integers or floats.
 #[derive(Debug)]
-struct Kernels {
+pub(crate) struct Kernels {
     bits: usize,
+    floats: bool,
     /// GEMV for up to 8, 16 and 32 rows of `x`.
     gemv: [&'static str; 3],
     gemm: &'static str,
     dequantise: &'static str,
+    /// For experts, with the shared memory of the first GEMV and of the GEMM.
+    pub expert_gemv: &'static str,
+    pub expert_gemm: &'static str,
     /// Bytes of a tile in shared memory, with its scales and header.
     slot_bytes: usize,
     /// Tiles for which a warp of the first GEMV has room; the others have room for two.
@@ -33,9 +37,10 @@ struct Kernels {
 }
 
 macro_rules! kernels {
-    ($bits:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
+    ($bits:literal, $floats:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
         Kernels {
             bits: $bits,
+            floats: $floats,
             gemv: [
                 concat!("gemv_8_", $name, "_bf16"),
                 concat!("gemv_16_", $name, "_bf16"),
@@ -43,31 +48,36 @@ macro_rules! kernels {
             ],
             gemm: concat!("gemm_64x64_", $name, "_bf16"),
             dequantise: concat!("dequantise_", $name, "_bf16"),
+            expert_gemv: concat!("expert_gemv_", $name, "_bf16"),
+            expert_gemm: concat!("expert_gemm_", $name, "_bf16"),
             slot_bytes: $slot_bytes,
             slots: $slots,
         }
     };
 }
 
-static KERNELS: [Kernels; 4] = [
-    kernels!(4, "q4", 1024 + 256, 4),
-    kernels!(5, "q5", 1280 + 256, 4),
-    kernels!(6, "q6", 1536 + 256, 4),
-    kernels!(8, "q8", 2048 + 128, 3),
+static KERNELS: [Kernels; 6] = [
+    kernels!(4, false, "q4", 1024 + 256, 4),
+    kernels!(5, false, "q5", 1280 + 256, 4),
+    kernels!(6, false, "q6", 1536 + 256, 4),
+    kernels!(8, false, "q8", 2048 + 192, 3),
+    kernels!(4, true, "f4", 1024 + 256, 4),
+    kernels!(8, true, "f8", 2048 + 192, 3),
 ];
 
-const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
+pub(crate) const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
 /// Bytes of a row of `x` in a slot.
 const X_BYTES: usize = 128;
 
 impl Kernels {
-    fn of(format: &DeviceFormat) -> &'static Self {
-        let found = KERNELS.iter().find(|kernels| kernels.bits == format.bits());
+    pub(crate) fn of(format: &DeviceFormat) -> &'static Self {
+        let fits = |own: &&Self| own.bits == format.bits() && own.floats == format.is_float();
+        let found = KERNELS.iter().find(fits);
         found.expect("invariant: every packed format has its kernels")
     }
 
     /// Each of eight warps has its slots and its sums.
-    fn gemv_bytes(&self, gemv: usize) -> usize {
+    pub(crate) fn gemv_bytes(&self, gemv: usize) -> usize {
         let tokens = GEMV_TOKENS[gemv];
         let slots = if gemv == 0 { self.slots } else { 2 };
         8 * (slots * (self.slot_bytes + tokens * X_BYTES) + BAND_ROWS * tokens * 4)
@@ -83,7 +93,7 @@ impl Kernels {
     }
 
     /// Four slots of two tiles and 64 rows of `x`.
-    fn gemm_bytes(&self) -> usize {
+    pub(crate) fn gemm_bytes(&self) -> usize {
         4 * (2 * self.slot_bytes + 64 * X_BYTES)
     }
 }
