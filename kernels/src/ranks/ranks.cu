@@ -8,8 +8,8 @@
 // buffer, and sums of bf16 are rounded at each device. Not measured yet.
 //
 // join_columns: out[row] = the columns of rank 0, those of rank 1, …. Every rank has `most` columns
-// but the last ones, which may have fewer; the rows of a part lie densely at its start. Grid: (rows,
-// columns / 128). Bytes moved: 8 rows columns. Not measured yet.
+// but the last ones, which may have fewer; the rows of a part lie densely at its start. Grid:
+// (rows, columns / 128). Bytes moved: 8 rows columns. Not measured yet.
 #include "common.cuh"
 
 namespace {
