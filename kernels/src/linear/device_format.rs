@@ -38,7 +38,7 @@ const SCALE_FACTOR: f32 = 4096.0;
 /// The largest that becomes a finite f16.
 const LARGEST_SCALE: f32 = 65_504.0 / SCALE_FACTOR;
 
-/// How a device keeps the scales of groups. The numbers are those of `packed.cuh`.
+/// The form in which a device keeps the scales of groups. The numbers are those of `packed.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceScales {
     /// An f16 in the tile.

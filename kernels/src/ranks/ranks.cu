@@ -1,4 +1,4 @@
-// What follows an exchange between the devices that compute one model together: every device has
+// These kernels follow an exchange between the devices that compute one model together: each has
 // the parts of all ranks, one behind the other, and makes the whole of them. So each gets the same
 // bits, and only an exchange that copies is asked of a library.
 //
