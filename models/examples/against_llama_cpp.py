@@ -165,9 +165,8 @@ class LlamaCpp:
         room = (self.lib.llama_token * (len(text) + 8))()
         vocabulary = self.lib.llama_model_get_vocab(self.model)
         raw = text.encode()
-        return list(room)[
-            : self.lib.llama_tokenize(vocabulary, raw, len(raw), room, len(room), False, False)
-        ]
+        count = self.lib.llama_tokenize(vocabulary, raw, len(raw), room, len(room), False, False)
+        return list(room)[:count]
 
     def vocabulary(self):
         return self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))

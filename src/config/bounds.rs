@@ -289,9 +289,10 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 22] = [
+        const UNITS: [&str; 23] = [
             "threads",
             "MiB",
+            "bits",
             "bytes",
             "share",
             "sequences",

@@ -286,10 +286,6 @@ fn activations_of_eight_bits_are_qualified_for_themselves() {
     let shown = qualify(&folder, &["--show"], &[eight]);
     assert_eq!(shown.code, Some(12), "{shown:?}");
     assert!(shown.document()["why"].as_str().unwrap().contains("serving setting"), "{shown:?}");
-    let checked = qualify(&folder, &["--only", "kernels,greedy_goldens"], &[eight]);
-    for check in checked.document()["checks"].as_array().unwrap() {
-        assert_ne!(check["state"], "failed", "{check}");
-    }
 }
 
 /// The priorities of all threads of the full suites that run on a folder.

@@ -1,7 +1,7 @@
-// out[c, rows] = x[c / choices_per_row, cols] · w[expert of c, rows, cols]ᵀ, and the expert's bias if
-// there are any, for w in the packed form (linear/packed.cuh): the matrices of all experts, whole
-// bands each. Choices are those of experts.cu. Activations are bf16, sums f32, in the order of
-// linear/packed.cu: so an output has the same bits in both kernels and in any batch.
+// out[c, rows] = x[c / choices_per_row, cols] · w[expert of c, rows, cols]ᵀ, and the expert's bias
+// if there are any, for w in the packed form (linear/packed.cuh): the matrices of all experts,
+// whole bands each. Choices are those of experts.cu. Activations are bf16, sums f32, in the order
+// of linear/packed.cu: so an output has the same bits in both kernels and in any batch.
 //
 // Block y takes an expert as the block of experts.cu does, so the matrices of experts that nobody
 // chose are not read. The products are those of linear/packed.cu with the rows of an expert's
@@ -9,16 +9,15 @@
 // expert is.
 //
 // expert_gemv: 8 choices of the expert at a time, 8 warps that share the columns; blocks x go over
-//   the bands of the matrix. Up to 8 rows of a step, which can choose an expert once each, read
-//   each weight once: 8 of 128 experts of Qwen 3 30B in Q4_K are 21 MB a layer, 5 us of an H200's
-//   memory, where bf16 is 75 MB. The warps have four tiles each of 2048 columns, so starting the
-//   copies counts, and a block goes over several bands where there are enough blocks.
-// expert_gemm: 64 rows of the matrix, 64 choices at a time, for steps in which an expert has more
-//   than 8 on average. The second and further 64 read w from the second-level cache.
-// Considered: blocks for pairs of an expert and 64 of its choices, as a list that the router writes,
-// which divides the work better where few experts have most choices; the library for an expert's
-// dequantised matrix, which needs its number of choices on the host.
-// Neither has run on a device.
+// the bands of the matrix. Up to 8 rows of a step, which can choose an expert once each, read each
+// weight once: 8 of 128 experts of Qwen 3 30B in Q4_K are 21 MB a layer, 5 us of an H200's memory,
+// where bf16 is 75 MB. The warps have four tiles each of 2048 columns, so starting the copies
+// counts, and a block goes over several bands where there are enough blocks. expert_gemm: 64 rows
+// of the matrix, 64 choices at a time, for steps in which an expert has more than 8 on average. The
+// second and further 64 read w from the second-level cache. Considered: blocks for pairs of an
+// expert and 64 of its choices, as a list that the router writes, which divides the work better
+// where few experts have most choices; the library for an expert's dequantised matrix, which needs
+// its number of choices on the host. Neither has run on a device.
 #include "experts/plan.cuh"
 #include "linear/packed_product.cuh"
 

@@ -1,4 +1,4 @@
-// How the products with experts find the expert of a block.
+// The products with experts find the expert of a block here.
 #pragma once
 
 #include "common.cuh"

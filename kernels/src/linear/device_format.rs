@@ -38,7 +38,7 @@ const SCALE_FACTOR: f32 = 4096.0;
 /// The largest that becomes a finite f16.
 const LARGEST_SCALE: f32 = 65_504.0 / SCALE_FACTOR;
 
-/// How a device keeps the scales of groups. The numbers are those of `packed.cuh`.
+/// The form in which a device keeps the scales of groups. The numbers are those of `packed.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceScales {
     /// An f16 in the tile.
@@ -252,8 +252,8 @@ impl DeviceFormat {
         }
     }
 
-    /// The codes as a device has them. Those of floats of four bits rise with the values on the CPU,
-    /// and begin with their sign here.
+    /// The codes as a device has them. Those of floats of four bits rise with the values on the
+    /// CPU, and begin with their sign here.
     fn stored(&self, codes: &[u8; 16]) -> [u8; 16] {
         let by_sign = |code: u8| if code < 8 { 15 - code } else { code - 8 };
         if self.is_float() && self.bits() == 4 { codes.map(by_sign) } else { *codes }

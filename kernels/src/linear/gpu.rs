@@ -128,7 +128,8 @@ impl Linear for DeviceOps {
     }
 }
 
-/// The product of `n` rows with each part of a matrix, whose columns are in the order of the inputs.
+/// The product of `n` rows with each part of a matrix, whose columns are in the order of the
+/// inputs.
 fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
     let &LinearArgs { x, w, bias, out, mode } = args;
     let (cols, out_stride) = (w.cols, w.rows);

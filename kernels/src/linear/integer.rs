@@ -99,7 +99,8 @@ pub(super) unsafe fn multiply_all<M: IntegerProduct>(
     let mut row = 0;
     while row < rows {
         let height = [4, 2, 1].into_iter().find(|h| *h <= M::TILE.0.min(rows - row)).unwrap_or(1);
-        // What waits for memory takes one panel at a time, because it is read fastest in order.
+        // Panels that are not in the cache are taken one at a time, since memory is read fastest
+        // in order.
         let width = if are_first && row == 0 { 1 } else { M::TILE.1 };
         for panel in (0..panels).step_by(width) {
             // SAFETY: stays within the operands.

@@ -277,8 +277,8 @@ impl Matmul<'_> {
         }
     }
 
-    /// Multiplies all rows of a group by up to `PANELS` panels; those up to `end_of_task` follow. The
-    /// bias is added last.
+    /// Multiplies all rows of a group by up to `PANELS` panels; those up to `end_of_task` follow.
+    /// The bias is added last.
     fn multiply<L: DenseLanes + IntegerLanes>(
         &self,
         group: &RowGroup,
@@ -309,27 +309,14 @@ impl Matmul<'_> {
                     ahead: if fetches { PANELS * part.panel_bytes } else { 0 },
                     ..part.operands(&panels, x, (blocks, blocks), (out, stride))
                 };
+                let is_first = row == group.rows.start;
+                let product = if self.byte_activations {
+                    integer::multiply_all::<L::Bytes>
+                } else {
+                    integer::multiply_all::<L::Words>
+                };
                 // SAFETY: the blocks and the outputs cover the rows, the part these panels.
-                unsafe {
-                    let is_first = row == group.rows.start;
-                    if self.byte_activations {
-                        integer::multiply_all::<L::Bytes>(
-                            part.dtype,
-                            &operands,
-                            rows.len(),
-                            count,
-                            is_first,
-                        );
-                    } else {
-                        integer::multiply_all::<L::Words>(
-                            part.dtype,
-                            &operands,
-                            rows.len(),
-                            count,
-                            is_first,
-                        );
-                    }
-                }
+                unsafe { product(part.dtype, &operands, rows.len(), count, is_first) };
             } else {
                 let (cols, height) = (self.weight.cols, tile_rows(rows.len()));
                 let x = &self.x.tiles[row * cols..(row + height) * cols];

@@ -93,8 +93,8 @@ struct PackedBand {
     }
 };
 
-// The scale, the minimum and the code that means zero of a group in each of N neighbouring rows of a
-// tile.
+// The scale, the minimum and the code that means zero of a group in each of N neighbouring rows of
+// a tile.
 template <uint32_t N>
 struct GroupScales {
     float scale[N], minimum[N];

@@ -23,8 +23,8 @@ pub struct AllReduceArgs<V> {
 /// [`Rank::share`] of all.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherColumnsArgs<V> {
-    /// `[n, own columns]` f32 and behind them unused values, of which there are as many in all as in
-    /// `[n, Rank::largest_share(columns)]`.
+    /// `[n, own columns]` f32 and behind them unused values, of which there are as many in all as
+    /// in `[n, Rank::largest_share(columns)]`.
     pub part: V,
     pub columns: usize,
     /// f32 memory for the parts of some rows at a time, at least for one:

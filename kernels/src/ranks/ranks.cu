@@ -1,4 +1,4 @@
-// What follows an exchange between the devices that compute one model together: every device has
+// These kernels follow an exchange between the devices that compute one model together: each has
 // the parts of all ranks, one behind the other, and makes the whole of them. So each gets the same
 // bits, and only an exchange that copies is asked of a library.
 //
@@ -8,8 +8,8 @@
 // buffer, and sums of bf16 are rounded at each device. Not measured yet.
 //
 // join_columns: out[row] = the columns of rank 0, those of rank 1, …. Every rank has `most` columns
-// but the last ones, which may have fewer; the rows of a part lie densely at its start. Grid: (rows,
-// columns / 128). Bytes moved: 8 rows columns. Not measured yet.
+// but the last ones, which may have fewer; the rows of a part lie densely at its start. Grid:
+// (rows, columns / 128). Bytes moved: 8 rows columns. Not measured yet.
 #include "common.cuh"
 
 namespace {

@@ -1,6 +1,6 @@
 //! One model on several devices (tensor parallelism). Each device has a share of the weights and of
-//! the KV cache, and a thread of its own, which computes every step on that share. All ranks get the
-//! same logits to the bit and sample alike, so none waits for another's tokens.
+//! the KV cache, and a thread of its own, which computes every step on that share. All ranks get
+//! the same logits to the bit and sample alike, so none waits for another's tokens.
 
 use super::CudaModel;
 use crate::cache_kinds::CacheKinds;
@@ -166,8 +166,8 @@ impl RankThreads {
     }
 
     /// Lets every rank do the same and returns the results in the order of the ranks. Batches that
-    /// contradict themselves are refused by all of them before anything is launched; after any other
-    /// error no further step is possible, because the ranks have not launched the same.
+    /// contradict themselves are refused by all of them before anything is launched; after any
+    /// other error no further step is possible, because the ranks have not launched the same.
     pub(super) fn each<T: Send + 'static>(
         &mut self,
         work: impl Fn(&mut CudaModel) -> Result<T> + Clone + Send + 'static,

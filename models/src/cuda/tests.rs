@@ -81,7 +81,8 @@ fn error(got: &[Vec<f32>], want: &[Vec<f32>]) -> f32 {
     norm(&mut pairs().map(|(g, w)| g - w)) / norm(&mut pairs().map(|(_, w)| *w))
 }
 
-/// The logits of every token are asked for, and LongRoPE chooses its factors by the longest context.
+/// The logits of every token are asked for, and LongRoPE chooses its factors by the longest
+/// context.
 fn options_of(case: &Case, kind: Kind) -> ModelOptions {
     let len = case.tokens.len();
     ModelOptions {

@@ -173,8 +173,7 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         x: O::View<'a>,
         out: O::View<'a>,
     ) -> Result<()> {
-        let (w, bias, mode) = (O::matrix(w), bias.map(O::view), self.mode);
-        Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
+        self.linear_in(self.mode, w, bias, x, out)
     }
 
     /// The same with a matrix that is not shared out: where several devices compute the model
@@ -187,6 +186,17 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         out: O::View<'a>,
     ) -> Result<()> {
         let mode = if self.ranks.is_some() { Mode::Invariant } else { self.mode };
+        self.linear_in(mode, w, bias, x, out)
+    }
+
+    fn linear_in(
+        &self,
+        mode: Mode,
+        w: &'a O::Matrix,
+        bias: Option<&'a O::Buffer>,
+        x: O::View<'a>,
+        out: O::View<'a>,
+    ) -> Result<()> {
         let (w, bias) = (O::matrix(w), bias.map(O::view));
         Ok(self.ops.linear(&LinearArgs { x, w, bias, out, mode })?)
     }

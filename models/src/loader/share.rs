@@ -25,7 +25,7 @@ pub(super) struct AxisPart {
 
 /// The part of each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cut {
+pub(super) struct AxisParts {
     pub rows: AxisPart,
     pub columns: AxisPart,
 }
@@ -43,7 +43,7 @@ impl AxisPart {
     }
 }
 
-impl Cut {
+impl AxisParts {
     /// The cut of the transposed tensor.
     pub(super) fn transposed(self) -> Self {
         Self { rows: self.columns, columns: self.rows }
@@ -63,17 +63,17 @@ fn module(name: &str) -> &str {
 
 impl RankShare {
     /// How this rank's share is cut out of the tensor with this name.
-    pub(super) fn cut(&self, name: &str) -> Cut {
+    pub(super) fn cut(&self, name: &str) -> AxisParts {
         let rows = match module(name) {
             "q_proj" | "q_b_proj" | "kv_b_proj" | "k_b_proj" | "v_b_proj" | "sinks"
             | "gate_proj" | "up_proj" | "gate_up_proj" => self.own(),
             "k_proj" | "v_proj" => self.own_kv(),
             "o_proj" | "down_proj" if !is_vector(name) => {
-                return Cut { rows: AxisPart::WHOLE, columns: self.own() };
+                return AxisParts { rows: AxisPart::WHOLE, columns: self.own() };
             }
             _ => AxisPart::WHOLE,
         };
-        let cut = Cut { rows, columns: AxisPart::WHOLE };
+        let cut = AxisParts { rows, columns: AxisPart::WHOLE };
         // A vector is read as one row.
         if is_vector(name) { cut.transposed() } else { cut }
     }
@@ -145,7 +145,7 @@ mod tests {
         let kv = AxisPart { count: 2, number: 1 };
         let check = |name: &str, rows, columns| {
             let found = share(3, 4, 2).cut(&format!("model.layers.0.{name}"));
-            assert_eq!(found, Cut { rows, columns }, "{name}");
+            assert_eq!(found, AxisParts { rows, columns }, "{name}");
         };
         check("self_attn.q_proj.weight", own, whole);
         check("self_attn.q_proj.bias", whole, own);

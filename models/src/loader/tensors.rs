@@ -413,8 +413,8 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.own(name, found, &[(1, cut.rows)], (len, cut.columns))
     }
 
-    /// Takes a matrix. `rows`: how many rows of each of the matrices of which it consists, one below
-    /// the other, and which part of that one they are.
+    /// Takes a matrix. `rows`: how many rows of each of the matrices of which it consists, one
+    /// below the other, and which part of that one they are.
     pub(super) fn raw_of_rows(
         &mut self,
         name: &str,

@@ -55,7 +55,8 @@ impl GgufWriter {
         ));
     }
 
-    /// Turns matrices, or stacks of them, that are f32 into blocks of the types that `types` names for them.
+    /// Turns matrices, or stacks of them, that are f32 into blocks of the types that `types` names
+    /// for them.
     pub fn quantise(&mut self, types: impl Fn(&str) -> Option<WeightType>) -> crate::Result<()> {
         for (name, shape, dtype, data) in &mut self.tensors {
             if let (&[ref heights @ .., height, cols], Some(to)) = (&shape[..], types(name)) {

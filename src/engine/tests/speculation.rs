@@ -89,16 +89,21 @@ fn events(engine: &EngineHandle, together: bool) -> (Vec<Vec<SequenceEvent>>, En
 fn drafts_change_no_token_and_no_probability() {
     let (expect, without) = events(&engine(0, 400), false);
     assert_eq!(without.draft_tokens, 0);
-    for (together, blocks) in [(false, 400), (true, 400), (true, 90)] {
-        let (found, stats) = events(&engine(DRAFTS, blocks), together);
-        assert!(found == expect, "together {together}, {blocks} blocks: {stats:?}");
-        let (drafts, accepted) = (stats.draft_tokens, stats.accepted_tokens);
-        // How many there are depends on the measured times.
-        assert!(accepted > 0 && drafts > accepted, "some right, some wrong: {stats:?}");
-        assert_eq!(stats.generated_tokens, without.generated_tokens);
-        if !together {
-            assert!(stats.steps + accepted == without.steps, "{stats:?} {without:?}");
+    let (mut right, mut wrong, mut rounds) = (0, 0, 0);
+    // How many drafts there are depends on the measured times.
+    while right == 0 || wrong == 0 {
+        for (together, blocks) in [(false, 400), (true, 400), (true, 90)] {
+            let (found, stats) = events(&engine(DRAFTS, blocks), together);
+            assert!(found == expect, "together {together}, {blocks} blocks: {stats:?}");
+            right += stats.accepted_tokens;
+            wrong += stats.draft_tokens - stats.accepted_tokens;
+            assert_eq!(stats.generated_tokens, without.generated_tokens);
+            if !together {
+                assert!(stats.steps + stats.accepted_tokens == without.steps, "{stats:?}");
+            }
         }
+        rounds += 1;
+        assert!(rounds < 20, "{right} drafts were right and {wrong} were wrong");
     }
 }
 

@@ -103,8 +103,8 @@ pub fn chosen_products(folder: &Path, properties: &Properties) -> BTreeSet<Strin
     chosen.into_iter().map(|chosen| format!("{:016x}", one(chosen))).collect()
 }
 
-/// Replaces the file by renaming, so that readers see the whole old one or the whole new one. Several
-/// devices may do so at the same time.
+/// Replaces the file by renaming, so that readers see the whole old one or the whole new one.
+/// Several devices may do so at the same time.
 fn replace(file: &Path, text: &str) -> std::io::Result<()> {
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;

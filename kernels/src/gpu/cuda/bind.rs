@@ -120,8 +120,9 @@ pub(super) fn bind_nccl() -> Result<(), String> {
     let bind_one = |bound: &Bound| {
         let library = load(bound.file).ok_or_else(|| {
             format!(
-                "several GPUs compute a model together by NCCL, and {} cannot be loaded: install NCCL 2 for CUDA 13, name its \
-                 folder in LD_LIBRARY_PATH, or set engine.tensor_parallel to 1",
+                "several GPUs compute a model together by NCCL, and {} cannot be loaded: install \
+                 NCCL 2 for CUDA 13, name its folder in LD_LIBRARY_PATH, or set \
+                 engine.tensor_parallel to 1",
                 bound.file
             )
         })?;

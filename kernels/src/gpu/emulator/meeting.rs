@@ -1,4 +1,4 @@
-//! How emulated devices that compute one model together exchange values: each brings its part,
+//! Emulated devices that compute one model together exchange values here: each brings its part,
 //! waits for the others, and gets all parts in the order of the ranks. Every rank has a thread of
 //! its own, which runs the work of its device.
 

@@ -85,7 +85,7 @@ struct QueueState {
 #[derive(Clone, Debug)]
 enum Fault {
     Own(String),
-    /// Of another rank.
+    /// Another rank of the group failed, for this reason.
     OfGroup(String),
 }
 

@@ -1,5 +1,5 @@
-//! Products with matrices whose columns are in another order than the inputs. `columns.cu` describes
-//! the kernel that puts inputs into the order of the columns.
+//! Products with matrices whose columns are in another order than the inputs. `columns.cu`
+//! describes the kernel that puts inputs into the order of the columns.
 
 use super::by_parts;
 use crate::gpu::{Kind, Launch, View};

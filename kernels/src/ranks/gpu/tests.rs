@@ -94,7 +94,7 @@ fn exchanges_are_recorded() {
     assert_eq!(found, vec![four_times; 2]);
 }
 
-/// Whoever waits for a rank that failed gets an error that says so, and so does every later call.
+/// A rank that waits for one that failed gets an error that says so, as does every later call.
 #[test]
 fn a_rank_that_fails_ends_the_others() {
     let gpus = group(3);

@@ -1,4 +1,5 @@
-//! Products with packed experts have the bits of those that `linear` computes for each choice alone.
+//! Products with packed experts have the bits of those that `linear` computes for each choice
+//! alone.
 
 use super::*;
 use crate::experts::Experts;

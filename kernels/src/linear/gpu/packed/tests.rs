@@ -254,8 +254,8 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
     }
 }
 
-/// Twice the bytes that the columns of a block take in files: integers have scales of two bytes, with
-/// zeros in the bits of a code or without.
+/// Twice the bytes that the columns of a block take in files: integers have scales of two bytes,
+/// with zeros in the bits of a code or without.
 fn on_disk(dtype: WeightType) -> Vec<usize> {
     let columns = dtype.block_size();
     match dtype.name() {
