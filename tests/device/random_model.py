@@ -2,7 +2,8 @@
 """Makes a model with random weights, and runs it with PyTorch and transformers.
 
     random_model.py make FOLDER [--tiny]
-        writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, and prompts.json
+        writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, q4_k_m.gguf with other
+        weights of that shape, and prompts.json
     random_model.py compare FOLDER FILE
         compares the output of `on_device check` with PyTorch's; exits with 1 when it is too far off
     random_model.py speed FOLDER
@@ -14,6 +15,7 @@ Needs torch, transformers and safetensors; no network. Uses the first GPU where 
 """
 import json
 import os
+import struct
 import sys
 import time
 
@@ -69,6 +71,9 @@ PROMPT_LENGTHS = [1, 7, 33, 128, 300, 511]
 DECODED, CONTEXT = 64, 1000
 # Tokens of a prompt and of an answer, as in `on_device offline`, and the number of requests.
 PAGED, PAGED_TINY = [(128, 128, 1024), (1000, 1000, 400)], [(8, 4, 3)]
+# The types of GGUF files, by their numbers there, and the weights and bytes of a block.
+GGUF_IDS = {"F32": 0, "Q4_K": 12, "Q6_K": 14}
+GGUF_BLOCKS = {"F32": (1, 4), "Q4_K": (256, 144), "Q6_K": (256, 210)}
 HEAD = "| work | measured | of the ceiling | target | predicted |\n|---|---|---|---|---|"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -90,8 +95,98 @@ def make(folder, *flags):
         total += sum(tensor.nbytes for tensor in tensors.values())
     with open(f"{folder}/model.safetensors.index.json", "w") as out:
         json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, out)
+    if "--tiny" not in flags:
+        write_gguf(f"{folder}/q4_k_m.gguf", config, generator)
     with open(f"{folder}/prompts.json", "w") as out:
         json.dump([random_ids(config["vocab_size"], n, n) for n in PROMPT_LENGTHS], out)
+
+
+def write_gguf(path, config, generator):
+    """Writes a file whose weights are random blocks of the types that llama.cpp's mixture Q4_K_M
+    gives them: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
+    tensors = gguf_tensors(config)
+    head = bytearray(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(gguf_keys(config))))
+    for key, value in gguf_keys(config).items():
+        head += gguf_text(key) + gguf_value(value)
+    at = 0
+    for name, shape, kind in tensors:
+        head += gguf_text(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}QIQ", *reversed(shape), GGUF_IDS[kind], at)
+        at += gguf_bytes(shape, kind)
+    with open(path, "wb") as out:
+        out.write(head + bytes(-len(head) % 32))
+        for _, shape, kind in tensors:
+            out.write(gguf_blocks(shape, kind, generator).numpy().data)
+
+
+def gguf_tensors(config):
+    """Name, shape and type of each tensor."""
+    layers = config["num_hidden_layers"]
+    finer = [i < layers // 8 or i >= 7 * layers // 8 or i % 3 == 2 for i in range(layers)]
+    names = dict(embed_tokens="token_embd", norm="output_norm", lm_head="output")
+    names |= dict(q_proj="attn_q", k_proj="attn_k", v_proj="attn_v", o_proj="attn_output")
+    names |= dict(gate_proj="ffn_gate", up_proj="ffn_up", down_proj="ffn_down")
+    names |= dict(input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
+
+    def tensor(key, shape, prefix="", fine=False):
+        own = names[key.split(".")[-2]]
+        fine = own == "output" or (fine and own in ("attn_v", "ffn_down"))
+        kind = "F32" if len(shape) == 1 else "Q6_K" if fine else "Q4_K"
+        return f"{prefix}{own}.weight", shape, kind
+
+    outer_ones = [tensor(key, shape) for key, shape in outer(config).items()]
+    inner = [
+        tensor(key, shape, f"blk.{i}.", finer[i])
+        for i in range(layers)
+        for key, shape in layer(config, i).items()
+    ]
+    return outer_ones + inner
+
+
+def gguf_keys(config):
+    sizes = {
+        "context_length": config["max_position_embeddings"],
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+        "rope.dimension_count": config["head_dim"],
+    }
+    return {"general.architecture": "llama"} | {f"llama.{key}": v for key, v in sizes.items()}
+
+
+def gguf_text(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_value(value):
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + gguf_text(value)
+    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+
+
+def gguf_bytes(shape, kind):
+    """Bytes of a tensor. Those of these types are multiples of the alignment of 32."""
+    count, length = GGUF_BLOCKS[kind]
+    return torch.Size(shape).numel() // count * length
+
+
+def gguf_blocks(shape, kind, generator):
+    if kind == "F32":
+        return weights(shape, generator).float().view(torch.uint8)
+    length = GGUF_BLOCKS[kind][1]
+    count = gguf_bytes(shape, kind) // length
+    made = torch.randint(
+        256, (count, length), generator=generator, device=generator.device, dtype=torch.uint8
+    )
+    # The scales, and minimums that take the mean away, so that weights are about as large as STD.
+    halves = {"Q4_K": {0: 1e-4, 2: 7.5e-4}, "Q6_K": {208: 1.5e-5}}[kind]
+    for at, scale in halves.items():
+        made[:, at : at + 2] = torch.tensor([scale]).half().view(torch.uint8).to(made.device)
+    return made.cpu().flatten()
 
 
 def random_ids(vocab_size, count, seed):

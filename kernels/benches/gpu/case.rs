@@ -2,7 +2,7 @@
 //! its outputs.
 
 use crate::Result;
-use crate::data::value;
+use crate::data::{in_parts, value};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
 use half::bf16;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Case {
     pub tolerance: f64,
     pub out: Arc<Buffer>,
     /// The expected output at an index, after the first launch.
-    pub want: Box<dyn Fn(usize) -> f64>,
+    pub want: Box<dyn Fn(usize) -> f64 + Sync>,
     /// The i-th launch of a series. It uses other weights than the previous one.
     pub launch: Box<dyn Fn(usize) -> cresset_kernels::Result<()>>,
 }
@@ -37,8 +37,14 @@ impl Case {
         (self.launch)(0)?;
         gpu.synchronise()?;
         let got = read(&self.out)?;
-        let indices = (0..SAMPLES).map(|i| (i * 7_919 + i * got.len() / SAMPLES) % got.len());
-        let pairs: Vec<(f64, f64)> = indices.map(|i| (got[i], (self.want)(i))).collect();
+        // Only what the threads need, as a case's launches are those of this thread.
+        let (want, mut pairs) = (&self.want, vec![(0.0, 0.0); SAMPLES]);
+        in_parts(&mut pairs, 1, |first, part| {
+            for (i, pair) in (first..).zip(part) {
+                let i = (i * 7_919 + i * got.len() / SAMPLES) % got.len();
+                *pair = (got[i], want(i));
+            }
+        });
         let largest = pairs.iter().fold(1e-6, |m: f64, (_, want)| m.max(want.abs()));
         let error =
             pairs.iter().map(|(got, want)| (got - want).abs() / largest).fold(0.0, f64::max);

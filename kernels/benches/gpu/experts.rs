@@ -2,21 +2,29 @@
 
 use crate::case::{Case, TOLERANCE, f32s};
 use crate::data::{bf16s, output, value};
-use crate::packed::{Shape, row_blocks};
+use crate::packed::{Shape, packed, row_blocks};
 use crate::{Model, Result};
 use cresset_kernels::experts::{ExpertLinearArgs, Experts, RouteArgs, RouteScoring, Routes};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, View};
 use cresset_kernels::linear::{BAND_ROWS, DeviceFormat, Weight, WeightType};
 use cresset_kernels::operand::{DeviceOps, MatrixBuffer, MatrixPart, MatrixView, OpMemory};
+use std::iter::once_with;
 use std::sync::Arc;
 
 pub fn cases<'a>(
     gpu: &'a Arc<dyn Gpu>,
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
-    let ops: [fn(&Arc<dyn Gpu>, &Model, usize) -> Result<Case>; 3] =
-        [routed, multiplied, multiplied_by_codes];
-    ops.into_iter().flat_map(move |op| model.steps.iter().map(move |n| op(gpu, model, *n)))
+    let routes = model.steps.iter().map(move |n| routed(gpu, model, *n));
+    let by_values = once_with(move || dense_experts(gpu, model)).flat_map(move |made| {
+        let made = made.map_err(|error| error.to_string());
+        model.steps.iter().map(move |n| multiplied(gpu, model, *n, made.clone()?))
+    });
+    let by_codes = once_with(move || packed_experts(gpu, model)).flat_map(move |made| {
+        let made = made.map_err(|error| error.to_string());
+        model.steps.iter().map(move |n| multiplied_by_codes(gpu, model, *n, made.clone()?))
+    });
+    routes.chain(by_values).chain(by_codes)
 }
 
 /// Scores of the rows of a step, and the buffers of their routes.
@@ -83,12 +91,15 @@ fn routed(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     })
 }
 
-fn multiplied(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
+fn dense_experts(gpu: &Arc<dyn Gpu>, m: &Model) -> Result<Arc<Buffer>> {
+    bf16s(gpu, 1, m.experts * m.expert_ffn * m.hidden)
+}
+
+fn multiplied(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, w: Arc<Buffer>) -> Result<Case> {
     let &Model { experts, chosen, expert_ffn: rows, hidden: cols, .. } = m;
     let routing = Routing::new(gpu, m, n)?;
     gpu.route(&routing.args())?;
     let x = bf16s(gpu, 0, n * cols)?;
-    let w = bf16s(gpu, 1, experts * rows * cols)?;
     let out = output(gpu, Kind::Bf16, n * chosen * rows)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
@@ -117,15 +128,34 @@ fn multiplied(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     })
 }
 
-/// Experts in Q4_K.
-fn multiplied_by_codes(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
-    let &Model { experts, chosen, .. } = m;
+/// The rows of an expert's matrix in Q4_K, and all of them as one matrix.
+fn packed_shape(m: &Model) -> (usize, Shape) {
     let (rows, cols) = (m.expert_ffn.next_multiple_of(BAND_ROWS), m.hidden.next_multiple_of(256));
-    let shape: Shape = ("experts", WeightType::Q4K, &[0, 2], experts * rows, cols);
+    (rows, ("experts", WeightType::Q4K, &[0, 2], m.experts * rows, cols))
+}
+
+fn packed_experts(gpu: &Arc<dyn Gpu>, m: &Model) -> Result<Arc<MatrixBuffer>> {
+    let (_, shape) = packed_shape(m);
+    let (_, dtype, _, rows, cols) = shape;
+    let format = DeviceFormat::of(dtype).ok_or("a device has no packed form of this type")?;
+    let values = Buffer::from_slice(gpu, &packed(&shape, format))?;
+    let parts = vec![MatrixPart { values, rows, format: Some(format) }];
+    Ok(Arc::new(MatrixBuffer { parts, cols, scratch: None, order: None }))
+}
+
+fn multiplied_by_codes(
+    gpu: &Arc<dyn Gpu>,
+    m: &Model,
+    n: usize,
+    matrix: Arc<MatrixBuffer>,
+) -> Result<Case> {
+    let &Model { experts, chosen, .. } = m;
+    let (rows, shape) = packed_shape(m);
+    let cols = shape.4;
     let routing = Routing::new(gpu, m, n)?;
     gpu.route(&routing.args())?;
     let x = bf16s(gpu, 0, n * cols)?;
-    let (matrix, expert_bytes) = packed_matrix(gpu, &shape, rows)?;
+    let expert_bytes = matrix.parts[0].values.view().bytes() / experts;
     let out = output(gpu, Kind::Bf16, n * chosen * rows)?;
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
@@ -157,21 +187,4 @@ fn multiplied_by_codes(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> 
         want: Box::new(want),
         launch: Box::new(launch),
     })
-}
-
-/// The matrices of experts of so many rows, and the bytes of one.
-fn packed_matrix(
-    gpu: &Arc<dyn Gpu>,
-    shape: &Shape,
-    expert_rows: usize,
-) -> Result<(MatrixBuffer, usize)> {
-    let &(_, dtype, _, rows, cols) = shape;
-    let format = DeviceFormat::of(dtype).ok_or("a device has no packed form of this type")?;
-    let raw: Vec<u8> = (0..rows).flat_map(|row| row_blocks(shape, row)).collect();
-    let mut bytes = vec![0; format.bytes(rows, cols)];
-    format.pack(&raw, cols, &mut bytes)?;
-    let values = Buffer::from_slice(gpu, &bytes)?;
-    let parts = vec![MatrixPart { values, rows, format: Some(format) }];
-    let matrix = MatrixBuffer { parts, cols, scratch: None, order: None };
-    Ok((matrix, format.bytes(expert_rows, cols)))
 }

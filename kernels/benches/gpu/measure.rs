@@ -11,9 +11,9 @@ pub type Launches<'a> = &'a dyn Fn(usize) -> cresset_kernels::Result<()>;
 
 /// Launches in one graph. They are recorded, so that the host's part of a launch does not count.
 const LAUNCHES: usize = 32;
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 /// The least time that a round takes.
-const ROUND_SECONDS: f64 = 0.02;
+const ROUND_SECONDS: f64 = 0.01;
 
 /// The seconds of one launch, from the median round of replayed graphs.
 pub fn seconds(gpu: &Arc<dyn Gpu>, launch: Launches) -> Result<f64> {

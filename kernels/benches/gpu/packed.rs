@@ -2,11 +2,12 @@
 //! one.
 
 use crate::case::{Case, TOLERANCE};
-use crate::data::{bf16s, output, value};
+use crate::data::{bf16s, in_parts, output, value};
 use crate::{Model, Result};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
-use cresset_kernels::linear::WeightType;
-use cresset_kernels::linear::{DeviceFormat, Linear, LinearArgs, Mode, Weight};
+use cresset_kernels::linear::{
+    BAND_ROWS, DeviceFormat, Linear, LinearArgs, Mode, Weight, WeightType,
+};
 use cresset_kernels::operand::{DeviceOps, MatrixBuffer, MatrixPart, OpMemory};
 use half::f16;
 use std::sync::Arc;
@@ -52,6 +53,20 @@ pub fn row_blocks(&(_, dtype, scales, _, cols): &Shape, row: usize) -> Vec<u8> {
     raw
 }
 
+/// The whole matrix in the packed form.
+pub fn packed(shape: &Shape, format: DeviceFormat) -> Vec<u8> {
+    let &(.., rows, cols) = shape;
+    let band = format.bytes(BAND_ROWS, cols);
+    let mut bytes = vec![0; format.bytes(rows, cols)];
+    in_parts(&mut bytes, band, |first, part| {
+        let from = first / band * BAND_ROWS;
+        let own = from..(from + part.len() / band * BAND_ROWS).min(rows);
+        let raw: Vec<u8> = own.flat_map(|row| row_blocks(shape, row)).collect();
+        format.pack(&raw, cols, part).expect("the sizes are those of the format");
+    });
+    bytes
+}
+
 type Matrices = Arc<Vec<MatrixBuffer>>;
 
 /// Makes as many copies of a matrix as repeated launches need so that they find none of it in a
@@ -59,9 +74,7 @@ type Matrices = Arc<Vec<MatrixBuffer>>;
 fn matrices(gpu: &Arc<dyn Gpu>, shape: Shape, spread: usize) -> Result<Matrices> {
     let (_, dtype, _, rows, cols) = shape;
     let format = DeviceFormat::of(dtype).ok_or("a device has no packed form of this type")?;
-    let raw: Vec<u8> = (0..rows).flat_map(|row| row_blocks(&shape, row)).collect();
-    let mut bytes = vec![0; format.bytes(rows, cols)];
-    format.pack(&raw, cols, &mut bytes)?;
+    let bytes = packed(&shape, format);
     let first = Buffer::from_slice(gpu, &bytes)?;
     let scratch = Some(output(gpu, Kind::Bf16, SCRATCH / Kind::Bf16.bytes())?);
     let mut copies = Vec::new();

@@ -228,7 +228,10 @@ fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<C
 }
 
 /// An output computed by the definition; `visible` tells the number of keys that a query sees.
-fn attended(m: &Model, visible: impl Fn(usize) -> usize + 'static) -> Box<dyn Fn(usize) -> f64> {
+fn attended(
+    m: &Model,
+    visible: impl Fn(usize) -> usize + Sync + 'static,
+) -> Box<dyn Fn(usize) -> f64 + Sync> {
     let &Model { heads, kv_heads, head_dim, .. } = m;
     Box::new(move |i| {
         let (query, head, d) = (i / (heads * head_dim), i / head_dim % heads, i % head_dim);

@@ -27,7 +27,7 @@ DEVICE void merge_values(float* workspace, T* out, const float* sinks, Range own
 #pragma unroll
         for (uint32_t i = 0; i < PER_LANE; i++) {
             uint32_t d = first + i * WARP + lane();
-            if (d < value_dim) o[i] = both.merge(o[i], from.out[d]);
+            o[i] = both.merge(o[i], d < value_dim ? from.out[d] : 0.0f);
         }
     }
     float by = normaliser(row_max, row_sum, sinks, head);

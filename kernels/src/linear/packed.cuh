@@ -105,7 +105,8 @@ struct GroupScales {
         uint32_t groups = groups_of_tile(bits);
 #pragma unroll
         for (uint32_t i = 0; i < N; i++) zero[i] = f.zero;
-        if (f.scales == HEADERS) {
+        // No format of five or six bits has its scales in headers.
+        if (bits % 4 == 0 && f.scales == HEADERS) {
             header += f.columns == 32 ? group * f.group_bytes(bits) : 0;
             halves(scale, header + row * 2);
 #pragma unroll

@@ -18,7 +18,7 @@ type Generated = Vec<(u32, Vec<(u32, f32)>)>;
 /// each prompt.
 pub fn check(source: &Source, kind: Kind) -> Result<()> {
     let prompts: Vec<Vec<u32>> =
-        serde_json::from_slice(&std::fs::read(source.folder.join("prompts.json"))?)?;
+        serde_json::from_slice(&std::fs::read(source.path.join("prompts.json"))?)?;
     let longest = prompts.iter().map(Vec::len).max().ok_or("no prompts")? + STEPS;
     let wanted = |deterministic, graphs| Wanted {
         kind,

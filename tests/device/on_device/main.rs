@@ -5,7 +5,8 @@
 //!   alone or in a batch.
 //! - `on_device device` tells which device it finds, and whether kernels overlap on it.
 //! - `on_device fault` provokes a fault of a kernel, and tells what the device answers afterwards.
-//! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step.
+//! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step;
+//!   `on_device speed FILE.gguf`: start, prompts and decoding with quantised weights.
 //! - `on_device anatomy FOLDER`: the time that each kind of op adds to a step.
 //! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds;
 //!   `offline-others`, with lengths that have no target.
@@ -73,9 +74,9 @@ fn main() -> Result<ExitCode> {
     let open = || {
         if emulated { Ok(emulator(plain_launches)) } else { gpu::open_with(0, &options) }
     };
-    let (folder, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
-        ["check", folder, "bf16"] => (folder, |source| check::check(source, Kind::Bf16)),
-        ["check", folder, "f32"] => (folder, |source| check::check(source, Kind::F32)),
+    let (path, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
+        ["check", path, "bf16"] => (path, |source| check::check(source, Kind::Bf16)),
+        ["check", path, "f32"] => (path, |source| check::check(source, Kind::F32)),
         ["device"] => ("", |source| {
             targets::head();
             source.describe();
@@ -86,12 +87,12 @@ fn main() -> Result<ExitCode> {
         ["tiny-model", folder] => {
             return write_tiny_model(Path::new(folder)).map(|()| ExitCode::SUCCESS);
         }
-        ["speed", folder] => (folder, speed::speed),
-        ["anatomy", folder] => (folder, anatomy::anatomy),
-        ["offline", folder] => (folder, |source| offline::offline(source, true)),
-        ["offline-others", folder] => (folder, |source| offline::offline(source, false)),
-        ["deterministic", folder] => (folder, deterministic::deterministic),
-        ["survive", folder] => (folder, survive::survive),
+        ["speed", path] => (path, speed::speed),
+        ["anatomy", path] => (path, anatomy::anatomy),
+        ["offline", path] => (path, |source| offline::offline(source, true)),
+        ["offline-others", path] => (path, |source| offline::offline(source, false)),
+        ["deterministic", path] => (path, deterministic::deterministic),
+        ["survive", path] => (path, survive::survive),
         _ => return Err(USAGE.into()),
     };
     let gpu = match open() {
@@ -101,7 +102,7 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::from(NO_DEVICE));
         }
     };
-    judge(&Source { folder: folder.into(), gpu, emulated, began })?;
+    judge(&Source { path: path.into(), gpu, emulated, began })?;
     Ok(ExitCode::SUCCESS)
 }
 

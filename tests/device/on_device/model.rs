@@ -15,10 +15,10 @@ use std::time::Instant;
 
 pub const BLOCK_SIZE: usize = 16;
 
-/// The model's folder, and the device on which it is loaded.
+/// The model's folder or GGUF file, and the device on which it is loaded.
 #[derive(Clone)]
 pub struct Source {
-    pub folder: PathBuf,
+    pub path: PathBuf,
     pub gpu: Arc<dyn Gpu>,
     pub emulated: bool,
     /// When the program began.
@@ -52,7 +52,17 @@ impl Source {
 
     /// The sizes of the model, from its headers.
     pub fn config(&self) -> Result<ModelConfig> {
-        Ok(cresset_models::inspect(&ModelSource::hf_folder(self.folder.clone()))?.config)
+        Ok(cresset_models::inspect(&self.files())?.config)
+    }
+
+    /// Whether the model is one GGUF file, whose weights are quantised.
+    pub fn quantised(&self) -> bool {
+        self.path.extension().is_some_and(|extension| extension == "gguf")
+    }
+
+    fn files(&self) -> ModelSource {
+        let path = self.path.clone();
+        if self.quantised() { ModelSource::gguf(path) } else { ModelSource::hf_folder(path) }
     }
 
     /// The sizes for a GPU or those for the emulator, whichever this runs on.
@@ -89,8 +99,7 @@ impl Source {
             max_batched_tokens,
             max_context: Some(max_context),
         };
-        let (runner, info) =
-            ModelRunner::load(&ModelSource::hf_folder(self.folder.clone()), &options)?;
+        let (runner, info) = ModelRunner::load(&self.files(), &options)?;
         let watched =
             Watched { runner: Box::new(runner), launched: VecDeque::new(), done: Vec::new() };
         Ok(Loaded { runner: Shared(Arc::new(Mutex::new(watched))), info, wanted })
