@@ -5,7 +5,6 @@ use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::gpu::{Buffer, Gemm, Gpu, Kind};
-use cresset_kernels::linear::gpu::MAX_GEMV_ROWS;
 use cresset_kernels::linear::{Linear, LinearArgs, Mode};
 use cresset_kernels::operand::MatrixView;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ enum By {
 
 /// The ways to compute a product of `n` rows.
 fn ways(n: usize) -> impl Iterator<Item = By> {
-    let library = (n <= MAX_GEMV_ROWS).then_some(By::Library);
+    let library = (n <= 32).then_some(By::Library);
     [By::Op(Mode::Fast), By::Op(Mode::Invariant)].into_iter().chain(library)
 }
 

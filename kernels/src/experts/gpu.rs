@@ -1,6 +1,6 @@
-//! Launches the kernels of `experts.cu` on a device, and by `packed` those for packed matrices.
+//! Launches the kernels of `experts.cu` on a device, and by `products` those for matrices of many rows.
 
-mod packed;
+mod products;
 
 use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
@@ -48,7 +48,12 @@ impl Experts for DeviceOps {
         let ExpertSizes { choices, choices_per_row, rows, cols } = sizes;
         let &ExpertLinearArgs { x, w, bias, routes, out } = args;
         if let Some(format) = w.whole().and_then(|part| part.format) {
-            return packed::expert_linear(self, args, &sizes, &format);
+            products::check_packed(args, &sizes, &format)?;
+            return if choices == 0 {
+                Ok(())
+            } else {
+                products::expert_linear(self, args, &sizes, Some(&format))
+            };
         }
         let experts = routes.experts;
         let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;
@@ -58,6 +63,13 @@ impl Experts for DeviceOps {
         })?;
         if choices == 0 {
             return Ok(());
+        }
+        let aligned = |view: View| view.address().is_multiple_of(16);
+        if x.kind() == Kind::Bf16
+            && cols.is_multiple_of(8)
+            && [Some(x), dense].into_iter().flatten().all(aligned)
+        {
+            return products::expert_linear(self, args, &sizes, None);
         }
         let [ids, begins, order] = parts(routes.plan, choices, experts);
         let kernel = x.kind().kernel("expert_linear_f32", "expert_linear_bf16");

@@ -198,6 +198,11 @@ pub struct Gemm {
 
 impl Gemm {
     /// Checks kinds and lengths, so that the product stays inside the views.
+    /// Whether the library computes it: it adds no bias to an output of another kind.
+    pub(crate) fn library_takes(&self) -> bool {
+        self.bias.is_none() || self.out.kind() == self.x.kind()
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         let Self { x, x_stride, w, bias, out, out_stride, n, rows, cols } = *self;
         let kinds = matches!(x.kind(), Kind::F32 | Kind::Bf16)

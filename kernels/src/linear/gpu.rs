@@ -15,9 +15,10 @@ use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
-/// Up to this many rows of `x` our GEMV is used; cuBLASLt computes more. GEMV is expected to be the
-/// faster one here, which is not measured yet.
-pub const MAX_GEMV_ROWS: usize = 8;
+/// From so many rows of `x` on, the library may multiply. It does for more than 32, and for fewer
+/// where our GEMV has no room: on an H200, GEMV takes 118 us for the four products of a layer of
+/// Llama 3.1 8B with 32 rows, and the library 133.
+pub const LIBRARY_ROWS: usize = 9;
 
 /// A GEMV kernel of `linear.cu`, for up to `tokens` rows of `x`.
 #[derive(Debug, PartialEq, Eq)]
@@ -160,10 +161,10 @@ fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algo
         .iter()
         .find(|gemv| n <= gemv.tokens && gemv.shared_bytes() <= properties.shared_bytes);
     match (mode, gemv) {
-        (Mode::Fast, _) if n > MAX_GEMV_ROWS => Algorithm::Library,
-        _ if !tensor => Algorithm::Dot,
-        (_, Some(gemv)) => Algorithm::Gemv(gemv),
-        (_, None) => Algorithm::Gemm(choose_tile(n, rows, properties)),
+        (_, Some(gemv)) if tensor => Algorithm::Gemv(gemv),
+        (Mode::Fast, _) if n >= LIBRARY_ROWS && product.library_takes() => Algorithm::Library,
+        _ if tensor => Algorithm::Gemm(choose_tile(n, rows, properties)),
+        _ => Algorithm::Dot,
     }
 }
 

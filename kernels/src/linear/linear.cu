@@ -56,60 +56,9 @@
 //   by 128 values: 1024 blocks of 64 × 64, of which shared memory (48 KiB) leaves four on a
 //   multiprocessor; with few rows of x they read 16 MiB of weights and are bound by that. Not
 //   measured yet.
-#include "linear/streams.cuh"
+#include "linear/dense_product.cuh"
 
 namespace {
-
-// A matrix of bf16, row by row.
-struct DenseWeights {
-    static constexpr uint32_t ROW_BYTES = TILE_K * sizeof(bf16), PREFETCH_COLUMNS = 256;
-
-    const bf16* w;
-    uint32_t rows, cols;
-
-    template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
-    DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
-        copy_tile<COUNT, PERIOD, THREADS>(
-            reinterpret_cast<bf16*>(slot), AllRows{w, rows, cols}, first, cols, k);
-    }
-
-    DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
-        uint32_t row = first + lane();
-        if (row < rows)
-            prefetch(w + static_cast<size_t>(row) * cols + k,
-                min(end - k, PREFETCH_COLUMNS) * sizeof(bf16));
-    }
-
-    template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
-    DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
-        const bf16* x, AfterReads after_reads) const {
-        uint32_t row = lane() % 8, tile = lane() / 8;
-        const bf16* w_row =
-            reinterpret_cast<const bf16*>(slot) + (row * 2 * W_TILES + tile % 2) * TILE_K;
-        const bf16* x_row = x + row * TILE_K;
-#pragma unroll
-        for (uint32_t window = 0; window < TILE_K / 32; window++) {
-            uint32_t a[2][W_TILES][4], b[X_TILES][4];
-#pragma unroll
-            for (uint32_t j = 0; j < X_TILES; j++)
-                ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
-#pragma unroll
-            for (uint32_t half = 0; half < 2; half++)
-#pragma unroll
-                for (uint32_t i = 0; i < W_TILES; i++)
-                    ldmatrix(a[half][i],
-                        w_row + i * 2 * TILE_K + ((window * 4 + half * 2 + tile / 2) ^ row) * 8);
-            if (window == TILE_K / 32 - 1) after_reads();
-#pragma unroll
-            for (uint32_t half = 0; half < 2; half++)
-#pragma unroll
-                for (uint32_t i = 0; i < W_TILES; i++)
-#pragma unroll
-                    for (uint32_t j = 0; j < X_TILES; j++)
-                        mma(acc[i][j], a[half][i], {b[j][half * 2], b[j][half * 2 + 1]});
-        }
-    }
-};
 
 // ---- dot
 

@@ -29,7 +29,7 @@ use cresset_kernels::attention::gpu::PagedSequences;
 use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
-use cresset_kernels::linear::gpu::{MAX_GEMV_ROWS, uses_scratch};
+use cresset_kernels::linear::gpu::{LIBRARY_ROWS, uses_scratch};
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
@@ -127,6 +127,7 @@ impl CudaModel {
         decoder.config.kv_kind = kind;
         let weight_bytes = store.bytes;
         drop(store);
+        tracing::info!(weight_bytes, "the weights are on the GPU");
         let attention = AttentionKinds::new(gpu, options, &decoder.config, decoder.positions)?;
         let workspace = StepWorkspace::new(gpu, options, &decoder.config, &attention)?;
         let graphs = Graphs::new(options.gpu_graph_rows.min(options.max_rows));
@@ -309,7 +310,7 @@ impl CudaModel {
     /// serving should.
     fn run_largest_steps(&mut self) -> Result<()> {
         let most = self.options.max_tokens();
-        let sizes = std::iter::successors(Some(2 * MAX_GEMV_ROWS), |tokens| tokens.checked_mul(2));
+        let sizes = std::iter::successors(Some(LIBRARY_ROWS.next_power_of_two()), |tokens| tokens.checked_mul(2));
         for tokens in sizes.take_while(|tokens| *tokens < most).chain([most]) {
             let batch = self.full_batch(tokens);
             self.run_unsampled(&batch, self.shape(&batch))?;

@@ -72,7 +72,7 @@ impl CublasLt {
     }
 
     pub(super) fn run(&self, gemm: &Gemm) -> Result<()> {
-        if gemm.bias.is_some() && gemm.out.kind() != gemm.x.kind() {
+        if !gemm.library_takes() {
             let detail = "bias where the output's kind is not the operands'".into();
             return Err(Error::Unsupported { op: "gemm", detail });
         }

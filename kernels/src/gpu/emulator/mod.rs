@@ -259,6 +259,11 @@ impl Gpu for Emulator {
 
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
         gemm.check()?;
+        // As a device does.
+        if !gemm.library_takes() {
+            let detail = "bias where the output's kind is not the operands'".into();
+            return Err(Error::Unsupported { op: "gemm", detail });
+        }
         self.enqueue(QueuedWork::Gemm(*gemm))
     }
 

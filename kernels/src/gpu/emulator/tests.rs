@@ -93,7 +93,10 @@ fn faults_are_seen() {
             let (gate_up, out) = (gate_up?, out?);
             let launch =
                 Launch { kernel: "silu_f32", blocks: [1, 8, 1], threads: 128, shared_bytes: 0 };
-            gpu.launch(&launch, &args![gate_up.view(), out.view(), 4096usize])?;
+            gpu.launch(
+                &launch,
+                &args![gate_up.view(), gate_up.view(), out.view(), 4usize, 4usize, 4096usize, 0u32],
+            )?;
             gpu.synchronise()
         },
         "memory outside every allocation",
@@ -121,6 +124,6 @@ fn a_write_behind_an_allocation_is_seen_without_waiting_again() {
     let buffer = Buffer::zeros(&gpu, Kind::F32, 4).unwrap();
     let beyond = View::new(buffer.view().address(), 4, Kind::F32);
     let launch = Launch { kernel: "silu_f32", blocks: [1, 2, 1], threads: 128, shared_bytes: 0 };
-    gpu.launch(&launch, &args![beyond, beyond, 8usize]).unwrap();
+    gpu.launch(&launch, &args![beyond, beyond, beyond, 8usize, 8usize, 8usize, 0u32]).unwrap();
     gpu.synchronise().unwrap();
 }

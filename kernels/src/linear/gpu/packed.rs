@@ -8,8 +8,11 @@ use crate::storage::ensure;
 use crate::{Result, args};
 
 /// From so many rows of `x` on, weights are dequantised for the library, which multiplies the
-/// faster the more rows there are. It is a prediction.
-const LIBRARY_ROWS: usize = 256;
+/// faster the more rows there are. For one row less, dequantising alone takes as long as GEMM on an
+/// H200.
+const LIBRARY_ROWS: usize = GEMM_SIDE + 1;
+/// Rows of `w` and of `x` that a block of GEMM takes.
+const GEMM_SIDE: usize = 64;
 /// Bytes of the memory for that. It stays in the second-level cache of large devices.
 pub const SCRATCH_BYTES: usize = 32 << 20;
 
@@ -68,6 +71,8 @@ static KERNELS: [Kernels; 6] = [
 pub(crate) const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
 /// Bytes of a row of `x` in a slot.
 const X_BYTES: usize = 128;
+/// Bytes of shared memory that a multiprocessor reserves for each block.
+const RESERVED_BYTES: usize = 1024;
 
 impl Kernels {
     pub(crate) fn of(format: &DeviceFormat) -> &'static Self {
@@ -81,6 +86,13 @@ impl Kernels {
         let tokens = GEMV_TOKENS[gemv];
         let slots = if gemv == 0 { self.slots } else { 2 };
         8 * (slots * (self.slot_bytes + tokens * X_BYTES) + BAND_ROWS * tokens * 4)
+    }
+
+    /// Blocks of a GEMV that a multiprocessor runs at once. The arithmetic of eight warps waits for
+    /// itself: two blocks overlap that.
+    fn gemv_resident(&self, gemv: usize, properties: &Properties) -> usize {
+        let room = properties.shared_bytes as usize / (self.gemv_bytes(gemv) + RESERVED_BYTES);
+        if gemv == 0 { room.clamp(1, 2) } else { 1 }
     }
 
     /// The first GEMV that takes `n` rows and fits the device.
@@ -116,7 +128,7 @@ pub(super) fn run(
 ) -> Result<()> {
     check(product, format)?;
     let kernels = Kernels::of(format);
-    let algorithm = choose(kernels, product.n, mode, scratch, gpu.properties());
+    let algorithm = choose(kernels, product, mode, scratch, gpu.properties());
     run_by(&**gpu, product, format, &algorithm)
 }
 
@@ -134,14 +146,21 @@ fn check(product: &Gemm, format: &DeviceFormat) -> Result<()> {
 
 fn choose(
     kernels: &Kernels,
-    n: usize,
+    product: &Gemm,
     mode: Mode,
     scratch: Option<View>,
     properties: &Properties,
 ) -> PackedAlgorithm {
-    match (kernels.gemv(n, properties), scratch) {
+    let &Gemm { n, rows, .. } = product;
+    // Where GEMM has too few blocks for all multiprocessors, GEMV reads the weights twice instead.
+    let enough = properties.multiprocessors as usize * 3 / 4;
+    let twice = n <= GEMM_SIDE && rows.div_ceil(GEMM_SIDE) < enough;
+    let gemv = kernels.gemv(if twice { n.div_ceil(n.div_ceil(32)) } else { n }, properties);
+    match (gemv, scratch) {
         (Some(gemv), _) => PackedAlgorithm::Gemv(gemv),
-        (None, Some(scratch)) if uses_scratch(mode, n) => PackedAlgorithm::Library(scratch),
+        (None, Some(scratch)) if uses_scratch(mode, n) && product.library_takes() => {
+            PackedAlgorithm::Library(scratch)
+        }
         (None, _) => PackedAlgorithm::Gemm,
     }
 }
@@ -152,24 +171,33 @@ fn run_by(
     format: &DeviceFormat,
     algorithm: &PackedAlgorithm,
 ) -> Result<()> {
-    let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
+    let &Gemm { x, x_stride, w, bias, out, out_stride, n, rows, cols } = product;
     let kernels = Kernels::of(format);
-    let (kernel, blocks, threads, shared_bytes) = match *algorithm {
+    let (kernel, blocks, threads, shared_bytes, most_rows) = match *algorithm {
         PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),
         PackedAlgorithm::Gemv(gemv) => {
-            let most = gpu.properties().multiprocessors as usize;
+            let properties = gpu.properties();
+            let most =
+                properties.multiprocessors as usize * kernels.gemv_resident(gemv, properties);
             let blocks = rows.div_ceil(BAND_ROWS).min(most);
-            (kernels.gemv[gemv], blocks, 256, kernels.gemv_bytes(gemv))
+            (kernels.gemv[gemv], blocks, 256, kernels.gemv_bytes(gemv), GEMV_TOKENS[gemv])
         }
         PackedAlgorithm::Gemm => {
-            (kernels.gemm, rows.div_ceil(64) * n.div_ceil(64), 128, kernels.gemm_bytes())
+            let blocks = rows.div_ceil(GEMM_SIDE) * n.div_ceil(GEMM_SIDE);
+            (kernels.gemm, blocks, 128, kernels.gemm_bytes(), n)
         }
     };
     let blocks = [blocks as u32, 1, 1];
     let launch = Launch { kernel, blocks, threads, shared_bytes: shared_bytes as u32 };
     let f32_out = u32::from(out.kind() == Kind::F32);
-    let sizes = args![x, w, bias, out, f32_out, n, rows, cols, out_stride];
-    gpu.launch(&launch, &[&sizes[..], &format.numbers()].concat())
+    for first in (0..n).step_by(most_rows) {
+        let (x, out) =
+            (x.slice(first * x_stride..x.len()), out.slice(first * out_stride..out.len()));
+        let sizes =
+            args![x, w, bias, out, f32_out, most_rows.min(n - first), rows, cols, out_stride];
+        gpu.launch(&launch, &[&sizes[..], &format.numbers()].concat())?;
+    }
+    Ok(())
 }
 
 /// Dequantises as many rows at a time as the scratch memory holds, and multiplies by them.

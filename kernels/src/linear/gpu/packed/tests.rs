@@ -61,7 +61,7 @@ impl Case {
             x: x.slice(0..n * cols),
             x_stride: cols,
             w,
-            bias: Some(bias),
+            bias: Some(bias).filter(|_| adds_bias(algorithm)),
             out: out.view().slice(2..n * stride),
             out_stride: stride,
             n,
@@ -78,7 +78,9 @@ impl Case {
 
     /// The largest error, in units of the largest that rounding weights to bf16 makes.
     fn error(&self, n: usize, algorithm: &PackedAlgorithm) -> f32 {
-        let (want, allowed) = expected(&self.packed, &self.x[..n * self.packed.cols], &self.bias);
+        let nothing = vec![0.0; self.bias.len()];
+        let bias = if adds_bias(algorithm) { &self.bias } else { &nothing };
+        let (want, allowed) = expected(&self.packed, &self.x[..n * self.packed.cols], bias);
         let got = self.run(n, algorithm);
         let errors = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
         let larger = |most: f32, error| if most.is_nan() || error <= most { most } else { error };
@@ -96,6 +98,11 @@ impl Case {
     fn library(&self) -> PackedAlgorithm {
         PackedAlgorithm::Library(self.scratch.view())
     }
+}
+
+/// The library adds no bias to an output in f32.
+fn adds_bias(algorithm: &PackedAlgorithm) -> bool {
+    !matches!(algorithm, PackedAlgorithm::Library(_))
 }
 
 /// Sizes in which rows do not fill a band, columns no tile or header, or ranges of columns are
@@ -229,6 +236,13 @@ fn parts_of_several_formats_are_one_matrix() {
     assert!(gpu.linear(&args).is_err(), "activations in f32");
 }
 
+/// A product with an output in f32.
+fn sized(n: usize, rows: usize, bias: Option<View>) -> Gemm {
+    let [x, w] = [Kind::Bf16, Kind::U8].map(|kind| View::new(4096, 1 << 30, kind));
+    let (cols, out) = (4096, View::new(4096, 1 << 30, Kind::F32));
+    Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols }
+}
+
 #[test]
 fn the_algorithm_is_chosen_by_rows_mode_and_card() {
     let scratch = View::new(4096, 1 << 20, Kind::Bf16);
@@ -236,8 +250,13 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
         Properties { shared_bytes: 227 * 1024, multiprocessors: 132, ..gpu().properties().clone() };
     let small = Properties { shared_bytes: 99 * 1024, ..h200.clone() };
     for kernels in &KERNELS {
+        let check_rows = |rows, n, mode, card: &Properties, expect| {
+            let product = sized(n, rows, None);
+            let found = choose(kernels, &product, mode, Some(scratch), card);
+            assert_eq!(found, expect, "{n} {rows} {mode:?}");
+        };
         let check = |n, mode, card: &Properties, expect| {
-            assert_eq!(choose(kernels, n, mode, Some(scratch), card), expect, "{n} {mode:?}");
+            check_rows(1 << 14, n, mode, card, expect);
         };
         for mode in [Mode::Fast, Mode::Invariant] {
             for (n, gemv) in [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (32, 2)] {
@@ -245,11 +264,19 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
             }
             check(16, mode, &small, PackedAlgorithm::Gemv(1));
             check(17, mode, &small, PackedAlgorithm::Gemm);
-            check(255, mode, &h200, PackedAlgorithm::Gemm);
+            check(64, mode, &h200, PackedAlgorithm::Gemm);
+            // With few blocks for GEMM, GEMV is launched twice.
+            check_rows(4096, 48, mode, &h200, PackedAlgorithm::Gemv(2));
+            check_rows(4096, 65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
         }
-        check(256, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
-        check(256, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
-        assert_eq!(choose(kernels, 999, Mode::Fast, None, &h200), PackedAlgorithm::Gemm);
+        check(65, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
+        check(65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
+        let choose = |product: &Gemm, scratch| {
+            choose(kernels, product, Mode::Fast, scratch, &h200)
+        };
+        assert_eq!(choose(&sized(999, 1 << 14, None), None), PackedAlgorithm::Gemm);
+        let biased = sized(999, 1 << 14, Some(View::new(4096, 1 << 14, Kind::Bf16)));
+        assert_eq!(choose(&biased, Some(scratch)), PackedAlgorithm::Gemm, "a bias and f32");
         assert!(kernels.gemm_bytes() <= small.shared_bytes as usize);
     }
 }

@@ -1,5 +1,5 @@
-//! Products with the packed matrices of experts on a device. `packed_experts.cu` describes the
-//! kernels.
+//! Products with the matrices of experts on a device, in bf16 or in the packed form. `products.cu`
+//! describes the kernels.
 
 use super::parts;
 use crate::experts::ExpertLinearArgs;
@@ -23,35 +23,56 @@ enum ExpertKernel {
     Gemm,
 }
 
-fn choose(
-    kernels: &PackedKernels,
-    sizes: &ExpertSizes,
-    experts: usize,
-    properties: &Properties,
-) -> ExpertKernel {
-    let few = sizes.choices <= GEMV_TOKENS[0] * experts;
-    let room = kernels.gemv_bytes(0) <= properties.shared_bytes as usize;
-    if few && room { ExpertKernel::Gemv } else { ExpertKernel::Gemm }
+/// Both kernels for matrices of one form, with their shared memory.
+struct ExpertKernels {
+    gemv: &'static str,
+    gemm: &'static str,
+    gemv_bytes: usize,
+    gemm_bytes: usize,
 }
 
-/// `args.w` has the bytes of the format.
+impl ExpertKernels {
+    /// Tiles of 64 columns in bf16: two slots of 32 rows and 8 choices for each of eight warps, and
+    /// their sums; four slots of 64 rows and 64 choices.
+    const DENSE: Self = Self {
+        gemv: "expert_gemv_bf16",
+        gemm: "expert_gemm_bf16",
+        gemv_bytes: 8 * (2 * (32 + 8) * 128 + 32 * 8 * 4),
+        gemm_bytes: 4 * (64 + 64) * 128,
+    };
+
+    fn of(format: Option<&DeviceFormat>) -> Self {
+        let Some(format) = format else { return Self::DENSE };
+        let kernels = PackedKernels::of(format);
+        Self {
+            gemv: kernels.expert_gemv,
+            gemm: kernels.expert_gemm,
+            gemv_bytes: kernels.gemv_bytes(0),
+            gemm_bytes: kernels.gemm_bytes(),
+        }
+    }
+
+    fn choose(&self, choices: usize, experts: usize, properties: &Properties) -> ExpertKernel {
+        let few = choices <= GEMV_TOKENS[0] * experts;
+        let room = self.gemv_bytes <= properties.shared_bytes as usize;
+        if few && room { ExpertKernel::Gemv } else { ExpertKernel::Gemm }
+    }
+}
+
+/// The matrices are dense, or have the bytes of the format. There is at least one choice.
 pub(super) fn expert_linear(
     gpu: &DeviceOps,
     args: &ExpertLinearArgs<View>,
     sizes: &ExpertSizes,
-    format: &DeviceFormat,
+    format: Option<&DeviceFormat>,
 ) -> Result<()> {
-    check(args, sizes, format)?;
-    if sizes.choices == 0 {
-        return Ok(());
-    }
-    let kernels = PackedKernels::of(format);
-    let kernel = choose(kernels, sizes, args.routes.experts, gpu.properties());
+    let kernels = ExpertKernels::of(format);
+    let kernel = kernels.choose(sizes.choices, args.routes.experts, gpu.properties());
     run_by(&**gpu, args, sizes, format, kernel)
 }
 
 /// Each expert's matrix is made of whole bands.
-fn check(
+pub(super) fn check_packed(
     &ExpertLinearArgs { x, w, .. }: &ExpertLinearArgs<View>,
     &ExpertSizes { rows, cols, .. }: &ExpertSizes,
     format: &DeviceFormat,
@@ -75,30 +96,29 @@ fn run_by(
     gpu: &dyn Gpu,
     args: &ExpertLinearArgs<View>,
     &ExpertSizes { choices, choices_per_row, rows, cols }: &ExpertSizes,
-    format: &DeviceFormat,
+    format: Option<&DeviceFormat>,
     kernel: ExpertKernel,
 ) -> Result<()> {
     let &ExpertLinearArgs { x, w, bias, routes, out } = args;
-    let (kernels, experts) = (PackedKernels::of(format), routes.experts);
+    let (kernels, experts) = (ExpertKernels::of(format), routes.experts);
     let read = experts.min(choices);
     let (kernel, across, threads, shared_bytes) = match kernel {
         ExpertKernel::Gemv => {
             // Two blocks for each multiprocessor, if experts have so many bands.
             let most = (2 * gpu.properties().multiprocessors as usize).div_ceil(read);
-            let blocks = (rows / BAND_ROWS).min(most);
-            (kernels.expert_gemv, blocks, 256, kernels.gemv_bytes(0))
+            let blocks = rows.div_ceil(BAND_ROWS).min(most);
+            (kernels.gemv, blocks, 256, kernels.gemv_bytes)
         }
-        ExpertKernel::Gemm => {
-            (kernels.expert_gemm, rows.div_ceil(GEMM_ROWS), 128, kernels.gemm_bytes())
-        }
+        ExpertKernel::Gemm => (kernels.gemm, rows.div_ceil(GEMM_ROWS), 128, kernels.gemm_bytes),
     };
     let blocks = [across as u32, read as u32, 1];
     let launch = Launch { kernel, blocks, threads, shared_bytes: shared_bytes as u32 };
     let values = w.whole().map(|part| part.values);
     let [ids, begins, order] = parts(routes.plan, choices, experts);
     let plan = args![ids, begins, order, choices, experts, choices_per_row];
-    let all = [&args![x, values, bias, out, rows, cols][..], &plan, &format.numbers()];
-    gpu.launch(&launch, &all.concat())
+    let numbers = format.map(DeviceFormat::numbers);
+    let numbers = numbers.as_ref().map_or(&[][..], |numbers| &numbers[..]);
+    gpu.launch(&launch, &[&args![x, values, bias, out, rows, cols][..], &plan, numbers].concat())
 }
 
 #[cfg(test)]

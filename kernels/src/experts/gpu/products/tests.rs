@@ -58,8 +58,8 @@ impl Case {
         let (w, bias, routes) =
             (DeviceOps::matrix(&matrix), Some(bias.view()), self.routed.routes());
         let args = ExpertLinearArgs { x: x.view(), w, bias, routes, out: out.view() };
-        check(&args, &sizes, &self.packed.format).unwrap();
-        run_by(&**gpu, &args, &sizes, &self.packed.format, kernel).unwrap();
+        check_packed(&args, &sizes, &self.packed.format).unwrap();
+        run_by(&**gpu, &args, &sizes, Some(&self.packed.format), kernel).unwrap();
         downloaded(&out)
     }
 
@@ -138,15 +138,12 @@ fn the_kernel_is_chosen_by_the_choices_of_an_expert() {
     let card = Emulator::card("rtx-3060", 1 << 20).unwrap();
     let tiny = Properties { shared_bytes: 64 << 10, ..card.clone() };
     for dtype in packed_types() {
-        let kernels = PackedKernels::of(&DeviceFormat::of(dtype).unwrap());
-        let choose = |choices, card: &Properties| {
-            let sizes = ExpertSizes { choices, choices_per_row: 1, rows: 64, cols: 64 };
-            super::choose(kernels, &sizes, 128, card)
-        };
+        let kernels = ExpertKernels::of(DeviceFormat::of(dtype).as_ref());
+        let choose = |choices, card: &Properties| kernels.choose(choices, 128, card);
         assert_eq!(choose(8, &card), ExpertKernel::Gemv, "{dtype:?}");
         assert_eq!(choose(1024, &card), ExpertKernel::Gemv);
         assert_eq!(choose(1025, &card), ExpertKernel::Gemm);
         assert_eq!(choose(8, &tiny), ExpertKernel::Gemm);
-        assert!(kernels.gemm_bytes() <= 64 << 10);
+        assert!(kernels.gemm_bytes <= 64 << 10);
     }
 }
