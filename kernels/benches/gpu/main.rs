@@ -133,15 +133,16 @@ fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {
     println!("Kernels overlap: {}.", if gpu.overlaps() { "yes" } else { "no" });
     match ceilings {
         None => println!("Values are checked, nothing is timed.\n"),
-        Some(Ceilings { copy, product }) => println!(
-            "{} ({}), measured in this run: copy {:.0} GB/s (read and written), bf16 product {:.0} TFLOP/s.\n",
+        Some(Ceilings { copy, read, product }) => println!(
+            "{} ({}), measured in this run: copy {:.0} GB/s (read and written), reading {:.0} GB/s, bf16 product {:.0} TFLOP/s.\n",
             properties.name,
             properties.versions,
             copy / 1e9,
+            read / 1e9,
             product / 1e12
         ),
     }
-    println!("| op | shape | rows | µs | GB/s | of copy | TFLOP/s | of product | error |");
+    println!("| op | shape | rows | µs | GB/s | of reading | TFLOP/s | of product | error |");
     println!("|---|---|---:|---:|---:|---:|---:|---:|---:|");
 }
 
@@ -162,7 +163,7 @@ fn report(gpu: &Arc<dyn Gpu>, case: &case::Case, ceilings: Option<&Ceilings>) ->
         "| {op} | {shape} | {n} | {:.1} | {:.0} | {:.0} % | {:.1} | {:.0} % | {error:.0e} |",
         seconds * 1e6,
         bandwidth / 1e9,
-        100.0 * bandwidth / ceilings.copy,
+        100.0 * bandwidth / ceilings.read,
         rate / 1e12,
         100.0 * rate / ceilings.product,
     );

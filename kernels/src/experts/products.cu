@@ -118,7 +118,7 @@ DEVICE void expert_gemm(const bf16* x, const Experts& all, const bf16* bias, bf1
 #define EXPERT_PLAN \
     Plan { ids, begins, order, choices, experts, choices_per_row }
 #define PACKED_GEMV(name, bits, floats)                                                         \
-    KERNEL __launch_bounds__(256, bits == 8 && !floats ? 1 : 2)                                 \
+    KERNEL __launch_bounds__(256, bits < 6 || floats ? 2 : 1)                                   \
         name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
         PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                                  \
         expert_gemv<bits == 8 ? 3 : 4>(x, all, bias, out, rows, cols, EXPERT_PLAN);             \

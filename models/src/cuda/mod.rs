@@ -310,7 +310,9 @@ impl CudaModel {
     /// serving should.
     fn run_largest_steps(&mut self) -> Result<()> {
         let most = self.options.max_tokens();
-        let sizes = std::iter::successors(Some(LIBRARY_ROWS.next_power_of_two()), |tokens| tokens.checked_mul(2));
+        let sizes = std::iter::successors(Some(LIBRARY_ROWS.next_power_of_two()), |tokens| {
+            tokens.checked_mul(2)
+        });
         for tokens in sizes.take_while(|tokens| *tokens < most).chain([most]) {
             let batch = self.full_batch(tokens);
             self.run_unsampled(&batch, self.shape(&batch))?;

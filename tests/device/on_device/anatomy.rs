@@ -141,7 +141,8 @@ impl PartialDevice {
     }
 
     fn part_of(&self, launch: &Launch, args: &[Arg]) -> usize {
-        if let [.., Arg::U32(rows), Arg::U32(cols)] = args
+        // Behind four operands, whether the output is f32, and the rows of `x`.
+        if let Some([Arg::U32(rows), Arg::U32(cols)]) = args.get(6..8)
             && ["gemv", "gemm", "dot"].iter().any(|name| launch.kernel.starts_with(name))
         {
             return self.product(*rows as usize, *cols as usize);

@@ -86,6 +86,12 @@ pub fn speed(source: &Source) -> Result<()> {
         &[],
     );
     row(
+        format!("the library's product of one row with {bytes} bytes"),
+        format!("{:.0} GB/s read", ceilings.read / 1e9),
+        "is one",
+        &[],
+    );
+    row(
         format!("product of {side}³"),
         format!("{:.0} TFLOP/s", ceilings.product / 1e12),
         "is one",
@@ -116,10 +122,10 @@ fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings, quantised: bool)
             decode_seconds(&mut loaded.runner.clone(), work, config.vocab_size, prompt)?;
         let (rate, ms, us) = (rows as f64 / seconds, seconds * 1e3, host * 1e6);
         let share =
-            100.0 * read_bytes(loaded, work.cached(), quantised) as f64 / seconds / ceilings.copy;
+            100.0 * read_bytes(loaded, work.cached(), quantised) as f64 / seconds / ceilings.read;
         let measured =
             format!("{rate:.1} tok/s, {ms:.3} ms a step, {us:.0} µs of the host a launch");
-        let ceiling = format!("{share:.0} % of copy");
+        let ceiling = format!("{share:.0} % of reading");
         if rows == 1 && !quantised {
             row(what, measured, ceiling, &[(DECODE, rate), (DECODE_SHARE, share)]);
         } else {

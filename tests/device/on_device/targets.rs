@@ -29,7 +29,7 @@ const fn at_most(bound: f64, unit: &'static str) -> Target {
 pub const START: Target = at_most(5.0, "s");
 /// Decoding of one row.
 pub const DECODE: Target = at_least(256.0, "tok/s").predicted("231 to 241");
-pub const DECODE_SHARE: Target = at_least(85.0, "% of copy");
+pub const DECODE_SHARE: Target = at_least(85.0, "% of reading");
 /// A prompt of 8192 tokens.
 pub const PREFILL_SHARE: Target = at_least(65.0, "% of product").predicted("66 to 69");
 /// Requests of 1000 prompt tokens and 1000 answer tokens.

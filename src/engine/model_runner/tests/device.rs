@@ -55,7 +55,7 @@ fn on_gpu(deterministic: bool) -> ModelOptions {
     }
 }
 
-fn start(options: EngineOptions, runner: &ModelOptions) -> EngineHandle {
+fn start(options: &EngineOptions, runner: &ModelOptions) -> EngineHandle {
     let folder = tempfile::tempdir().unwrap();
     start_model(&tiny_llama(folder.path()), options, runner)
 }
@@ -66,10 +66,10 @@ fn tiny_llama(folder: &Path) -> ModelSource {
     ModelSource::gguf(path)
 }
 
-fn start_model(source: &ModelSource, options: EngineOptions, on: &ModelOptions) -> EngineHandle {
+fn start_model(source: &ModelSource, options: &EngineOptions, on: &ModelOptions) -> EngineHandle {
     let (runner, info) = ModelRunner::load(source, on).unwrap();
     assert!(info.num_blocks >= options.num_blocks);
-    EngineHandle::start(Box::new(runner), EngineOptions { cache: info.cache, ..options })
+    EngineHandle::start(Box::new(runner), EngineOptions { cache: info.cache, ..options.clone() })
 }
 
 /// Prompts of various lengths, each with other sampling parameters.
@@ -101,7 +101,7 @@ fn requests() -> Vec<GenerateRequest> {
 fn the_gpu_gives_the_tokens_of_the_cpu() {
     let output = |on| {
         let runner = ModelOptions { dequantise: true, ..runner_options(&engine_options(), on) };
-        let engine = start(engine_options(), &runner);
+        let engine = start(&engine_options(), &runner);
         let events: Vec<_> =
             requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
         events.into_iter().map(|events| collect(events).0).collect::<Vec<_>>()
@@ -143,7 +143,7 @@ struct Outcome {
 
 /// Runs a request in bf16 with `deterministic`, beside some others of which every fourth is
 /// cancelled.
-fn outcome(source: &ModelSource, options: EngineOptions, neighbours: u32) -> Outcome {
+fn outcome(source: &ModelSource, options: &EngineOptions, neighbours: u32) -> Outcome {
     let plain = SamplingParams {
         seed: 42,
         temperature: 0.9,
@@ -158,7 +158,7 @@ fn outcome(source: &ModelSource, options: EngineOptions, neighbours: u32) -> Out
     };
     let probe = || GenerateRequest { sampling: sampling.clone(), ..request(0..37, 24) };
     let neighbour = |i: u32| request((0..i * 9 % 37).chain(i..i + 5), 30);
-    let engine = start_model(source, options.clone(), &runner_options(&options, on_gpu(true)));
+    let engine = start_model(source, options, &runner_options(options, on_gpu(true)));
     let others: Vec<_> = (0..neighbours).map(|i| engine.submit(neighbour(i)).unwrap()).collect();
     let events = engine.submit(probe()).unwrap().1;
     others.iter().step_by(4).for_each(|(id, _)| engine.stop(*id));
@@ -185,12 +185,12 @@ fn check_bits(
     source: &ModelSource,
     ways: impl IntoIterator<Item = (&'static str, EngineOptions, fn(&EngineStats) -> bool)>,
 ) {
-    let alone = outcome(source, engine_options(), 0);
+    let alone = outcome(source, &engine_options(), 0);
     let expect = alone.first;
     assert!(expect.len() == 24 && alone.again == expect, "{name}");
     assert!(alone.stats.prefix_hit_tokens > 0, "{name}");
     for (what, options, happened) in ways {
-        let Outcome { first, again, stats } = outcome(source, options, 5);
+        let Outcome { first, again, stats } = outcome(source, &options, 5);
         assert!(first == expect && again == expect, "{name}: {what} changed what it says");
         assert!(happened(&stats), "{name}: {what} did not happen: {stats:?}");
     }
@@ -217,7 +217,7 @@ fn neighbours_change_no_bit_of_any_kind_of_layer() {
 
 #[test]
 fn a_row_that_cannot_be_sampled_fails_alone() {
-    let engine = start(engine_options(), &runner_options(&engine_options(), on_gpu(false)));
+    let engine = start(&engine_options(), &runner_options(&engine_options(), on_gpu(false)));
     let mut bad = request(0..5, 4);
     bad.sampling.logit_bias = [(vocab_size() as u32, 1.0)].into();
     let [bad, good] = [bad, request(0..5, 4)].map(|request| engine.submit(request).unwrap().1);

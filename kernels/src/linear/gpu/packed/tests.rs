@@ -271,9 +271,7 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
         }
         check(65, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
         check(65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
-        let choose = |product: &Gemm, scratch| {
-            choose(kernels, product, Mode::Fast, scratch, &h200)
-        };
+        let choose = |product: &Gemm, scratch| choose(kernels, product, Mode::Fast, scratch, &h200);
         assert_eq!(choose(&sized(999, 1 << 14, None), None), PackedAlgorithm::Gemm);
         let biased = sized(999, 1 << 14, Some(View::new(4096, 1 << 14, Kind::Bf16)));
         assert_eq!(choose(&biased, Some(scratch)), PackedAlgorithm::Gemm, "a bias and f32");
