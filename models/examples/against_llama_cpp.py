@@ -247,7 +247,9 @@ def quality(ours, theirs, model, name, options):
     reference = exact.logits(ids, vocabulary)
     exact.close()
     if len(set(reference.argmax(axis=1))) == 1:
-        print(f"| {name} | KL | | | left out: one token is best everywhere, as in no trained model |")
+        print(
+            f"| {name} | KL | | | left out: one token is best everywhere, as in no trained model |"
+        )
         return
     (mine, my_same), (peer, peer_same) = (
         kl(reference, side.logits(ids, vocabulary)) for side in (ours, theirs)

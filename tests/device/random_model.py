@@ -169,7 +169,9 @@ def gguf_text(text):
 def gguf_value(value):
     if isinstance(value, str):
         return struct.pack("<I", 8) + gguf_text(value)
-    return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+    return (
+        struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
+    )
 
 
 def gguf_bytes(shape, kind):

@@ -134,7 +134,8 @@ fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {
     match ceilings {
         None => println!("Values are checked, nothing is timed.\n"),
         Some(Ceilings { copy, read, product }) => println!(
-            "{} ({}), measured in this run: copy {:.0} GB/s (read and written), reading {:.0} GB/s, bf16 product {:.0} TFLOP/s.\n",
+            "{} ({}), measured in this run: copy {:.0} GB/s (read and written), \
+             reading {:.0} GB/s, bf16 product {:.0} TFLOP/s.\n",
             properties.name,
             properties.versions,
             copy / 1e9,

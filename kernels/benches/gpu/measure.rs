@@ -42,9 +42,9 @@ pub struct Ceilings {
     pub product: f64,
 }
 
-/// Measures the limits by a copy and a matrix of `bytes` bytes, well beyond any cache, and a product
-/// of square matrices of `size` rows. Their values are random: with zeros the device would draw less
-/// power than with a model, and clock higher.
+/// Measures the limits by a copy and a matrix of `bytes` bytes, well beyond any cache, and a
+/// product of square matrices of `size` rows. Their values are random: with zeros the device would
+/// draw less power than with a model, and clock higher.
 pub fn ceilings(gpu: &Arc<dyn Gpu>, bytes: usize, size: usize) -> Result<Ceilings> {
     let [from, to] = [Buffer::zeros(gpu, Kind::U8, bytes)?, Buffer::zeros(gpu, Kind::U8, bytes)?];
     let copy = 2.0 * bytes as f64 / seconds(gpu, &|_| gpu.copy(from.view(), to.view()))?;

@@ -144,9 +144,9 @@ struct StateMerge {
     DEVICE float merge(float x, float y) const { return fmaf(x, first, __fmul_rn(y, second)); }
 };
 
-// The factor that normalises the output of a row of `head`, after all of its keys. A sink takes part
-// in the softmax here and nowhere else, so it counts once however keys are cut. The factor is zero
-// if the query saw no keys.
+// The factor that normalises the output of a row of `head`, after all of its keys. A sink takes
+// part in the softmax here and nowhere else, so it counts once however keys are cut. The factor is
+// zero if the query saw no keys.
 DEVICE float normaliser(float row_max, float row_sum, const float* sinks, uint32_t head) {
     constexpr float LOG2_E = 1.4426950408889634f;
     if (!(row_sum > 0.0f)) return 0.0f;

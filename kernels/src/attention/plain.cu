@@ -1,7 +1,7 @@
 // Attention in f32, decode and prefill, for tests of exactness: one warp for each query head (and
 // share of the keys, in decode), 32 keys at a time, a lane for a key's score and then for every
-// 32nd dimension of the output. Values have up to 512 dimensions, and may be parts of keys. It reads each key once for every query and is
-// not meant to be fast.
+// 32nd dimension of the output. Values have up to 512 dimensions, and may be parts of keys. It
+// reads each key once for every query and is not meant to be fast.
 #include "attention/paged.cuh"
 
 namespace {

@@ -14,13 +14,12 @@
 //   is the same each time. Bytes: 4 n chosen a block, from the second-level cache; 2048 rows with 8
 //   choices are 2 × 512 steps a warp, some 15 us.
 // expert_linear: out[c, rows] = x[c / choices_per_row, cols] · w[expert of c, rows, cols]ᵀ (+
-//   bias[expert of c, rows]). A warp takes a row of an expert's matrix and all choices of this expert, up to 8 at a time. Grid: rows
-//   / 4 by the smaller of the numbers of choices and experts. With few choices, block y takes the
-//   expert of the y-th choice in the order of experts, if it is the expert's first; so the
-//   matrices of experts that nobody chose are not read, and the launch depends on sizes alone. A
-//   step of decode reads each weight once in 16-byte vectors. A prefill reads an expert's weights
-//   once for 8 rows and computes with plain multiply-adds: simple, not fast. Tiles of tensor cores
-//   as in linear/gemm are the next step for it. Not measured yet.
+//   bias[expert of c, rows]), in f32 and for sizes that products.cu does not take. A warp takes a
+//   row of an expert's matrix and all choices of this expert, up to 8 at a time. Grid: rows / 4 by
+//   the smaller of the numbers of choices and experts. With few choices, block y takes the expert
+//   of the y-th choice in the order of experts, if it is the expert's first; so the matrices of
+//   experts that nobody chose are not read, and the launch depends on sizes alone. Plain
+//   multiply-adds: simple, not fast.
 // combine: out[i] = Σ_j weights[i, j] x[i chosen + j], j ascending, then sigmoid(gate[i]), or 1
 //   without gates, of the shared expert's row. Grid: (n, width / (128 threads × one 16-byte
 //   vector)). Bytes: (chosen + 1 + 1 if shared) n width elements, each once.

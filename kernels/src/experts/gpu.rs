@@ -1,4 +1,5 @@
-//! Launches the kernels of `experts.cu` on a device, and by `products` those for matrices of many rows.
+//! Launches the kernels of `experts.cu` on a device, and by `products` those for matrices of many
+//! rows.
 
 mod products;
 

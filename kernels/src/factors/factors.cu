@@ -1,6 +1,6 @@
-// scale: x[n] *= factor[0], in place; computed in f32 and rounded once. Grid: n / (128 threads × one
-// 16-byte vector). Bytes moved: 2 n elements. It follows the last norm of a Gemma 4 layer; as part
-// of that norm's kernel it would save a launch and a passage through the second-level cache.
+// scale: x[n] *= factor[0], in place; computed in f32 and rounded once. Grid: n / (128 threads ×
+// one 16-byte vector). Bytes moved: 2 n elements. It follows the last norm of a Gemma 4 layer; as
+// part of that norm's kernel it would save a launch and a passage through the second-level cache.
 // choice_factors: weights[c] *= factors[ids[c]], f32, a thread for each choice: latency alone.
 // The inputs of layers are computed by the gated activations of activation.cu. Not measured yet.
 #include "common.cuh"

@@ -15,10 +15,13 @@ use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
-/// From so many rows of `x` on, the library may multiply. It does for more than 32, and for fewer
-/// where our GEMV has no room: on an H200, GEMV takes 118 us for the four products of a layer of
-/// Llama 3.1 8B with 32 rows, and the library 133.
+/// From so many rows of `x` on, the library may multiply, where our GEMV has no room.
 pub const LIBRARY_ROWS: usize = 9;
+/// Up to this many rows of `x` our GEMV is used in the fast mode. On an H200, it takes 114 us for
+/// the four products of a layer of Llama 3.1 8B with 16 rows, and the library 120. With 32 rows it
+/// is the faster one alone, and yet a whole step took 6.3 ms with it and 6.1 with the library: its
+/// blocks leave no shared memory in which the next launch could begin.
+const FAST_GEMV_ROWS: usize = 16;
 
 /// A GEMV kernel of `linear.cu`, for up to `tokens` rows of `x`.
 #[derive(Debug, PartialEq, Eq)]
@@ -157,9 +160,11 @@ fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algo
     // The tensor-core kernels read and write 16 bytes at once.
     let aligned = [x, w, out].iter().all(|view| view.address().is_multiple_of(16));
     let tensor = x.kind() == Kind::Bf16 && cols.is_multiple_of(8) && aligned;
-    let gemv = GEMV_KERNELS
-        .iter()
-        .find(|gemv| n <= gemv.tokens && gemv.shared_bytes() <= properties.shared_bytes);
+    let most = if mode == Mode::Fast { FAST_GEMV_ROWS } else { usize::MAX };
+    let fits = |gemv: &&GemvKernel| {
+        n <= gemv.tokens.min(most) && gemv.shared_bytes() <= properties.shared_bytes
+    };
+    let gemv = GEMV_KERNELS.iter().find(fits);
     match (mode, gemv) {
         (_, Some(gemv)) if tensor => Algorithm::Gemv(gemv),
         (Mode::Fast, _) if n >= LIBRARY_ROWS && product.library_takes() => Algorithm::Library,

@@ -30,7 +30,12 @@
 // dequantise: w[rows, cols] in bf16, each weight rounded once. A block of 4 warps takes 4 tiles of
 //   a band, and turns them in shared memory, so that 8 lanes write 128 bytes of a row at once.
 //   Bytes: those of the packed form and 2 for each weight.
-// None of it has run on a device.
+// Measured on an H200, 28672 by 4096 in Q4_K: 47 us at n ≤ 8, where the memory asks for 15 and bf16
+//   takes 56. About 500 instructions a tile, twice what was estimated, bind: the copies' addresses
+//   and the forms of scales, which are decided for each tile, take more than half. 128 bands (4096
+//   rows) leave each multiprocessor one block, which waits for itself: 46 us for 4096 by 14336 in
+//   Q6_K, whether n is 1 or 32. gemm: 166 us at 64 rows, 1.15 ms at 512. dequantise and the
+//   library: 228 us at 256 rows, 292 at 512, where bf16 takes 93 and 162.
 #include "linear/packed_product.cuh"
 
 namespace {
@@ -90,7 +95,7 @@ DEVICE void dequantise(
 
 // `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
 #define PACKED_PRODUCT(name, threads, blocks, product, bits, floats)                               \
-    KERNEL __launch_bounds__(threads, blocks)                                                         \
+    KERNEL __launch_bounds__(threads, blocks)                                                      \
         name(const bf16* x, const unsigned char* w, const bf16* bias, void* out, uint32_t f32_out, \
             uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_NUMBERS) {           \
         PackedWeights<bits, floats> weights{w, rows, cols, FORMAT_OF_NUMBERS};                     \

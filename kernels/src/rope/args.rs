@@ -56,8 +56,8 @@ pub struct QkNorm<V> {
 /// parts that meet the two parts of that vector. DeepSeek-AI 2024, "DeepSeek-V2".
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLatentArgs<V: Operand> {
-    /// `[n, heads, rank]` activations (f32 or, on a device, bf16): the parts of queries that are not
-    /// rotated.
+    /// `[n, heads, rank]` activations (f32 or, on a device, bf16): the parts of queries that are
+    /// not rotated.
     pub plain: V,
     /// `[n, heads, rotary_dim]` of the same kind: those that are.
     pub rotary: V,

@@ -6,8 +6,8 @@
 //
 // Grid: a warp for each head of each token and for its latent vector, four warps a block. Bytes
 // moved a token: twice its queries and its vector, 2 × 129 × 1152 bytes for 128 heads of 576 in
-// bf16: a step of 512 rows is some 35 us of the memory's time, a row is bound by latency. Most of it
-// is the copy of the plain part: a product that writes rows of another stride than its own would
+// bf16: a step of 512 rows is some 35 us of the memory's time, a row is bound by latency. Most of
+// it is the copy of the plain part: a product that writes rows of another stride than its own would
 // save that. Not measured yet.
 #include "common.cuh"
 

@@ -156,19 +156,7 @@ impl CudaModel {
         };
         model.lanes = model.new_lanes()?;
         model.run_largest_steps()?;
-        let (free, _) = gpu.memory()?;
-        let budget = Budget {
-            total,
-            free,
-            own: free_before.saturating_sub(free),
-            share: options.gpu_memory_share,
-            reserve: options.gpu_reserve_bytes,
-            most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
-            state_share: options.state_share,
-        };
-        let mut sizes = budget.sizes(&model.decoder.config, options.block_size)?;
-        sizes.blocks = ranks::fewest(gpu, sizes.blocks)?;
-        sizes.states = ranks::fewest(gpu, sizes.states)?;
+        let sizes = model.cache_sizes(free_before, total)?;
         let cache_bytes = sizes.bytes(&model.decoder.config, options.block_size);
         model.cache = DeviceCache::new(gpu, &model.decoder.config, sizes, options)?;
         tracing::info!(
@@ -183,6 +171,25 @@ impl CudaModel {
         // Other programs may have given memory back meanwhile.
         model.memory_bytes = free_before.saturating_sub(free).max(weight_bytes + cache_bytes);
         Ok(model)
+    }
+
+    /// What is left for the cache, of which all ranks have equally many blocks.
+    fn cache_sizes(&self, free_before: usize, total: usize) -> Result<CacheSizes> {
+        let (gpu, options) = (self.gpu(), &self.options);
+        let (free, _) = gpu.memory()?;
+        let budget = Budget {
+            total,
+            free,
+            own: free_before.saturating_sub(free),
+            share: options.gpu_memory_share,
+            reserve: options.gpu_reserve_bytes,
+            most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
+            state_share: options.state_share,
+        };
+        let mut sizes = budget.sizes(&self.decoder.config, options.block_size)?;
+        sizes.blocks = ranks::fewest(gpu, sizes.blocks)?;
+        sizes.states = ranks::fewest(gpu, sizes.states)?;
+        Ok(sizes)
     }
 
     fn gpu(&self) -> &DeviceOps {

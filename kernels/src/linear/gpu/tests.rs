@@ -177,7 +177,9 @@ fn the_algorithm_is_chosen_by_kind_rows_and_mode() {
     check(Kind::Bf16, 1, 4096, 0, gemv(0), gemv(0));
     check(Kind::Bf16, 8, 4096, 0, gemv(0), gemv(0));
     check(Kind::Bf16, 9, 4096, 0, gemv(2), gemv(2));
-    check(Kind::Bf16, 32, 4096, 0, gemv(3), gemv(3));
+    check(Kind::Bf16, 16, 4096, 0, gemv(2), gemv(2));
+    check(Kind::Bf16, 17, 4096, 0, Algorithm::Library, gemv(3));
+    check(Kind::Bf16, 32, 4096, 0, Algorithm::Library, gemv(3));
     check(Kind::Bf16, 33, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[2]));
     check(Kind::Bf16, 512, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[0]));
     check(Kind::Bf16, 1, 4092, 0, Algorithm::Dot, Algorithm::Dot);
