@@ -7,7 +7,7 @@ use crate::experts::gpu::tests::Routed;
 use crate::experts::tests::scores;
 use crate::gpu::{Buffer, Emulator};
 use crate::linear::{Linear, LinearArgs, Mode, WeightType, packed_types};
-use crate::operand::{MatrixBuffer, MatrixPart, OpMemory};
+use crate::operand::{MatrixBuffer, MatrixPart, MatrixView, OpMemory};
 use crate::testing::{Packed, downloaded, poisoned_buffer, random, rounded, upload, values};
 
 const BOTH: [ExpertKernel; 2] = [ExpertKernel::Gemv, ExpertKernel::Gemm];
@@ -109,6 +109,43 @@ fn all_choices_of_an_expert_are_computed() {
         let want = case.alone(1);
         for kernel in BOTH {
             assert_eq!(case.run(1, kernel), want, "{size:?} {kernel:?}");
+        }
+    }
+}
+
+/// Dense experts have the bits of their products alone too.
+#[test]
+fn dense_experts_equal_products_alone() {
+    for (size, [rows, cols]) in
+        [([3, 40, 2], [40, 64]), ([150, 2, 1], [70, 136]), ([9, 5, 3], [33, 520])]
+    {
+        let [n, experts, chosen] = size;
+        let routed = Routed::new(&scores(n, experts), size, true);
+        let gpu = &routed.gpu;
+        let [x, w, bias] = [n * cols, experts * rows * cols, experts * rows].map(|len| {
+            upload(gpu, Kind::Bf16, &rounded(Kind::Bf16, &values(&random(&[len], 3 + len as u64))))
+        });
+        let choices = n * chosen;
+        let sizes = ExpertSizes { choices, choices_per_row: chosen, rows, cols };
+        let ids = routed.plan.to_vec::<u32>().unwrap();
+        let alone = |choice: usize| {
+            let (expert, row) = (ids[choice] as usize, choice / chosen);
+            let own = w.view().slice(expert * rows * cols..(expert + 1) * rows * cols);
+            let bias = bias.view().slice(expert * rows..(expert + 1) * rows);
+            let out = poisoned_buffer(gpu, Kind::Bf16, rows);
+            let x = x.view().slice(row * cols..(row + 1) * cols);
+            let (w, bias, mode) = (MatrixView::dense(own, rows, cols), Some(bias), Mode::Invariant);
+            gpu.linear(&LinearArgs { x, w, bias, out: out.view(), mode }).unwrap();
+            downloaded(&out)
+        };
+        let want: Vec<f32> = (0..choices).flat_map(alone).collect();
+        for kernel in BOTH {
+            let out = poisoned_buffer(gpu, Kind::Bf16, choices * rows);
+            let (w, bias) = (MatrixView::dense(w.view(), experts * rows, cols), Some(bias.view()));
+            let routes = routed.routes();
+            let args = ExpertLinearArgs { x: x.view(), w, bias, routes, out: out.view() };
+            run_by(&**gpu, &args, &sizes, None, kernel).unwrap();
+            assert_eq!(downloaded(&out), want, "{size:?} {kernel:?}");
         }
     }
 }
