@@ -45,9 +45,11 @@ pub(in crate::gpu) fn shared_by_the_process(memory_bytes: usize) -> Option<Arc<d
 }
 
 /// The environment variable with the number of GPUs that a process emulates for a whole node.
+#[cfg(not(feature = "cuda"))]
 const GPUS: &str = "EMULATED_GPUS";
 
 /// The emulated GPU with this number, if the environment asks for so many. It is made once.
+#[cfg(not(feature = "cuda"))]
 #[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
 pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {
     static ALL: OnceLock<Vec<Arc<dyn Gpu>>> = OnceLock::new();
@@ -59,6 +61,7 @@ pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {
 }
 
 /// New emulators with the limits of these GPUs, which compute one model together.
+#[cfg(not(feature = "cuda"))]
 pub(in crate::gpu) fn group_like(gpus: &[Arc<dyn Gpu>]) -> Vec<Arc<dyn Gpu>> {
     Emulator::group(&gpus.iter().map(|gpu| gpu.properties().clone()).collect::<Vec<_>>())
 }
