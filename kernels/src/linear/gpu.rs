@@ -19,8 +19,9 @@ use crate::{Result, args};
 pub const LIBRARY_ROWS: usize = 9;
 /// Up to this many rows of `x` our GEMV is used in the fast mode. On an H200, it takes 114 us for
 /// the four products of a layer of Llama 3.1 8B with 16 rows, and the library 120. With 32 rows it
-/// is the faster one alone, and yet a whole step took 6.3 ms with it and 6.1 with the library: its
-/// blocks leave no shared memory in which the next launch could begin.
+/// is the faster one alone, and yet a whole step took 6.3 ms in a run with it and 6.1 in an earlier
+/// one with the library. Its blocks leave no shared memory in which the next launch could begin,
+/// which may be why; the two were not compared in one run.
 const FAST_GEMV_ROWS: usize = 16;
 
 /// A GEMV kernel of `linear.cu`, for up to `tokens` rows of `x`.
