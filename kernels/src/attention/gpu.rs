@@ -139,8 +139,6 @@ const MOST_VALUES: usize = 512;
 /// Tokens of a split that no sequence exceeds.
 pub const WHOLE: u32 = 1 << 31;
 
-/// Bytes of shared memory that a multiprocessor reserves for each block.
-const RESERVED: u32 = 1024;
 /// The most blocks of 32 threads that run on one multiprocessor at once.
 const MOST_RESIDENT: usize = 32;
 /// Blocks of decode in f32 for which work is planned on each multiprocessor. That kernel is for
@@ -261,7 +259,11 @@ pub fn decode_grid(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<Decod
     let DecodeKernel { rows, threads, shared_bytes, .. } = decode_kernel(gpu, heads)?;
     let head_tiles = heads.kv_heads * heads.group().div_ceil(rows);
     let most = MOST_RESIDENT * 32 / threads as usize;
-    Ok(DecodeGrid { multiprocessors, resident: resident(gpu, shared_bytes).min(most), head_tiles })
+    Ok(DecodeGrid {
+        multiprocessors,
+        resident: gpu.properties().resident(shared_bytes).min(most),
+        head_tiles,
+    })
 }
 
 /// Attention of any number of queries a sequence. A query's result has the same bits as with
@@ -351,7 +353,7 @@ fn key_parts(at_once: usize, blocks: usize, tiles: usize) -> usize {
 
 /// Blocks of prefill that a device runs at once: registers allow two on a multiprocessor.
 fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
-    gpu.properties().multiprocessors as usize * resident(gpu, shared_bytes).min(2)
+    gpu.properties().multiprocessors as usize * gpu.properties().resident(shared_bytes).min(2)
 }
 
 /// The f32 values of all partial results that `prefill` ever leaves at once.
@@ -387,11 +389,6 @@ fn prefill_tiles(
     (n / queries_per_tile + sequences.min(n))
         .min(sequences * most_queries.div_ceil(queries_per_tile))
         .max(1)
-}
-
-/// Blocks with so much shared memory that it allows one multiprocessor to run at once.
-fn resident(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
-    ((gpu.properties().shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
 }
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.

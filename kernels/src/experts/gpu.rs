@@ -6,6 +6,7 @@ mod products;
 use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
 use crate::gpu::{Kind, Launch, View};
+use crate::linear::gpu::on_tensor_cores;
 use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
@@ -50,11 +51,7 @@ impl Experts for DeviceOps {
         let &ExpertLinearArgs { x, w, bias, routes, out } = args;
         if let Some(format) = w.whole().and_then(|part| part.format) {
             products::check_packed(args, &sizes, &format)?;
-            return if choices == 0 {
-                Ok(())
-            } else {
-                products::expert_linear(self, args, &sizes, Some(&format))
-            };
+            return products::expert_linear(self, args, &sizes, Some(&format));
         }
         let experts = routes.experts;
         let fits = |w: &View| w.kind() == x.kind() && w.len() == experts * rows * cols;
@@ -62,15 +59,11 @@ impl Experts for DeviceOps {
         ensure(OP, dense.is_some(), || {
             format!("{w:?} of {experts} experts of {rows} by {cols} for {x:?}")
         })?;
+        if on_tensor_cores(x, cols, dense) {
+            return products::expert_linear(self, args, &sizes, None);
+        }
         if choices == 0 {
             return Ok(());
-        }
-        let aligned = |view: View| view.address().is_multiple_of(16);
-        if x.kind() == Kind::Bf16
-            && cols.is_multiple_of(8)
-            && [Some(x), dense].into_iter().flatten().all(aligned)
-        {
-            return products::expert_linear(self, args, &sizes, None);
         }
         let [ids, begins, order] = parts(routes.plan, choices, experts);
         let kernel = x.kind().kernel("expert_linear_f32", "expert_linear_bf16");

@@ -112,6 +112,13 @@ pub struct Properties {
 const OLDEST: (u32, u32) = (8, 0);
 
 impl Properties {
+    /// Blocks with so many bytes of shared memory that it allows one multiprocessor to run at once.
+    pub(crate) fn resident(&self, shared_bytes: u32) -> usize {
+        /// Bytes that a multiprocessor reserves for each block.
+        const RESERVED: u32 = 1024;
+        ((self.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
+    }
+
     /// Refuses a device that is too old for the kernels.
     pub fn check_architecture(&self) -> Result<()> {
         if self.capability >= OLDEST {
@@ -201,6 +208,12 @@ impl Gemm {
     /// Whether the library computes it: it adds no bias to an output of another kind.
     pub(crate) fn library_takes(&self) -> bool {
         self.bias.is_none() || self.out.kind() == self.x.kind()
+    }
+
+    pub(crate) fn check_library(&self) -> Result<()> {
+        let detail = "bias where the output's kind is not the operands'".into();
+        let refused = Err(Error::Unsupported { op: "gemm", detail });
+        if self.library_takes() { Ok(()) } else { refused }
     }
 
     pub(crate) fn check(&self) -> Result<()> {

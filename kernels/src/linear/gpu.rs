@@ -105,10 +105,7 @@ impl Linear for DeviceOps {
         if n == 0 {
             return Ok(());
         }
-        let tensor = x.kind() == Kind::Bf16
-            && cols.is_multiple_of(8)
-            && [Some(x), dense].iter().flatten().all(|view| view.address().is_multiple_of(16));
-        let launch = if tensor {
+        let launch = if on_tensor_cores(x, cols, dense) {
             let tiles = rows.div_ceil(HEAD_TILE) * n.div_ceil(HEAD_TILE);
             let blocks = [tiles as u32, heads as u32, 1];
             let shared_bytes = HEAD_STAGES * 2 * HEAD_TILE as u32 * 128;
@@ -156,11 +153,23 @@ fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
     Ok(())
 }
 
+/// Whether kernels for tensor cores take rows of `x` of so many values, beside the other operands.
+/// They read and write 16 bytes at once.
+pub(crate) fn on_tensor_cores(
+    x: View,
+    cols: usize,
+    others: impl IntoIterator<Item = View>,
+) -> bool {
+    let aligned = |view: View| view.address().is_multiple_of(16);
+    x.kind() == Kind::Bf16
+        && cols.is_multiple_of(8)
+        && aligned(x)
+        && others.into_iter().all(aligned)
+}
+
 fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algorithm {
     let &Gemm { x, w, out, n, rows, cols, .. } = product;
-    // The tensor-core kernels read and write 16 bytes at once.
-    let aligned = [x, w, out].iter().all(|view| view.address().is_multiple_of(16));
-    let tensor = x.kind() == Kind::Bf16 && cols.is_multiple_of(8) && aligned;
+    let tensor = on_tensor_cores(x, cols, [w, out]);
     let most = if mode == Mode::Fast { FAST_GEMV_ROWS } else { usize::MAX };
     let fits = |gemv: &&GemvKernel| {
         n <= gemv.tokens.min(most) && gemv.shared_bytes() <= properties.shared_bytes

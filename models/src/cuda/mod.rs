@@ -173,7 +173,8 @@ impl CudaModel {
         Ok(model)
     }
 
-    /// What is left for the cache, of which all ranks have equally many blocks.
+    /// The blocks and states for which the model's share has room beside all else. Every rank gets
+    /// as many as the one that has room for the fewest.
     fn cache_sizes(&self, free_before: usize, total: usize) -> Result<CacheSizes> {
         let (gpu, options) = (self.gpu(), &self.options);
         let (free, _) = gpu.memory()?;

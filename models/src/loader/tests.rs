@@ -370,3 +370,23 @@ fn headers_tell_what_cannot_be_loaded() {
     assert_eq!((card.main_type(), card.cpu_bytes), ("F32", 4 * parameters));
     assert_eq!((card.config.max_positions, card.config.kv_block_bytes(1)), (2048, 2 * 2 * 32 * 4));
 }
+
+/// A piece that several threads read, between others, has the file's bytes and its digest.
+#[test]
+fn large_pieces_are_read_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large");
+    let bytes: Vec<u8> =
+        (0..36_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(&path, &bytes).unwrap();
+    let digest = blake3::hash(&bytes).to_hex();
+    let mut reader = file::FileReader::open(&path, Some(&digest)).unwrap();
+    let sizes = [5, 35_000_001, 999_997];
+    let read: Vec<_> = sizes.iter().map(|len| reader.take(*len).unwrap()).collect();
+    assert!(read.iter().flat_map(|piece| piece.iter()).eq(&bytes));
+    reader.finish().unwrap();
+    let mut reader = file::FileReader::open(&path, None).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(35_000_000).unwrap();
+    let error = reader.take(36_000_000).unwrap_err();
+    assert!(error.to_string().contains("cut short while it was read"), "{error}");
+}

@@ -11,6 +11,8 @@ use cresset_kernels::gpu::Kind;
 use cresset_models::ModelConfig;
 
 struct Sizes {
+    /// Quantised weights have predictions and no targets.
+    quantised: bool,
     /// Bytes of the copy, and rows of the product, that measure the device's limits.
     ceilings: (usize, usize),
     prompt: usize,
@@ -24,6 +26,7 @@ struct Sizes {
 }
 
 const DEVICE: Sizes = Sizes {
+    quantised: false,
     ceilings: (4 << 30, 8192),
     prompt: 8192,
     decodes: &[
@@ -39,6 +42,7 @@ const DEVICE: Sizes = Sizes {
     exposed_rows: 256,
 };
 const EMULATED: Sizes = Sizes {
+    quantised: false,
     ceilings: (1 << 20, 64),
     prompt: 64,
     decodes: &[(1, 20, ""), (3, 20, "")],
@@ -47,6 +51,7 @@ const EMULATED: Sizes = Sizes {
     exposed_rows: 3,
 };
 const QUANTISED: Sizes = Sizes {
+    quantised: true,
     decodes: &[
         (1, 1000, "1.9 ms, 520 tok/s"),
         (8, 1000, "2.5 ms"),
@@ -63,8 +68,7 @@ const ROUNDS: usize = 5;
 const BEYOND: usize = 64;
 
 pub fn speed(source: &Source) -> Result<()> {
-    let quantised = source.quantised();
-    let sizes = source.sized(if quantised { QUANTISED } else { DEVICE }, EMULATED);
+    let sizes = source.sized(if source.quantised() { QUANTISED } else { DEVICE }, EMULATED);
     targets::head();
     source.describe();
     let most_rows = sizes.decodes.iter().map(|(rows, ..)| *rows).max().unwrap_or(1);
@@ -97,10 +101,9 @@ pub fn speed(source: &Source) -> Result<()> {
         "is one",
         &[],
     );
-    decodes(&loaded, &sizes, &ceilings, quantised)?;
-    prompts(&loaded, &sizes, &ceilings, quantised)?;
-    // No targets are set for the rest with quantised weights.
-    if quantised {
+    decodes(&loaded, &sizes, &ceilings)?;
+    prompts(&loaded, &sizes, &ceilings)?;
+    if sizes.quantised {
         return Ok(());
     }
     online::streams(source, &loaded)?;
@@ -108,7 +111,7 @@ pub fn speed(source: &Source) -> Result<()> {
     exposed(&loaded, &sizes)
 }
 
-fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings, quantised: bool) -> Result<()> {
+fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     let &Sizes { steps, prompt, .. } = sizes;
     let config = &loaded.info.config;
     for &(rows, context, predicted) in sizes.decodes {
@@ -121,12 +124,13 @@ fn decodes(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings, quantised: bool)
         let (seconds, host) =
             decode_seconds(&mut loaded.runner.clone(), work, config.vocab_size, prompt)?;
         let (rate, ms, us) = (rows as f64 / seconds, seconds * 1e3, host * 1e6);
-        let share =
-            100.0 * read_bytes(loaded, work.cached(), quantised) as f64 / seconds / ceilings.read;
+        let share = 100.0 * read_bytes(loaded, work.cached(), sizes.quantised) as f64
+            / seconds
+            / ceilings.read;
         let measured =
             format!("{rate:.1} tok/s, {ms:.3} ms a step, {us:.0} µs of the host a launch");
         let ceiling = format!("{share:.0} % of reading");
-        if rows == 1 && !quantised {
+        if rows == 1 && !sizes.quantised {
             row(what, measured, ceiling, &[(DECODE, rate), (DECODE_SHARE, share)]);
         } else {
             predicted_row(what, measured, ceiling, predicted);
@@ -146,7 +150,7 @@ fn read_bytes(loaded: &Loaded, tokens: usize, quantised: bool) -> usize {
     loaded.info.weight_bytes - table_bytes + cached * Kind::Bf16.bytes()
 }
 
-fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings, quantised: bool) -> Result<()> {
+fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings) -> Result<()> {
     let len = sizes.prompt;
     let prompt = tokens(1, len, loaded.info.config.vocab_size);
     let mut rounds = Vec::new();
@@ -158,7 +162,7 @@ fn prompts(loaded: &Loaded, sizes: &Sizes, ceilings: &Ceilings, quantised: bool)
     let work = format!("prompt of {len} tokens");
     let measured = format!("{:.0} tok/s, {:.1} ms", len as f64 / seconds, seconds * 1e3);
     let ceiling = format!("{share:.0} % of product");
-    if quantised {
+    if sizes.quantised {
         predicted_row(work, measured, ceiling, "244 ms");
     } else {
         row(work, measured, ceiling, &[(PREFILL_SHARE, share)]);

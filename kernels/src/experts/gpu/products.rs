@@ -59,13 +59,16 @@ impl ExpertKernels {
     }
 }
 
-/// The matrices are dense, or have the bytes of the format. There is at least one choice.
+/// The matrices are dense, or have the bytes of the format.
 pub(super) fn expert_linear(
     gpu: &DeviceOps,
     args: &ExpertLinearArgs<View>,
     sizes: &ExpertSizes,
     format: Option<&DeviceFormat>,
 ) -> Result<()> {
+    if sizes.choices == 0 {
+        return Ok(());
+    }
     let kernels = ExpertKernels::of(format);
     let kernel = kernels.choose(sizes.choices, args.routes.experts, gpu.properties());
     run_by(&**gpu, args, sizes, format, kernel)

@@ -72,10 +72,7 @@ impl CublasLt {
     }
 
     pub(super) fn run(&self, gemm: &Gemm) -> Result<()> {
-        if !gemm.library_takes() {
-            let detail = "bias where the output's kind is not the operands'".into();
-            return Err(Error::Unsupported { op: "gemm", detail });
-        }
+        gemm.check_library()?;
         if gemm.n == 0 || gemm.rows == 0 {
             return Ok(());
         }

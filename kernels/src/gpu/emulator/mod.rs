@@ -261,11 +261,7 @@ impl Gpu for Emulator {
 
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
         gemm.check()?;
-        // As a device does.
-        if !gemm.library_takes() {
-            let detail = "bias where the output's kind is not the operands'".into();
-            return Err(Error::Unsupported { op: "gemm", detail });
-        }
+        gemm.check_library()?;
         self.enqueue(QueuedWork::Gemm(*gemm))
     }
 

@@ -71,8 +71,6 @@ static KERNELS: [Kernels; 6] = [
 pub(crate) const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
 /// Bytes of a row of `x` in a slot.
 const X_BYTES: usize = 128;
-/// Bytes of shared memory that a multiprocessor reserves for each block.
-const RESERVED_BYTES: usize = 1024;
 
 impl Kernels {
     pub(crate) fn of(format: &DeviceFormat) -> &'static Self {
@@ -91,7 +89,7 @@ impl Kernels {
     /// Blocks of a GEMV that a multiprocessor runs at once. The arithmetic of eight warps waits for
     /// itself: two blocks overlap that.
     fn gemv_resident(&self, gemv: usize, properties: &Properties) -> usize {
-        let room = properties.shared_bytes as usize / (self.gemv_bytes(gemv) + RESERVED_BYTES);
+        let room = properties.resident(self.gemv_bytes(gemv) as u32);
         if gemv == 0 { room.clamp(1, 2) } else { 1 }
     }
 
