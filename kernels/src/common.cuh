@@ -73,6 +73,18 @@ DEVICE uint32_t pack(float x, float y) {
            static_cast<uint32_t>(from_float<bf16>(y).bits) << 16;
 }
 
+// The bits of `word` under a mask, and, where these are not set, those of `others`: (word & mask) ^
+// others, in one instruction.
+DEVICE uint32_t masked_xor(uint32_t word, uint32_t mask, uint32_t others) {
+#ifdef __CUDACC__
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(out) : "r"(word), "r"(mask), "r"(others));
+    return out;
+#else
+    return (word & mask) ^ others;
+#endif
+}
+
 // The differences of two pairs of that form, each rounded once.
 DEVICE uint32_t subtract_pairs(uint32_t x, uint32_t y) {
 #ifdef __CUDACC__

@@ -18,11 +18,14 @@ const SCRATCH: usize = cresset_kernels::linear::gpu::SCRATCH_BYTES;
 /// Name, format, and the places of the f16 scales in its blocks.
 pub type Shape = (&'static str, WeightType, &'static [usize], usize, usize);
 
-fn shapes(m: &Model) -> [Shape; 3] {
+fn shapes(m: &Model) -> [Shape; 5] {
     // Columns are whole blocks of 256.
     let [hidden, ffn] = [m.hidden, m.ffn].map(|columns| columns.next_multiple_of(256));
+    let qkv = (m.heads + 2 * m.kv_heads) * m.head_dim;
     [
+        ("qkv", WeightType::Q4K, &[0, 2], qkv, hidden),
         ("gate-up", WeightType::Q4K, &[0, 2], 2 * m.ffn, hidden),
+        ("down", WeightType::Q4K, &[0, 2], m.hidden, ffn),
         ("down", WeightType::Q6K, &[208], m.hidden, ffn),
         ("gate-up", WeightType::Q8_0, &[0], 2 * m.ffn, hidden),
     ]

@@ -83,7 +83,9 @@ KERNEL __launch_bounds__(256) gather_packed_bf16(const unsigned char* table, uin
     ASSERT(id < rows);
     uint32_t column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
-    float value = weight_at(table, bits, id, column, width, FORMAT_OF_NUMBERS);
+    float value = 0.0f;
+    with_any_format(bits, scales, minimum, columns, exponent,
+        [&](const auto& format) { value = weight_at(table, id, column, width, format); });
     if (order != nullptr) column = order[column];
     ASSERT(column < width);
     out[static_cast<size_t>(blockIdx.x) * width + column] = from_float<bf16>(value * scale);

@@ -9,17 +9,19 @@
 // expert's choices in place of neighbouring ones, and wait for earlier launches first, which tell
 // what the expert is.
 //
-// expert_gemv: 8 choices of the expert at a time, 8 warps that share the columns; blocks x go over
-// the bands of the matrix. Up to 8 rows of a step, which can choose an expert once each, read each
-// weight once: 8 of 128 experts of Qwen 3 30B in Q4_K are 21 MB a layer, 5 us of an H200's memory,
-// where bf16 is 75 MB. The warps have four tiles each of 2048 columns, so starting the copies
-// counts, and a block goes over several bands where there are enough blocks. expert_gemm: 64 rows
-// of the matrix, 64 choices at a time, for steps in which an expert has more than 8 on average. The
-// second and further 64 read w from the second-level cache. Considered: blocks for pairs of an
-// expert and 64 of its choices, as a list that the router writes, which divides the work better
-// where few experts have most choices; the library for an expert's dequantised matrix, which needs
-// its number of choices on the host. On an H200, 8 of 32 experts of 1536 by 4096: one row takes 31
-// us in bf16 (72 % of the read rate) and 26 in Q4_K, 64 rows 174 and 302, 512 rows 523 and 891.
+// expert_gemv: 8 choices of the expert at a time, 8 warps (for packed weights 16) that share the
+// columns; blocks x go over the bands of the matrix. Up to 8 rows of a step, which can choose an
+// expert once each, read each weight once: 8 of 128 experts of Qwen 3 30B in Q4_K are 21 MB a
+// layer, 5 us of an H200's memory, where bf16 is 75 MB. The warps have four tiles (two) each of
+// 2048 columns, so starting the copies counts, and a block goes over several bands where there are
+// enough blocks. expert_gemm: 64 rows of the matrix, 64 choices at a time, for steps in which an
+// expert has more than 8 on average. The second and further 64 read w from the second-level cache.
+// Considered: blocks for pairs of an expert and 64 of its choices, as a list that the router
+// writes, which divides the work better where few experts have most choices; the library for an
+// expert's dequantised matrix, which needs its number of choices on the host. On an H200, 8 of 32
+// experts of 1536 by 4096: one row takes 31 us in bf16 (72 % of the read rate) and 26 in Q4_K, 64
+// rows 174 and 302, 512 rows 523 and 891 (in Q4_K before its kernels were compiled for each
+// format).
 #include "experts/plan.cuh"
 #include "linear/dense_product.cuh"
 #include "linear/packed_product.cuh"
@@ -56,16 +58,20 @@ struct DenseExperts {
     }
 };
 
-template <uint32_t BITS, bool FLOATS>
+template <class Format>
 struct PackedExperts {
     const unsigned char* w;
-    PackedFormat format;
+    Format format;
 
-    DEVICE PackedWeights<BITS, FLOATS> of(uint32_t expert, uint32_t rows, uint32_t cols) const {
-        PackedBand first(w, expert * (rows / TILE_ROWS), cols, BITS, format);
-        return {first.begin, rows, cols, format};
+    DEVICE PackedWeights<Format> of(uint32_t expert, uint32_t rows, uint32_t cols) const {
+        size_t bands = static_cast<size_t>(expert) * (rows / TILE_ROWS);
+        return {w + bands * format.band_bytes(cols), rows, cols, format};
     }
 };
+template <class Format>
+DEVICE PackedExperts<Format> packed_experts(const unsigned char* w, const Format& format) {
+    return {w, format};
+}
 
 // Calls `product` with the matrix of the block's expert, its bias, and so many of its choices at a
 // time.
@@ -91,7 +97,7 @@ DEVICE void expert_gemv(const bf16* x, const Experts& all, const bf16* bias, bf1
     uint32_t rows, uint32_t cols, const Plan& plan) {
     for_choices<8>(x, all, bias, rows, cols, plan,
         [&](const ChosenRows& chosen, const auto& weights, const bf16* own) {
-            gemv<8, SLOTS>(chosen, weights, own, out, 0, rows, cols, rows);
+            gemv<32, 8, SLOTS>(chosen, weights, own, out, 0, rows, cols, rows);
         });
 }
 
@@ -118,17 +124,19 @@ DEVICE void expert_gemm(const bf16* x, const Experts& all, const bf16* bias, bf1
         uint32_t choices_per_row
 #define EXPERT_PLAN \
     Plan { ids, begins, order, choices, experts, choices_per_row }
-#define PACKED_GEMV(name, bits, floats)                                                  \
-    KERNEL __launch_bounds__(256, bits < 6 || floats ? 2 : 1)                            \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) { \
-        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                           \
-        expert_gemv<bits == 8 ? 3 : 4>(x, all, bias, out, rows, cols, EXPERT_PLAN);      \
+#define PACKED_GEMV(name, bits, floats)                                                         \
+    KERNEL __launch_bounds__(512, 1)                                                            \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
+        with_format<bits, floats>(scales, minimum, columns, exponent, [&](const auto& format) { \
+            expert_gemv<3>(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);   \
+        });                                                                                     \
     }
-#define PACKED_GEMM(name, bits, floats)                                                  \
-    KERNEL __launch_bounds__(128)                                                        \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) { \
-        PackedExperts<bits, floats> all{w, FORMAT_OF_NUMBERS};                           \
-        expert_gemm(x, all, bias, out, rows, cols, EXPERT_PLAN);                         \
+#define PACKED_GEMM(name, bits, floats)                                                         \
+    KERNEL __launch_bounds__(128, 2)                                                            \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
+        with_format<bits, floats>(scales, minimum, columns, exponent, [&](const auto& format) { \
+            expert_gemm(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);      \
+        });                                                                                     \
     }
 
 KERNEL __launch_bounds__(256, 2) expert_gemv_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {

@@ -7,7 +7,8 @@ namespace {
 
 // A matrix of bf16, row by row.
 struct DenseWeights {
-    static constexpr uint32_t ROW_BYTES = TILE_K * sizeof(bf16), PREFETCH_COLUMNS = 256;
+    static constexpr uint32_t SEGMENTS = 8, ROW_BYTES = TILE_K * sizeof(bf16),
+                              PREFETCH_COLUMNS = 256;
 
     const bf16* w;
     uint32_t rows, cols;
@@ -18,6 +19,18 @@ struct DenseWeights {
             reinterpret_cast<bf16*>(slot), AllRows{w, rows, cols}, first, cols, k);
     }
 
+    template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+    struct Copies {
+        TileCopies<COUNT, PERIOD, THREADS> tile;
+
+        DEVICE Copies(const DenseWeights& w, uint32_t first, uint32_t)
+            : tile(AllRows{w.w + static_cast<size_t>(first) * w.cols, w.rows - first, w.cols},
+                  w.cols) {}
+        DEVICE void next(unsigned char* slot, uint32_t k) const {
+            tile.start(reinterpret_cast<bf16*>(slot), k);
+        }
+    };
+
     DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
         uint32_t row = first + lane();
         if (row < rows)
@@ -25,9 +38,10 @@ struct DenseWeights {
                 min(end - k, PREFETCH_COLUMNS) * sizeof(bf16));
     }
 
-    template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
+    template <uint32_t SPREAD, uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
     DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
         const bf16* x, AfterReads after_reads) const {
+        static_assert(SPREAD == 1);
         uint32_t row = lane() % 8, tile = lane() / 8;
         const bf16* w_row =
             reinterpret_cast<const bf16*>(slot) + (row * 2 * W_TILES + tile % 2) * TILE_K;

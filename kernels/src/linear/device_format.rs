@@ -59,8 +59,6 @@ pub struct DeviceFormat {
     bits: u16,
     /// Bits of the exponent of codes that are floats; 0: codes are integers.
     exponent: u16,
-    /// The integer that means zero, where it is the same for all groups.
-    zero: u16,
     /// Columns of a group.
     group: u16,
     scales: DeviceScales,
@@ -90,7 +88,7 @@ impl DeviceFormat {
 
     const fn floats(dtype: WeightType, bits: u16, exponent: u16, scales: DeviceScales) -> Self {
         let group = dtype.block_size() as u16;
-        Self { dtype, bits, exponent, zero: 0, group, scales, minimum: false }
+        Self { dtype, bits, exponent, group, scales, minimum: false }
     }
 
     fn integers(dtype: WeightType, format: &Format) -> Option<Self> {
@@ -106,8 +104,8 @@ impl DeviceFormat {
             Scales::Nibbles => return None,
         };
         let group = if format.zeros { format.super_cols } else { format.group };
-        let (zero, group, minimum) = (format.zero as u16, group as u16, format.min);
-        known.then_some(Self { dtype, bits, exponent: 0, zero, group, scales, minimum })
+        let (group, minimum) = (group as u16, format.min);
+        known.then_some(Self { dtype, bits, exponent: 0, group, scales, minimum })
     }
 
     pub(crate) fn bits(&self) -> usize {
@@ -125,10 +123,9 @@ impl DeviceFormat {
     }
 
     /// The arguments by which kernels know the format, `FORMAT_NUMBERS` of `packed.cuh`.
-    pub(crate) fn numbers(&self) -> [Arg; 5] {
-        let &Self { exponent, zero, group, scales, minimum, .. } = self;
-        let [zero, group, exponent] = [zero, group, exponent].map(u32::from);
-        args![zero, scales as u32, u32::from(minimum), group, exponent]
+    pub(crate) fn numbers(&self) -> [Arg; 4] {
+        let &Self { exponent, group, scales, minimum, .. } = self;
+        args![scales as u32, u32::from(minimum), u32::from(group), u32::from(exponent)]
     }
 
     /// Groups of a tile that have their scales in it.

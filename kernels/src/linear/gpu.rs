@@ -6,7 +6,7 @@ mod columns;
 mod packed;
 
 pub use columns::GATHERED_ROWS;
-pub(crate) use packed::{GEMV_TOKENS, Kernels as PackedKernels};
+pub(crate) use packed::{EXPERT_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
@@ -28,6 +28,8 @@ const FAST_GEMV_ROWS: usize = 16;
 #[derive(Debug, PartialEq, Eq)]
 struct GemvKernel {
     kernel: &'static str,
+    /// Rows of `w` that a block takes at a time.
+    band: usize,
     tokens: usize,
     /// Tiles of `w` for which a warp has room.
     slots: usize,
@@ -35,19 +37,16 @@ struct GemvKernel {
 
 /// The first that takes the rows and fits the device is used.
 static GEMV_KERNELS: [GemvKernel; 4] = [
-    GemvKernel { kernel: "gemv_8_bf16", tokens: 8, slots: 3 },
-    GemvKernel { kernel: "gemv_8_two_slots_bf16", tokens: 8, slots: 2 },
-    GemvKernel { kernel: "gemv_16_bf16", tokens: 16, slots: 3 },
-    GemvKernel { kernel: "gemv_32_bf16", tokens: 32, slots: 3 },
+    GemvKernel { kernel: "gemv_8_bf16", band: 16, tokens: 8, slots: 4 },
+    GemvKernel { kernel: "gemv_8_three_slots_bf16", band: 16, tokens: 8, slots: 3 },
+    GemvKernel { kernel: "gemv_16_bf16", band: 32, tokens: 16, slots: 3 },
+    GemvKernel { kernel: "gemv_32_bf16", band: 32, tokens: 32, slots: 3 },
 ];
 
 impl GemvKernel {
-    /// Rows of `w` that a block takes at a time.
-    const ROWS: usize = 32;
-
     /// Each of eight warps has its slots of 64 columns of two bytes, and its sums.
     fn shared_bytes(&self) -> u32 {
-        8 * (self.slots * (Self::ROWS + self.tokens) * 128 + Self::ROWS * self.tokens * 4) as u32
+        8 * (self.slots * (self.band + self.tokens) * 128 + self.band * self.tokens * 4) as u32
     }
 }
 
@@ -202,7 +201,7 @@ fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
         Algorithm::Library => return gpu.gemm(product),
         Algorithm::Gemv(gemv) => (
             gemv.kernel,
-            [rows.div_ceil(GemvKernel::ROWS).min(multiprocessors), 1],
+            [rows.div_ceil(gemv.band).min(multiprocessors), 1],
             256,
             gemv.shared_bytes(),
         ),

@@ -13,31 +13,35 @@
 // rows of a tensor core's tile in any order: here a lane's values of an x row are neighbouring rows
 // of w, so they are stored as vectors.
 //
-// gemv (n ≤ 8, 16, 32): reads each weight once. A block takes 32 rows of w at a time, each of its 8
-//   warps one range of the columns, in slots of its own without barriers; the sums are added in
-//   shared memory. One block a multiprocessor goes from tile to tile with its copies always under
-//   way:
-//   2 of 3 slots of 4 KiB of w a warp, 64 KiB a multiprocessor, 8 MiB in all, where 4.8 TB/s × 0.6
-//   µs ask for 3, so half of the multiprocessors suffice when the last tiles are few. x comes from
-//   the second-level cache: n / 32 of w's bytes. A warp takes 128 bytes of a row of w at a time;
-//   the copies hint at 256, so that the memory is asked for neighbours together (ranges of
-//   interleaved columns would do more here, and harm gemm).
-//   Three slots a warp take 128 KiB. Cards whose blocks have 99 KiB use two slots for n ≤ 8: 32 KiB
-//   under way on each multiprocessor, where the fastest of them need 8.
-//   Before the launch waits for earlier ones it fetches the part of w that it needs first: 2 slots
-//   a warp, and 512 bytes more of each row as far as the second-level cache: 24 MiB in all, 5 us of
-//   the memory's time that norm, rope and attention leave idle. At n ≤ 8 about 180 instructions a
-//   warp and 4 KiB of w: a quarter of the issue slots. Considered: multiply-adds in f32 (at n = 8
-//   they bind: 8 operations a byte, and unpacking); w from global memory to registers (a lane's 16
-//   bytes are of one row, the tensor core's registers of two: three moves a product in the other
-//   kernel, for the same order of sums); 16 rows a warp (twice the reading of x). Left out: rows of
-//   gate and up in one tile, so that SiLU or GELU and their product are computed from the sums. It
-//   would save a launch a layer (about 1 us of 110 at one row of an 8B model) and 6 bytes a value
-//   through the second-level cache. To be tried on a device: other values of PREFETCH_COLUMNS, 0
-//   among them; w marked to leave the second-level cache first, so that small tensors stay there
-//   from layer to layer (at the risk that its own lines push each other out before both halves were
-//   used). On an H200 one row takes 15 us for 6144 by 4096, 10 for 4096 by 4096, 56 for 28672 by
-//   4096: 4.3 TB/s of 4.5 and 2 to 3 us for each launch.
+// gemv (n ≤ 8, 16, 32): reads each weight once. A block takes 32 rows of w at a time, at n ≤ 8 16,
+//   each of its 8 warps one range of the columns, in slots of its own without barriers; the sums
+//   are added in shared memory. One block a multiprocessor goes from tile to tile with its copies
+//   always under way:
+//   2 of 3 slots of 4 KiB of w a warp (n ≤ 8: 3 of 4 slots of 2 KiB), 48 to 64 KiB a
+//   multiprocessor, 6 to 8 MiB in all, where 4.8 TB/s × 0.6 µs ask for 3, so half of the
+//   multiprocessors suffice when the last tiles are few. x comes from the second-level cache: n /
+//   32 of w's bytes, n / 16 at n ≤ 8. A warp takes 128 bytes of a row of w at a time; the copies
+//   hint at 256, so that the memory is asked for neighbours together (ranges of interleaved columns
+//   would do more here, and harm gemm).
+//   With 16 rows a matrix of 6144 rows leaves fewer multiprocessors without work in the last round,
+//   and two blocks fit on a multiprocessor, so that the next launch's begins to copy while this
+//   one's finishes. Cards whose blocks have 99 KiB have one slot less.
+//   Before the launch waits for earlier ones it fetches the part of w that it needs first: all
+//   slots but one, and 512 bytes more of each row as far as the second-level cache: 15 MiB in all,
+//   3 us of the memory's time that norm, rope and attention leave idle.
+//   Considered: multiply-adds in f32 (at n = 8 they bind: 8 operations a byte, and unpacking); w
+//   from global memory to registers (a lane's 16 bytes are of one row, the tensor core's registers
+//   of two: three moves a product in the other kernel, for the same order of sums). Left out: rows
+//   of gate and up in one tile, so that SiLU or GELU and their product are computed from the sums.
+//   It would save a launch a layer (about 1 us of 110 at one row of an 8B model) and 6 bytes a
+//   value through the second-level cache. To be tried on a device: other values of
+//   PREFETCH_COLUMNS, 0 among them; w marked to leave the second-level cache first, so that small
+//   tensors stay there from layer to layer (at the risk that its own lines push each other out
+//   before both halves were used).
+//   On an H200 one row takes 14 us for 6144 by 4096, 10 for 4096 by 4096, 55 for 28672 by 4096 and
+//   29 for 4096 by 14336: 4.3 TB/s of 4.5 and 2 to 3 us for each launch. 32 rows at a time and
+//   three slots take 15.6, 10, 56 and 30 (two slots 17, 12, 58 and 32; 16 rows and three slots 15,
+//   11, 57 and 31).
 // gemm (any n): a block takes a tile of w's rows × x's rows, all columns, one barrier a slot, all
 //   slots but one under way. Tiles: 128 × 128 (8 warps of 64 × 32) for many rows; 64 × 64 and 32 ×
 //   64 fill the multiprocessors when there are few. A slot of the large one is 64 products of 2048
@@ -106,25 +110,26 @@ DEVICE void head_dot(const T* x, const T* w, T* out, uint32_t n, uint32_t rows, 
 // `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
 KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
     uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<8, 3>(
+    gemv<16, 8, 4>(
         AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_8_bf16)
-KERNEL __launch_bounds__(256) gemv_8_two_slots_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<8, 2>(
+KERNEL __launch_bounds__(256)
+    gemv_8_three_slots_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
+        uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
+    gemv<16, 8, 3>(
         AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
-EXPORT(gemv_8_two_slots_bf16)
+EXPORT(gemv_8_three_slots_bf16)
 KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<16, 3>(
+    gemv<32, 16, 3>(
         AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_16_bf16)
 KERNEL __launch_bounds__(256) gemv_32_bf16(const bf16* x, const bf16* w, const bf16* bias,
     void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<32, 3>(
+    gemv<32, 32, 3>(
         AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
 }
 EXPORT(gemv_32_bf16)

@@ -9,47 +9,87 @@ namespace {
 
 constexpr uint32_t TWO_ONES = 0x3f803f80;  // a pair of ones in bf16
 
-template <uint32_t BITS, bool FLOATS>
+template <class Format>
 struct PackedWeights {
-    static constexpr uint32_t GROUPS = groups_of_tile(BITS), CODES = code_bytes(BITS);
+    static constexpr uint32_t SEGMENTS = 16, PREFETCH_COLUMNS = 256;
+    static constexpr uint32_t BITS = Format::BITS, CODES = Format::CODES;
     // Scales and headers take at most 256 bytes of a tile; 192 those of 8 bits, and of 6.
     static constexpr uint32_t SLOT = CODES + (BITS == 8 ? 192 : 256), ROW_BYTES = SLOT / TILE_ROWS;
+    // Whether the tensor core multiplies codes plus 128, because the minimums ask for sums of x
+    // anyway: the product of 128 with these is subtracted in f32, in place of 128 from each code.
+    static constexpr bool PLUS_128 = Format::MINIMUM;
 
     const unsigned char* w;
     uint32_t rows, cols;
-    PackedFormat format;
+    Format format;
+
+    // The copies of a thread among THREADS, one tile of a band after the other. Whole rounds of all
+    // threads copy codes; one more takes the rest of them, the scales and the header. What a thread
+    // reads next is kept and not calculated again: that took a third of gemv's instructions.
+    template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+    struct Copies {
+        static constexpr uint32_t ROUND = THREADS * 16, ROUNDS = CODES / ROUND,
+                                  REST = ROUNDS * ROUND;
+        static_assert(COUNT == TILE_ROWS && TILE_COLUMNS == TILE_K && SLOT - REST <= ROUND);
+
+        const unsigned char *codes, *rest;
+        // Bytes from the thread's rest to the next tile's, and to the next one's of another header.
+        uint32_t step, header_step;
+        uint32_t header_mask;
+        bool has_rest;
+
+        DEVICE Copies(const PackedWeights& w, uint32_t first, uint32_t k) {
+            PackedBand<Format> band(w.w, first / TILE_ROWS, w.cols, w.format);
+            uint32_t own = threadIdx.x % THREADS * 16, at = REST + own;
+            bool in_tile = at < Format::TILE_BYTES;
+            codes = band.tile(k) + own;
+            rest = in_tile ? codes + REST : band.header(k) + (at - Format::TILE_BYTES);
+            step = in_tile ? Format::TILE_BYTES : 0;
+            header_step = in_tile ? Format::TILE_BYTES : band.header_bytes;
+            header_mask = (1u << band.header_shift) - 1;
+            has_rest = at < Format::TILE_BYTES + band.header_bytes;
+        }
+        // Without `valid` the tile becomes zeros.
+        DEVICE void next(unsigned char* slot, uint32_t k, bool valid = true) {
+            slot += threadIdx.x % THREADS * 16;
+#pragma unroll
+            for (uint32_t i = 0; i < ROUNDS; i++)
+                copy_async(slot + i * ROUND, codes + i * ROUND, valid);
+            if (has_rest) copy_async(slot + REST, rest, valid);
+            codes += Format::TILE_BYTES;
+            rest += ((k + TILE_K) & header_mask) == 0 ? header_step : step;
+        }
+    };
 
     template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
     DEVICE void copy(unsigned char* slot, uint32_t first, uint32_t k) const {
-        static_assert(COUNT % TILE_ROWS == 0 && TILE_COLUMNS == TILE_K);
+        static_assert(COUNT % TILE_ROWS == 0);
 #pragma unroll
-        for (uint32_t i = 0; i < COUNT / TILE_ROWS; i++) {
-            uint32_t row = first + i * TILE_ROWS;
-            bool valid = row < rows && k < cols;
-            PackedBand band(w, valid ? row / TILE_ROWS : 0, cols, BITS, format);
-            copy_band<THREADS>(slot + i * SLOT, band, valid ? k : 0, valid);
+        for (uint32_t i = 0; i < COUNT / TILE_ROWS; i++, first += TILE_ROWS) {
+            bool valid = first < rows && k < cols;
+            Copies<TILE_ROWS, PERIOD, THREADS>(*this, valid ? first : 0, valid ? k : 0)
+                .next(slot + i * SLOT, k, valid);
         }
     }
 
-    // The next tiles of a warp's band lie behind those that it copies.
     DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
-        PackedBand band(w, first / TILE_ROWS, cols, BITS, format);
-        if (lane() < (end - k + TILE_K - 1) / TILE_K && lane() < 2)
-            prefetch(band.tile(k + lane() * TILE_K), band.tile_bytes);
+        PackedBand<Format> band(w, first / TILE_ROWS, cols, format);
+        if (lane() < (min(end - k, PREFETCH_COLUMNS) + TILE_K - 1) / TILE_K)
+            prefetch(band.tile(k + lane() * TILE_K), Format::TILE_BYTES);
     }
 
-    template <uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
+    template <uint32_t SPREAD, uint32_t W_TILES, uint32_t X_TILES, class AfterReads>
     DEVICE void multiply(float (&acc)[W_TILES][X_TILES][4], const unsigned char* slot,
         const bf16* x, AfterReads after_reads) const {
         static_assert(W_TILES == 2);
-        LaneCodes<BITS, FLOATS> codes;
+        LaneCodes<Format> codes;
         codes.load_from(slot);
-        GroupScales<4> scales[GROUPS];
-        const unsigned char* header = slot + CODES + format.scale_bytes(GROUPS);
+        // Loading all scales ahead of the products is a tenth faster where there are registers.
+        constexpr bool AHEAD = X_TILES == 1 && !Format::ZEROS;
+        GroupScales<Format, 4> scales[Format::GROUPS];
 #pragma unroll
-        for (uint32_t i = 0; i < GROUPS; i++)
-            scales[i].load_from(slot + CODES, header, BITS, i, lane() / 4 * 4, format);
-        uint32_t row = lane() % 8, tile = lane() / 8;
+        for (uint32_t i = 0; AHEAD && i < Format::GROUPS; i++) load_scales(scales[i], slot, i);
+        uint32_t row = lane() % 8 / SPREAD, tile = lane() / 8;
         const bf16* x_row = x + row * TILE_K;
 #pragma unroll
         for (uint32_t window = 0; window < TILE_K / 32; window++) {
@@ -58,70 +98,76 @@ struct PackedWeights {
             for (uint32_t j = 0; j < X_TILES; j++)
                 ldmatrix(b[j], x_row + j * 8 * TILE_K + ((window * 4 + tile) ^ row) * 8);
             if (window == TILE_K / 32 - 1) after_reads();
-            add_groups(acc, codes, b, scales, window);
+            constexpr uint32_t STEPS = Format::GROUP_COLUMNS / 16;
+#pragma unroll
+            for (uint32_t s = 0; s < 2; s += STEPS) {
+                uint32_t group = (window * 2 + s) / STEPS;
+                if constexpr (!AHEAD) load_scales(scales[group], slot, group);
+                add_group<SPREAD, STEPS>(acc, codes, b, scales[group], window * 2 + s);
+            }
         }
     }
 
   private:
-    // Whole rounds of all threads copy codes; one more takes the rest of them, the scales and the
-    // header. A loop over all of them took a fifth of gemv's instructions.
-    template <uint32_t THREADS>
-    DEVICE void copy_band(
-        unsigned char* slot, const PackedBand& band, uint32_t k, bool valid) const {
-        constexpr uint32_t ROUND = THREADS * 16, ROUNDS = CODES / ROUND;
-        static_assert(SLOT - ROUNDS * ROUND <= ROUND);
-        uint32_t at = threadIdx.x % THREADS * 16;
-        const unsigned char* tile = band.tile(k);
+    DEVICE void load_scales(
+        GroupScales<Format, 4>& scales, const unsigned char* slot, uint32_t group) const {
+        scales.load_from(slot + CODES, slot + Format::TILE_BYTES, group, lane() / 4 * 4, format);
+        LaneCodes<Format>::to_subtract(scales.zero);
+        if constexpr (PLUS_128)
 #pragma unroll
-        for (uint32_t i = 0; i < ROUNDS; i++, at += ROUND) copy_async(slot + at, tile + at, valid);
-        if (at < band.tile_bytes + band.header_bytes)
-            copy_async(slot + at,
-                at < band.tile_bytes ? tile + at : band.header(k) + (at - band.tile_bytes), valid);
+            for (uint32_t row = 0; row < 4; row++)
+                scales.minimum[row] = fmaf(scales.scale[row], -128.0f, scales.minimum[row]);
     }
 
-    // Adds the products of the groups in a window of 32 columns.
-    template <uint32_t X_TILES>
-    DEVICE void add_groups(float (&acc)[2][X_TILES][4], const LaneCodes<BITS, FLOATS>& codes,
-        const uint32_t (&b)[X_TILES][4], const GroupScales<4> (&scales)[GROUPS],
-        uint32_t window) const {
-        constexpr uint32_t STEPS = group_columns(BITS) / 16;
+    // Adds the products of a group, STEPS times 16 columns from the step `first` of the tile on.
+    template <uint32_t SPREAD, uint32_t STEPS, uint32_t X_TILES>
+    DEVICE void add_group(float (&acc)[2][X_TILES][4], const LaneCodes<Format>& codes,
+        const uint32_t (&b)[X_TILES][4], const GroupScales<Format, 4>& scales,
+        uint32_t first) const {
+        float sums[2][X_TILES][4] = {}, of_x[X_TILES][4] = {};
 #pragma unroll
-        for (uint32_t group = 0; group < 2 / STEPS; group++) {
-            const GroupScales<4>& own = scales[window * 2 / STEPS + group];
-            float sums[2][X_TILES][4] = {}, of_x[X_TILES][4] = {};
+        for (uint32_t s = first; s < first + STEPS; s++) {
+            uint32_t a[2][4], in_window = s % 2 * 2;
 #pragma unroll
-            for (uint32_t s = group * STEPS; s < (group + 1) * STEPS; s++) {
-                uint32_t a[2][4];
-                codes.fragment(a[0], window * 2 + s, 0, own.zero, format);
-                codes.fragment(a[1], window * 2 + s, 1, own.zero, format);
+            for (uint32_t i = 0; i < 2; i++)
+                if constexpr (PLUS_128)
+                    codes.plus_128(a[i], s, i);
+                else
+                    codes.fragment(a[i], s, i, scales.zero, format);
 #pragma unroll
-                for (uint32_t j = 0; j < X_TILES; j++) {
-                    mma(sums[0][j], a[0], {b[j][s * 2], b[j][s * 2 + 1]});
-                    mma(sums[1][j], a[1], {b[j][s * 2], b[j][s * 2 + 1]});
-                    if (format.minimum != 0)
-                        mma(of_x[j], {TWO_ONES, TWO_ONES, TWO_ONES, TWO_ONES},
-                            {b[j][s * 2], b[j][s * 2 + 1]});
-                }
+            for (uint32_t j = 0; j < X_TILES; j++) {
+                uint32_t of_step[2] = {b[j][in_window], b[j][in_window + 1]};
+                mma(sums[0][j], a[0], of_step);
+                mma(sums[1][j], a[1], of_step);
+                if constexpr (Format::MINIMUM)
+                    mma(of_x[j], {TWO_ONES, TWO_ONES, TWO_ONES, TWO_ONES}, of_step);
             }
-            add_group(acc, sums, of_x, own);
         }
+        scale_sums<SPREAD>(acc, sums, of_x, scales);
     }
 
-    template <uint32_t X_TILES>
-    DEVICE void add_group(float (&acc)[2][X_TILES][4], const float (&sums)[2][X_TILES][4],
-        const float (&of_x)[X_TILES][4], const GroupScales<4>& scales) const {
+    // The sums of codes by the scales, and those of x by the minimums.
+    template <uint32_t SPREAD, uint32_t X_TILES>
+    DEVICE void scale_sums(float (&acc)[2][X_TILES][4], const float (&sums)[2][X_TILES][4],
+        const float (&of_x)[X_TILES][4], const GroupScales<Format, 4>& scales) const {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
 #pragma unroll
             for (uint32_t j = 0; j < X_TILES; j++)
 #pragma unroll
-                for (uint32_t v = 0; v < 4; v++) {
+                for (uint32_t v = 0; v < 4; v += SPREAD) {
                     uint32_t row = 2 * i + v / 2;
                     acc[i][j][v] = fmaf(scales.scale[row], sums[i][j][v], acc[i][j][v]);
-                    if (format.minimum != 0)
+                    if constexpr (Format::MINIMUM)
                         acc[i][j][v] = fmaf(scales.minimum[row], of_x[j][v % 2], acc[i][j][v]);
                 }
     }
 };
+
+template <class Format>
+DEVICE PackedWeights<Format> packed_weights(
+    const unsigned char* w, uint32_t rows, uint32_t cols, const Format& format) {
+    return {w, rows, cols, format};
+}
 
 }  // namespace

@@ -1,14 +1,19 @@
 // The two ways of a product on tensor cores, for weights in any form: gemv for few rows of x and
 // gemm for any number. linear.cu describes them, and how sums are ordered.
 //
-// `Weights` is the form of w. It has ROW_BYTES, the bytes of a row in a slot, and
+// `Weights` is the form of w. It has SEGMENTS, the ranges of the columns, ROW_BYTES, the bytes of a
+// row in a slot, and
 //   copy<COUNT, PERIOD, THREADS>(slot, first, k): starts the copy of COUNT rows, zeros beyond the
 //     matrix
-//   prefetch_columns(first, k, end): asks for what follows in 32 rows, before earlier launches end
-//   multiply(acc, slot, x, after_reads): adds the products of a slot's columns: 16 W_TILES rows of
-//     w by 8 X_TILES of x. With g = lane / 4 and t = lane % 4, value v of acc[i][j] belongs to row
-//     2 W_TILES g + 2 i + v / 2 of w and row 8 j + 2 t + v % 2 of x. `after_reads` is called behind
-//     the last reading of the slot, so that its instructions are scheduled among the products.
+//   Copies<COUNT, PERIOD, THREADS>(w, first, k): the copies of COUNT rows inside the matrix, of one
+//     slot after the other, each started by next(slot, column)
+//   prefetch_columns(first, k, end): asks for up to PREFETCH_COLUMNS of a band, before earlier
+//     launches end
+//   multiply<SPREAD>(acc, slot, x, after_reads): adds the products of a slot's columns: 16 W_TILES
+//     rows of w by 8 X_TILES of x, of which SPREAD neighbours are the same row. With g = lane / 4
+//     and t = lane % 4, value v of acc[i][j] belongs to row 2 W_TILES g + 2 i + v / 2 of w and row
+//     8 j + 2 t + v % 2 of x. `after_reads` is called behind the last reading of the slot, so that
+//     its instructions are scheduled among the products.
 // `Rows` says which rows are multiplied: `count` of them, of which the i-th begins at input(i) of
 // `values` and gives the row output(i) of the result.
 #pragma once
@@ -17,10 +22,11 @@
 
 namespace {
 
-constexpr uint32_t SEGMENTS = 8, TILE_K = 64;
+constexpr uint32_t TILE_K = 64;
 constexpr uint32_t X_ROW_BYTES = TILE_K * sizeof(bf16);
 
 // Columns of a range; the last ranges may have fewer.
+template <uint32_t SEGMENTS = 8>
 DEVICE uint32_t segment_columns(uint32_t cols) {
     constexpr uint32_t WHOLE = SEGMENTS * TILE_K;
     return (cols + WHOLE - 1) / WHOLE * TILE_K;
@@ -35,21 +41,64 @@ struct AllRows {
     DEVICE uint32_t output(uint32_t i) const { return i; }
 };
 
+// How THREADS threads share the 16-byte chunks of TILE_K columns of some rows: a thread has the
+// same chunk of a row in each round. The chunks of row r are permuted by r / PERIOD, since
+// `ldmatrix` reads rows PERIOD apart.
+template <uint32_t PERIOD, uint32_t THREADS>
+struct Chunks {
+    DEVICE static uint32_t row(uint32_t round) {
+        return threadIdx.x % THREADS / 8 + round * (THREADS / 8);
+    }
+    // The first column of the chunk.
+    DEVICE static uint32_t column() { return threadIdx.x % THREADS % 8 * 8; }
+    DEVICE static uint32_t place(uint32_t round) {
+        return row(round) * TILE_K + (column() ^ (row(round) / PERIOD % 8 * 8));
+    }
+};
+
 // Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
-// rows and columns beyond the matrix become zeros. The chunks of row r are permuted by r / PERIOD,
-// since `ldmatrix` reads rows PERIOD apart.
+// rows and columns beyond the matrix become zeros.
 template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, class Rows>
 DEVICE void copy_tile(bf16* to, const Rows& from, uint32_t first, uint32_t cols, uint32_t k) {
     static_assert(COUNT * 8 % THREADS == 0);
-    uint32_t thread = threadIdx.x % THREADS, chunk = thread % 8, column = k + chunk * 8;
+    using Own = Chunks<PERIOD, THREADS>;
+    uint32_t column = k + Own::column();
 #pragma unroll
     for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
-        uint32_t row = thread / 8 + i * (THREADS / 8);
-        bool valid = first + row < from.count && column < cols;
-        size_t at = valid ? from.input(first + row) + column : 0;
-        copy_async(to + row * TILE_K + (chunk ^ (row / PERIOD % 8)) * 8, from.values + at, valid);
+        uint32_t row = first + Own::row(i);
+        bool valid = row < from.count && column < cols;
+        copy_async(to + Own::place(i), from.values + (valid ? from.input(row) + column : 0), valid);
     }
 }
+
+// The same copies of the same rows again and again. Where a thread reads in each row is kept in
+// registers, in values from the first one's, and not calculated each time.
+template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+struct TileCopies {
+    static_assert(COUNT * 8 % THREADS == 0);
+    using Own = Chunks<PERIOD, THREADS>;
+
+    const bf16* values;
+    uint32_t from[COUNT * 8 / THREADS];
+    uint32_t count, cols;
+
+    template <class Rows>
+    DEVICE TileCopies(const Rows& rows, uint32_t cols_)
+        : values(rows.values), count(rows.count), cols(cols_) {
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
+            size_t at = Own::row(i) < count ? rows.input(Own::row(i)) : 0;
+            from[i] = static_cast<uint32_t>(at) + Own::column();
+        }
+    }
+    // Starts the copy of the columns from `k` on.
+    DEVICE void start(bf16* to, uint32_t k) const {
+        bool valid = k + Own::column() < cols;
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++)
+            copy_async(to + Own::place(i), values + (from[i] + k), valid && Own::row(i) < count);
+    }
+};
 
 DEVICE float bias_of(const bf16* bias, uint32_t row) {
     return bias == nullptr ? 0.0f : to_float(bias[row]);
@@ -57,64 +106,99 @@ DEVICE float bias_of(const bf16* bias, uint32_t row) {
 
 // ---- gemv
 
-// The work of a warp: ROWS of w at a time, its range of the columns, and up to TOKENS rows of x.
-template <class Weights, class Rows, uint32_t TOKENS, uint32_t STAGES>
+// The work of a block: ROWS of w at a time, and up to TOKENS rows of x. A warp takes some of the
+// ranges of the columns, each with sums of its own.
+template <class Weights, class Rows, uint32_t ROWS, uint32_t TOKENS, uint32_t STAGES>
 struct Gemv {
-    static constexpr uint32_t ROWS = 32, W_BYTES = ROWS * Weights::ROW_BYTES,
+    static constexpr uint32_t SEGMENTS = Weights::SEGMENTS, W_BYTES = ROWS * Weights::ROW_BYTES,
                               SLOT = W_BYTES + TOKENS * X_ROW_BYTES;
-    static constexpr uint32_t VALUES = ROWS * TOKENS / WARP;  // sums of a lane
+    // The tensor core multiplies eight rows of x at least. Four of them take two columns each, of
+    // which the second ones' sums are left out.
+    static constexpr uint32_t SPREAD = TOKENS < 8 ? 8 / TOKENS : 1, X_TILES = TOKENS * SPREAD / 8;
+    static constexpr uint32_t TILE_VALUES = 4 / SPREAD,  // sums of a lane in a tile
+        VALUES = ROWS / 16 * X_TILES * TILE_VALUES;      // and in all
+    using WeightCopies = typename Weights::template Copies<ROWS, ROWS / 8, WARP>;
+    using XCopies = TileCopies<TOKENS, 1, WARP>;
 
     Rows x;
     Weights w;
-    uint32_t rows, cols, stride, begin, end;  // begin and end of the warp's columns
+    uint32_t rows, cols, stride;
 
-    DEVICE unsigned char* slot(uint32_t count) const {
-        return dynamic_shared<unsigned char>() + (warp() * STAGES + count % STAGES) * SLOT;
-    }
-    DEVICE bf16* x_of(uint32_t count) const {
-        return reinterpret_cast<bf16*>(slot(count) + W_BYTES);
+    DEVICE static uint32_t warps() { return blockDim.x / WARP; }
+    DEVICE uint32_t begin_of(uint32_t segment) const {
+        return min(segment * segment_columns<SEGMENTS>(cols), cols);
     }
 
-    // A position in the warp's sequence of slots, which runs over all tiles of the block. Nothing
-    // is copied for positions beyond the last one.
+    // A position in the warp's sequence of slots, which runs over its ranges of all tiles of the
+    // block. Nothing is copied for positions beyond the last one.
     struct Position {
-        uint32_t count, row, k;
+        uint32_t row, segment, k, end, slot;
     };
-    DEVICE bool is_inside(const Position& at) const { return at.row < rows && begin < end; }
-    DEVICE void copy_w(const Position& at) const {
-        if (is_inside(at)) w.template copy<ROWS, 4, WARP>(slot(at.count), at.row, at.k);
+    DEVICE Position first_position() const {
+        return {blockIdx.x * ROWS, warp(), begin_of(warp()), begin_of(warp() + 1), 0};
     }
-    DEVICE void copy_x(const Position& at) const {
-        if (is_inside(at)) copy_tile<TOKENS, 1, WARP>(x_of(at.count), x, 0, cols, at.k);
-        copy_commit();
+    // The last ranges may be empty.
+    DEVICE bool is_inside(const Position& at) const { return at.row < rows && at.k < at.end; }
+    DEVICE static uint32_t next_slot(uint32_t slot) {
+        return slot == (STAGES - 1) * SLOT ? 0 : slot + SLOT;
     }
-    DEVICE void advance(Position& at) const {
-        at.count++, at.k += TILE_K;
-        if (at.k >= end) at.k = begin, at.row += gridDim.x * ROWS;
-    }
-    // Starts the copies for the first slots, those of w before those of x are allowed to. The part
-    // of w for which the slots have no room comes as far as the second-level cache.
-    DEVICE Position start() const {
-        launch_dependents();
-        Position next{0, blockIdx.x * ROWS, begin}, ahead = next;
-        for (; ahead.count < STAGES - 1; advance(ahead)) copy_w(ahead);
-        uint32_t k = begin + (STAGES - 1) * TILE_K;
-        if (next.row < rows && k < end) w.prefetch_columns(next.row, k, end);
-        wait_for_earlier_launches();
-        for (; next.count < STAGES - 1; advance(next)) copy_x(next);
-        return next;
+    // Goes to the next slot; calls `jump` where its tile is not the next one of the same range.
+    template <class Jump>
+    DEVICE void advance(Position& at, Jump jump) const {
+        at.slot = next_slot(at.slot), at.k += TILE_K;
+        if (at.k < at.end) return;
+        at.segment += warps();
+        if (at.segment >= SEGMENTS || begin_of(at.segment) == cols)
+            at.segment = warp(), at.row += gridDim.x * ROWS;
+        at.k = begin_of(at.segment), at.end = begin_of(at.segment + 1);
+        if (is_inside(at)) jump();
     }
 
-    // Adds the ranges' sums and writes the outputs: a warp takes every eighth of the lanes' values.
+    DEVICE static unsigned char* slot(uint32_t offset) {
+        return dynamic_shared<unsigned char>() + warp() * STAGES * SLOT + offset;
+    }
+    DEVICE static bf16* x_of(uint32_t offset) {
+        return reinterpret_cast<bf16*>(slot(offset) + W_BYTES);
+    }
+    DEVICE WeightCopies weight_copies(const Position& at) const {
+        return {w, min(at.row, rows - 1), min(at.k, cols - 1)};
+    }
+
+    // Starts the copies of w for the first slots, before x may be read. What follows, for which the
+    // slots have no room, comes as far as the second-level cache: columns of this band, and of the
+    // next one if those are few.
+    DEVICE void start_w(Position& at, WeightCopies& copies) const {
+        launch_dependents();
+        uint32_t row = at.row, begin = at.k, end = at.end,
+                 k = min(begin + (STAGES - 1) * TILE_K, end);
+        for (uint32_t i = 0; i < STAGES - 1; i++) {
+            if (is_inside(at)) copies.next(slot(at.slot), at.k);
+            advance(at, [&] { copies = weight_copies(at); });
+        }
+        if (row < rows && k < end) w.prefetch_columns(row, k, end);
+        row += gridDim.x * ROWS;
+        if (row < rows && end - k < Weights::PREFETCH_COLUMNS && begin < end)
+            w.prefetch_columns(row, begin, end);
+    }
+    DEVICE void start_x(Position at, const XCopies& copies) const {
+        for (uint32_t i = 0; i < STAGES - 1; i++) {
+            if (is_inside(at)) copies.start(x_of(at.slot), at.k);
+            copy_commit();
+            advance(at, [] {});
+        }
+    }
+
+    // Adds the ranges' sums and writes the outputs. Warps share the lanes' values.
     DEVICE void finish(
         uint32_t first, const float* sums, const bf16* bias, void* out, uint32_t f32_out) const {
-        for (uint32_t value = warp(); value < VALUES; value += SEGMENTS) {
+        for (uint32_t value = warp(); value < VALUES; value += warps()) {
             float sum = 0.0f;
             for (uint32_t s = 0; s < SEGMENTS; s++)
                 sum += sums[(s * VALUES + value) * WARP + lane()];
-            uint32_t i = value / (TOKENS / 2), j = value / 4 % (TOKENS / 8), v = value % 4;
-            uint32_t row = first + lane() / 4 * 4 + i * 2 + v / 2,
-                     token = j * 8 + lane() % 4 * 2 + v % 2;
+            uint32_t i = value / TILE_VALUES / X_TILES, j = value / TILE_VALUES % X_TILES,
+                     v = value % TILE_VALUES * SPREAD;
+            uint32_t row = first + lane() / 4 * (ROWS / 8) + i * 2 + v / 2,
+                     token = (j * 8 + lane() % 4 * 2 + v % 2) / SPREAD;
             if (row >= rows || token >= x.count) continue;
             sum += bias_of(bias, row);
             size_t at = static_cast<size_t>(x.output(token)) * stride + row;
@@ -127,37 +211,51 @@ struct Gemv {
 
     DEVICE void run(const bf16* bias, void* out, uint32_t f32_out) {
         float* sums =
-            reinterpret_cast<float*>(dynamic_shared<unsigned char>() + SEGMENTS * STAGES * SLOT);
-        Position next = start();
-        uint32_t count = 0;
+            reinterpret_cast<float*>(dynamic_shared<unsigned char>() + warps() * STAGES * SLOT);
+        Position first_slot = first_position(), next = first_slot;
+        WeightCopies w_copies = weight_copies(next);
+        start_w(next, w_copies);
+        wait_for_earlier_launches();
+        // Which rows of x these are may be the result of an earlier launch.
+        XCopies x_copies(x, cols);
+        start_x(first_slot, x_copies);
+        uint32_t current = 0;
         for (uint32_t first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
-            float acc[ROWS / 16][TOKENS / 8][4] = {};
-            for (uint32_t k = begin; k < end; k += TILE_K, count++) {
-                copy_wait<STAGES - 2>();
-                // All lanes' copies of this slot have landed, and the slot before it has been read.
-                __syncwarp();
-                copy_w(next), copy_x(next), advance(next);
-                w.multiply(acc, slot(count), x_of(count), [] {});
-            }
-            // The sums of the tile before have been read.
-            __syncthreads();
+            for (uint32_t segment = warp(); segment < SEGMENTS; segment += warps()) {
+                float acc[ROWS / 16][X_TILES][4] = {};
+                uint32_t end = begin_of(segment + 1);
+                for (uint32_t k = begin_of(segment); k < end;
+                    k += TILE_K, current = next_slot(current)) {
+                    copy_wait<STAGES - 2>();
+                    // All lanes' copies of this slot have landed, and the slot before it has been
+                    // read.
+                    __syncwarp();
+                    if (is_inside(next)) {
+                        w_copies.next(slot(next.slot), next.k);
+                        x_copies.start(x_of(next.slot), next.k);
+                    }
+                    copy_commit();
+                    advance(next, [&] { w_copies = weight_copies(next); });
+                    w.template multiply<SPREAD>(acc, slot(current), x_of(current), [] {});
+                }
+                // The sums of the tile before have been read.
+                if (segment == warp()) __syncthreads();
 #pragma unroll
-            for (uint32_t v = 0; v < VALUES; v++)
-                sums[(warp() * VALUES + v) * WARP + lane()] =
-                    acc[v / (TOKENS / 2)][v / 4 % (TOKENS / 8)][v % 4];
+                for (uint32_t v = 0; v < VALUES; v++)
+                    sums[(segment * VALUES + v) * WARP + lane()] =
+                        acc[v / TILE_VALUES / X_TILES][v / TILE_VALUES % X_TILES]
+                           [v % TILE_VALUES * SPREAD];
+            }
             __syncthreads();
             finish(first, sums, bias, out, f32_out);
         }
     }
 };
 
-template <uint32_t TOKENS, uint32_t STAGES, class Rows, class Weights>
+template <uint32_t ROWS, uint32_t TOKENS, uint32_t STAGES, class Rows, class Weights>
 DEVICE void gemv(const Rows& x, const Weights& w, const bf16* bias, void* out, uint32_t f32_out,
     uint32_t rows, uint32_t cols, uint32_t stride) {
-    uint32_t begin = min(warp() * segment_columns(cols), cols),
-             end = min(begin + segment_columns(cols), cols);
-    Gemv<Weights, Rows, TOKENS, STAGES>{x, w, rows, cols, stride, begin, end}.run(
-        bias, out, f32_out);
+    Gemv<Weights, Rows, ROWS, TOKENS, STAGES>{x, w, rows, cols, stride}.run(bias, out, f32_out);
 }
 
 // ---- gemm
@@ -232,7 +330,8 @@ struct GemmTile {
 
     DEVICE void run() {
         launch_dependents();
-        uint32_t steps = (cols + TILE_K - 1) / TILE_K, end = segment_columns(cols) / TILE_K;
+        uint32_t steps = (cols + TILE_K - 1) / TILE_K,
+                 segment = segment_columns<Weights::SEGMENTS>(cols) / TILE_K, end = segment;
         for (uint32_t step = 0; step < STAGES - 1; step++) copy_w(step);
         wait_for_earlier_launches();
         for (uint32_t step = 0; step < STAGES - 1; step++) copy_x(step);
@@ -243,11 +342,11 @@ struct GemmTile {
             const unsigned char* slot = slots + step % STAGES * SLOT;
             const bf16* columns =
                 reinterpret_cast<const bf16*>(slot + W_BYTES + warp_column() * X_ROW_BYTES);
-            w.multiply(acc, slot + warp_row() * Weights::ROW_BYTES, columns, [&] {
+            w.template multiply<1>(acc, slot + warp_row() * Weights::ROW_BYTES, columns, [&] {
                 copy_w(step + STAGES - 1);
                 copy_x(step + STAGES - 1);
             });
-            if (++step == end) end_segment(), end += segment_columns(cols) / TILE_K;
+            if (++step == end) end_segment(), end += segment;
         }
         // Adds the rest of the last range, or zeros.
         end_segment();

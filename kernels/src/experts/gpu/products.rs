@@ -5,7 +5,7 @@ use super::parts;
 use crate::experts::ExpertLinearArgs;
 use crate::experts::args::ExpertSizes;
 use crate::gpu::{Gpu, Kind, Launch, Properties, View};
-use crate::linear::gpu::{GEMV_TOKENS, PackedKernels};
+use crate::linear::gpu::{EXPERT_TOKENS, PackedKernels};
 use crate::linear::{BAND_ROWS, DeviceFormat};
 use crate::operand::DeviceOps;
 use crate::storage::ensure;
@@ -27,7 +27,8 @@ enum ExpertKernel {
 struct ExpertKernels {
     gemv: &'static str,
     gemm: &'static str,
-    gemv_bytes: usize,
+    /// Warps and bytes of a block of the GEMV; `None`: the device has no room for it.
+    gemv_block: Option<(usize, usize)>,
     gemm_bytes: usize,
 }
 
@@ -37,25 +38,24 @@ impl ExpertKernels {
     const DENSE: Self = Self {
         gemv: "expert_gemv_bf16",
         gemm: "expert_gemm_bf16",
-        gemv_bytes: 8 * (2 * (32 + 8) * 128 + 32 * 8 * 4),
+        gemv_block: Some((8, 8 * (2 * (32 + 8) * 128 + 32 * 8 * 4))),
         gemm_bytes: 4 * (64 + 64) * 128,
     };
 
-    fn of(format: Option<&DeviceFormat>) -> Self {
+    fn of(format: Option<&DeviceFormat>, properties: &Properties) -> Self {
         let Some(format) = format else { return Self::DENSE };
         let kernels = PackedKernels::of(format);
         Self {
             gemv: kernels.expert_gemv,
             gemm: kernels.expert_gemm,
-            gemv_bytes: kernels.gemv_bytes(0),
+            gemv_block: kernels.expert_gemv_block(properties),
             gemm_bytes: kernels.gemm_bytes(),
         }
     }
 
-    fn choose(&self, choices: usize, experts: usize, properties: &Properties) -> ExpertKernel {
-        let few = choices <= GEMV_TOKENS[0] * experts;
-        let room = self.gemv_bytes <= properties.shared_bytes as usize;
-        if few && room { ExpertKernel::Gemv } else { ExpertKernel::Gemm }
+    fn choose(&self, choices: usize, experts: usize) -> ExpertKernel {
+        let few = choices <= EXPERT_TOKENS * experts;
+        if few && self.gemv_block.is_some() { ExpertKernel::Gemv } else { ExpertKernel::Gemm }
     }
 }
 
@@ -69,8 +69,8 @@ pub(super) fn expert_linear(
     if sizes.choices == 0 {
         return Ok(());
     }
-    let kernels = ExpertKernels::of(format);
-    let kernel = kernels.choose(sizes.choices, args.routes.experts, gpu.properties());
+    let kernels = ExpertKernels::of(format, gpu.properties());
+    let kernel = kernels.choose(sizes.choices, args.routes.experts);
     run_by(&**gpu, args, sizes, format, kernel)
 }
 
@@ -103,14 +103,16 @@ fn run_by(
     kernel: ExpertKernel,
 ) -> Result<()> {
     let &ExpertLinearArgs { x, w, bias, routes, out } = args;
-    let (kernels, experts) = (ExpertKernels::of(format), routes.experts);
+    let (kernels, experts) = (ExpertKernels::of(format, gpu.properties()), routes.experts);
     let read = experts.min(choices);
     let (kernel, across, threads, shared_bytes) = match kernel {
         ExpertKernel::Gemv => {
-            // Two blocks for each multiprocessor, if experts have so many bands.
-            let most = (2 * gpu.properties().multiprocessors as usize).div_ceil(read);
+            let block = kernels.gemv_block;
+            let (warps, bytes) = block.expect("invariant: a GEMV is chosen if there is room");
+            // Sixteen warps for each multiprocessor, if experts have so many bands.
+            let most = (16 / warps * gpu.properties().multiprocessors as usize).div_ceil(read);
             let blocks = rows.div_ceil(BAND_ROWS).min(most);
-            (kernels.gemv, blocks, 256, kernels.gemv_bytes)
+            (kernels.gemv, blocks, 32 * warps as u32, bytes)
         }
         ExpertKernel::Gemm => (kernels.gemm, rows.div_ceil(GEMM_ROWS), 128, kernels.gemm_bytes),
     };

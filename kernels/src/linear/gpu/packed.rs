@@ -26,25 +26,48 @@ pub const fn uses_scratch(mode: Mode, n: usize) -> bool {
 pub(crate) struct Kernels {
     bits: usize,
     floats: bool,
-    /// GEMV for up to 8, 16 and 32 rows of `x`.
-    gemv: [&'static str; 3],
+    /// Those of `GEMVS`.
+    gemv: [&'static str; 4],
     gemm: &'static str,
     dequantise: &'static str,
-    /// For experts, with the shared memory of the first GEMV and of the GEMM.
+    /// For experts, as the GEMV for eight rows and the GEMM.
     pub expert_gemv: &'static str,
     pub expert_gemm: &'static str,
     /// Bytes of a tile in shared memory, with its scales and header.
     slot_bytes: usize,
-    /// Tiles for which a warp of the first GEMV has room; the others have room for two.
-    slots: usize,
 }
 
+/// A GEMV, for up to `tokens` rows of `x`.
+#[derive(Debug)]
+struct Gemv {
+    tokens: usize,
+    /// Tiles of `w` for which a warp has room.
+    slots: usize,
+    /// Warps of a block, each with one of the ranges of columns. Where shared memory has no room
+    /// for so many, there are eight, with several ranges each.
+    warps: usize,
+}
+
+static GEMVS: [Gemv; 4] = [
+    Gemv { tokens: 4, slots: 4, warps: 16 },
+    Gemv { tokens: 8, slots: 3, warps: 16 },
+    Gemv { tokens: 16, slots: 2, warps: 16 },
+    Gemv { tokens: 32, slots: 2, warps: 8 },
+];
+/// The ranges of columns.
+const SEGMENTS: usize = 16;
+const FEW_WARPS: usize = 8;
+/// The GEMV for experts, and the rows that it takes.
+const EXPERT_GEMV: usize = 1;
+pub(crate) const EXPERT_TOKENS: usize = 8;
+
 macro_rules! kernels {
-    ($bits:literal, $floats:literal, $name:literal, $slot_bytes:expr, $slots:literal) => {
+    ($bits:literal, $floats:literal, $name:literal, $slot_bytes:expr) => {
         Kernels {
             bits: $bits,
             floats: $floats,
             gemv: [
+                concat!("gemv_4_", $name, "_bf16"),
                 concat!("gemv_8_", $name, "_bf16"),
                 concat!("gemv_16_", $name, "_bf16"),
                 concat!("gemv_32_", $name, "_bf16"),
@@ -54,21 +77,19 @@ macro_rules! kernels {
             expert_gemv: concat!("expert_gemv_", $name, "_bf16"),
             expert_gemm: concat!("expert_gemm_", $name, "_bf16"),
             slot_bytes: $slot_bytes,
-            slots: $slots,
         }
     };
 }
 
 static KERNELS: [Kernels; 6] = [
-    kernels!(4, false, "q4", 1024 + 256, 4),
-    kernels!(5, false, "q5", 1280 + 256, 4),
-    kernels!(6, false, "q6", 1536 + 256, 4),
-    kernels!(8, false, "q8", 2048 + 192, 3),
-    kernels!(4, true, "f4", 1024 + 256, 4),
-    kernels!(8, true, "f8", 2048 + 192, 3),
+    kernels!(4, false, "q4", 1024 + 256),
+    kernels!(5, false, "q5", 1280 + 256),
+    kernels!(6, false, "q6", 1536 + 256),
+    kernels!(8, false, "q8", 2048 + 192),
+    kernels!(4, true, "f4", 1024 + 256),
+    kernels!(8, true, "f8", 2048 + 192),
 ];
 
-pub(crate) const GEMV_TOKENS: [usize; 3] = [8, 16, 32];
 /// Bytes of a row of `x` in a slot.
 const X_BYTES: usize = 128;
 
@@ -79,27 +100,28 @@ impl Kernels {
         found.expect("invariant: every packed format has its kernels")
     }
 
-    /// Each of eight warps has its slots and its sums.
-    pub(crate) fn gemv_bytes(&self, gemv: usize) -> usize {
-        let tokens = GEMV_TOKENS[gemv];
-        let slots = if gemv == 0 { self.slots } else { 2 };
-        8 * (slots * (self.slot_bytes + tokens * X_BYTES) + BAND_ROWS * tokens * 4)
+    /// Warps of a block of a GEMV, and its shared memory: each warp has its slots, and each range
+    /// of columns its sums. `None`: there is no room for it.
+    fn gemv_block(&self, gemv: usize, properties: &Properties) -> Option<(usize, usize)> {
+        let &Gemv { tokens, slots, warps } = &GEMVS[gemv];
+        let sums = SEGMENTS * BAND_ROWS * tokens * 4;
+        let bytes = |warps| warps * slots * (self.slot_bytes + tokens * X_BYTES) + sums;
+        let all = [warps, FEW_WARPS].map(|warps| (warps, bytes(warps)));
+        all.into_iter().find(|(_, bytes)| *bytes <= properties.shared_bytes as usize)
     }
 
-    /// Blocks of a GEMV that a multiprocessor runs at once. The arithmetic of eight warps waits for
-    /// itself: two blocks overlap that.
-    fn gemv_resident(&self, gemv: usize, properties: &Properties) -> usize {
-        let room = properties.resident(self.gemv_bytes(gemv) as u32);
-        if gemv == 0 { room.clamp(1, 2) } else { 1 }
+    /// The same of the kernel for experts.
+    pub(crate) fn expert_gemv_block(&self, properties: &Properties) -> Option<(usize, usize)> {
+        self.gemv_block(EXPERT_GEMV, properties)
     }
 
     /// The first GEMV that takes `n` rows and fits the device.
     fn gemv(&self, n: usize, properties: &Properties) -> Option<usize> {
-        (0..GEMV_TOKENS.len()).find(|gemv| self.takes(*gemv, n, properties))
+        (0..GEMVS.len()).find(|gemv| self.takes(*gemv, n, properties))
     }
 
     fn takes(&self, gemv: usize, n: usize, properties: &Properties) -> bool {
-        n <= GEMV_TOKENS[gemv] && self.gemv_bytes(gemv) <= properties.shared_bytes as usize
+        n <= GEMVS[gemv].tokens && self.gemv_block(gemv, properties).is_some()
     }
 
     /// Four slots of two tiles and 64 rows of `x`.
@@ -175,10 +197,14 @@ fn run_by(
         PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),
         PackedAlgorithm::Gemv(gemv) => {
             let properties = gpu.properties();
-            let most =
-                properties.multiprocessors as usize * kernels.gemv_resident(gemv, properties);
+            let block = kernels.gemv_block(gemv, properties);
+            let (warps, bytes) = block.expect("invariant: a GEMV is chosen if there is room");
+            // Blocks that run at once: as many warps as have registers.
+            let most = if warps == FEW_WARPS && gemv <= EXPERT_GEMV { 2 } else { 1 };
+            let resident = properties.resident(bytes as u32).clamp(1, most);
+            let most = properties.multiprocessors as usize * resident;
             let blocks = rows.div_ceil(BAND_ROWS).min(most);
-            (kernels.gemv[gemv], blocks, 256, kernels.gemv_bytes(gemv), GEMV_TOKENS[gemv])
+            (kernels.gemv[gemv], blocks, 32 * warps as u32, bytes, GEMVS[gemv].tokens)
         }
         PackedAlgorithm::Gemm => {
             let blocks = rows.div_ceil(GEMM_SIDE) * n.div_ceil(GEMM_SIDE);

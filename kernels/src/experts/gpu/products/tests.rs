@@ -175,12 +175,14 @@ fn the_kernel_is_chosen_by_the_choices_of_an_expert() {
     let card = Emulator::card("rtx-3060", 1 << 20).unwrap();
     let tiny = Properties { shared_bytes: 64 << 10, ..card.clone() };
     for dtype in packed_types() {
-        let kernels = ExpertKernels::of(DeviceFormat::of(dtype).as_ref());
-        let choose = |choices, card: &Properties| kernels.choose(choices, 128, card);
+        let format = DeviceFormat::of(dtype).unwrap();
+        let choose = |choices, card: &Properties| {
+            ExpertKernels::of(Some(&format), card).choose(choices, 128)
+        };
         assert_eq!(choose(8, &card), ExpertKernel::Gemv, "{dtype:?}");
         assert_eq!(choose(1024, &card), ExpertKernel::Gemv);
         assert_eq!(choose(1025, &card), ExpertKernel::Gemm);
         assert_eq!(choose(8, &tiny), ExpertKernel::Gemm);
-        assert!(kernels.gemm_bytes <= 64 << 10);
+        assert!(ExpertKernels::of(Some(&format), &tiny).gemm_bytes <= 64 << 10);
     }
 }

@@ -89,7 +89,7 @@ impl Case {
 
     fn algorithms(&self, n: usize) -> impl Iterator<Item = PackedAlgorithm> {
         let kernels = Kernels::of(&self.packed.format);
-        (0..GEMV_TOKENS.len())
+        (0..GEMVS.len())
             .filter(move |gemv| kernels.takes(*gemv, n, self.gpu.properties()))
             .map(PackedAlgorithm::Gemv)
             .chain([PackedAlgorithm::Gemm])
@@ -151,7 +151,7 @@ fn a_row_has_the_same_bits_in_any_batch_and_by_any_kernel() {
     for dtype in packed_types() {
         let case = Case::new(dtype, 67, 40, 768);
         let crowd = case.run(67, &PackedAlgorithm::Gemm);
-        for n in [1, 8, 9, 32] {
+        for n in [1, 4, 8, 9, 32] {
             for algorithm in case.algorithms(n) {
                 let got = case.run(n, &algorithm);
                 assert_eq!(got[..], crowd[..n * 40], "{dtype:?} {n} {algorithm:?}");
@@ -259,14 +259,14 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
             check_rows(1 << 14, n, mode, card, expect);
         };
         for mode in [Mode::Fast, Mode::Invariant] {
-            for (n, gemv) in [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (32, 2)] {
+            for (n, gemv) in [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 2), (17, 3), (32, 3)] {
                 check(n, mode, &h200, PackedAlgorithm::Gemv(gemv));
             }
-            check(16, mode, &small, PackedAlgorithm::Gemv(1));
+            check(8, mode, &small, PackedAlgorithm::Gemv(1));
             check(17, mode, &small, PackedAlgorithm::Gemm);
             check(64, mode, &h200, PackedAlgorithm::Gemm);
             // With few blocks for GEMM, GEMV is launched twice.
-            check_rows(4096, 48, mode, &h200, PackedAlgorithm::Gemv(2));
+            check_rows(4096, 48, mode, &h200, PackedAlgorithm::Gemv(3));
             check_rows(4096, 65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
         }
         check(65, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
@@ -276,6 +276,8 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
         let biased = sized(999, 1 << 14, Some(View::new(4096, 1 << 14, Kind::Bf16)));
         assert_eq!(choose(&biased, Some(scratch)), PackedAlgorithm::Gemm, "a bias and f32");
         assert!(kernels.gemm_bytes() <= small.shared_bytes as usize);
+        let warps = |card| kernels.gemv_block(1, card).map(|(warps, _)| warps);
+        assert_eq!((warps(&h200), warps(&small)), (Some(16), Some(8)));
     }
 }
 
