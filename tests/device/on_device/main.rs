@@ -34,6 +34,7 @@ mod measure;
 mod model;
 mod offline;
 mod online;
+mod ranks;
 mod sequence;
 mod speed;
 mod survive;
@@ -52,7 +53,7 @@ type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [--plain-launches] [--emulate]
        on_device speed|anatomy|offline|offline-others|deterministic|survive FOLDER [--plain-launches] [--emulate]
-       on_device device|fault [--plain-launches] [--emulate]
+       on_device device|fault|ranks [--plain-launches] [--emulate]
        on_device tiny-model FOLDER";
 const NO_DEVICE: u8 = 3;
 /// Bytes of the emulator's memory.
@@ -84,6 +85,10 @@ fn main() -> Result<ExitCode> {
         }),
         // It opens the device more than once.
         ["fault"] => return fault::fault(&open).map(|()| ExitCode::SUCCESS),
+        ["ranks"] => {
+            let group = if emulated { emulated_group() } else { all_gpus(&options) };
+            return group.and_then(|gpus| ranks::ranks(&gpus)).map(|()| ExitCode::SUCCESS);
+        }
         ["tiny-model", folder] => {
             return write_tiny_model(Path::new(folder)).map(|()| ExitCode::SUCCESS);
         }
@@ -111,6 +116,19 @@ fn emulator(plain_launches: bool) -> Arc<dyn Gpu> {
     let h200 = Emulator::card("h200", MEMORY).expect("the emulator knows this card");
     let capability = if plain_launches { (8, 0) } else { h200.capability };
     Emulator::of(Properties { capability, multiprocessors: MULTIPROCESSORS, ..h200 })
+}
+
+/// All GPUs of the machine, as ranks.
+fn all_gpus(options: &gpu::DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
+    let first = gpu::probe(0)?;
+    let alike = |number: &usize| gpu::probe(*number).is_ok_and(|found| found.name == first.name);
+    let numbers: Vec<usize> = (0..).take_while(alike).collect();
+    Ok(gpu::open_group(&numbers, options)?)
+}
+
+fn emulated_group() -> Result<Vec<Arc<dyn Gpu>>> {
+    let limits = emulator(false).properties().clone();
+    Ok(Emulator::group(&[limits.clone(), limits]))
 }
 
 /// Writes a tiny model and its prompts.
