@@ -67,7 +67,7 @@ pub(super) async fn run(globals: &Globals) -> CommandResult {
 
 async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
     let dir = data_dir(globals)?;
-    let mut findings = vec![processor(), memory(), disk(&dir)];
+    let mut findings = vec![memory(), disk(&dir)];
     match load_config(globals, &dir, &[]) {
         Err(failure) => {
             findings.push(Finding::wrong(
@@ -86,6 +86,8 @@ async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
             findings.extend(folder(&context).await);
         }
     }
+    // The configuration may have chosen the instruction set.
+    findings.insert(0, processor());
     Ok(findings)
 }
 
@@ -97,7 +99,8 @@ fn processor() -> Finding {
         return Finding::warning(
             "processor",
             detail,
-            "models run, but slowly: use a machine with AVX2 or AVX-512",
+            "models run, but slowly: set engine.instruction_set to auto, or use a machine with \
+             AVX2 or AVX-512",
         );
     }
     Finding::good("processor", detail)

@@ -246,6 +246,18 @@ fn doctor_names_what_is_wrong_and_what_mends_it() {
 }
 
 #[test]
+fn doctor_tells_the_instruction_set_of_the_configuration() {
+    let folder = Folder::initialised();
+    let config = "[engine]\ndevice = \"cpu\"\ninstruction_set = \"portable\"\n";
+    std::fs::write(folder.path().join("cresset.toml"), config).unwrap();
+    let document = folder.run(&["doctor", "--json"]).document();
+    let checks = document["checks"].as_array().unwrap();
+    assert_eq!(checks[0]["check"], "processor");
+    assert!(checks[0]["detail"].as_str().unwrap().ends_with("portable"), "{}", checks[0]);
+    assert!(checks.iter().all(|check| check["verdict"] != "wrong"), "{document}");
+}
+
+#[test]
 fn chat_takes_lines_from_a_pipe() {
     let folder = Folder::ready();
     let key = folder.customer(1_000_000).key;
