@@ -51,6 +51,8 @@ pub struct Model {
     /// Bytes that repeated launches must read before they read the same ones again, so that no
     /// cache helps.
     pub spread: usize,
+    /// More numbers of rows at which kernels for dense weights are compared with each other.
+    pub many_rows: &'static [usize],
 }
 
 const LLAMA_8B: Model = Model {
@@ -71,6 +73,7 @@ const LLAMA_8B: Model = Model {
     crowd: (255, 500, 100_000),
     behind_prefix: (64, 100_000),
     spread: 512 << 20,
+    many_rows: &[128, 2048, 8192],
 };
 
 const TINY: Model = Model {
@@ -91,6 +94,7 @@ const TINY: Model = Model {
     crowd: (5, 20, 200),
     behind_prefix: (8, 150),
     spread: 64 << 10,
+    many_rows: &[70],
 };
 
 /// Bytes of the copy, and rows of the matrices of the product, that measure the device's limits.

@@ -119,6 +119,12 @@ impl Properties {
         ((self.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
     }
 
+    /// Whether kernels may use `warp_groups.cuh`: only sm_90 has its instructions, and the build
+    /// may have left sm_90 out.
+    pub(crate) fn has_warp_groups(&self) -> bool {
+        self.capability == (9, 0) && cuda::WARP_GROUPS
+    }
+
     /// Refuses a device that is too old for the kernels.
     pub fn check_architecture(&self) -> Result<()> {
         if self.capability >= OLDEST {

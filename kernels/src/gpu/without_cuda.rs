@@ -10,6 +10,9 @@ use std::sync::Arc;
 /// Whether this build has support for CUDA devices.
 pub const BUILT: bool = false;
 
+/// Whether kernels that use warp groups are built: the emulator's are.
+pub(super) const WARP_GROUPS: bool = true;
+
 /// The limits of the device with this number.
 ///
 /// # Errors

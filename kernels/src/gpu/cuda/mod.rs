@@ -32,6 +32,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use cublaslt::CublasLt;
 use modules::LoadedKernels;
+pub(super) use modules::WARP_GROUPS;
 use nccl::Seat;
 pub use probe::{free_memory, probe};
 use std::sync::atomic::{AtomicBool, Ordering};
