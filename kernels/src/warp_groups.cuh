@@ -39,18 +39,20 @@ DEVICE unsigned char* swizzled_shared() {
 #endif
 }
 
-// Describes rows of 64 values of 16 bits, one after the other from a multiple of 1024 bytes on. Chunk
-// c (16 bytes) of row r lies at place c ^ r % 8 of its row. Adding 2 i names columns 16 i and on.
-DEVICE uint64_t describe_matrix(const void* rows) {
+// Describes rows of 64 values of 16 bits, one after the other from a multiple of 1024 bytes on.
+// Chunk c (16 bytes) of row r lies at place c ^ r % 8 of its row. Adding 2 i names columns 16 i and
+// on. Of a transposed matrix these rows are columns: adding 128 i names columns 16 i and on, and
+// its rows from 64 on lie `next` bytes further on.
+DEVICE uint64_t describe_matrix(const void* rows, uint32_t next = 0) {
 #ifdef __CUDACC__
     uint64_t from = __cvta_generic_to_shared(rows);
 #else
     uint64_t from = simt::shared_address(rows);
 #endif
-    // The address and the distance of every eighth row, in units of 16 bytes, and the kind of
-    // swizzle. The distance of columns (bits 16 and on) has no meaning for this kind.
-    return (from & 0x3ffff) >> 4 | 1ull << 16 | static_cast<uint64_t>(8 * 128 >> 4) << 32 |
-           1ull << 62;
+    // The address, `next`, and the distance of every eighth row, in units of 16 bytes, and the kind
+    // of swizzle.
+    return (from & 0x3ffff) >> 4 | static_cast<uint64_t>(next >> 4) << 16 |
+           static_cast<uint64_t>(8 * 128 >> 4) << 32 | 1ull << 62;
 }
 
 #ifdef __CUDACC__
@@ -75,6 +77,14 @@ DEVICE uint64_t describe_matrix(const void* rows) {
         : __VA_ARGS__                                                                \
         : "l"(a), "l"(b), "r"(adds)                                                  \
         : "memory")
+// `rows` are the numbers of the registers of a, and `transposed` is "1" or "0".
+#define GROUP_MMA_OF_ROWS(shape, names, rows, matrix, flag, transposed, ...)                     \
+    asm volatile("{ .reg .pred adds; setp.ne.u32 adds, " flag                                    \
+                 ", 0; wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" names "}, {" rows \
+                 "}, " matrix ", adds, 1, 1, " transposed "; }"                                  \
+        : __VA_ARGS__                                                                            \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds)                          \
+        : "memory")
 #endif
 
 // d = a · bᵀ, or d += a · bᵀ where `adds` is not 0, over 16 columns: a is 64 rows and b is N, each
@@ -95,7 +105,25 @@ DEVICE void group_mma(float (&d)[N / 2], uint64_t a, uint64_t b, uint32_t adds) 
 #endif
 }
 
-// Orders this thread's earlier use of sums before the products that follow.
+// Does the same with rows of a in registers, as `mma` has them: the warp's 16 rows. b may be
+// transposed.
+template <uint32_t N, bool TRANSPOSED = false>
+DEVICE void group_mma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, uint32_t adds) {
+    static_assert(TRANSPOSED ? N == 128 : N == 64);
+#ifndef __CUDACC__
+    simt::group_mma(d, N, a, b, adds != 0, TRANSPOSED);
+#else
+    if constexpr (TRANSPOSED)
+        GROUP_MMA_OF_ROWS("m64n128k16", NAMES_64, "%64, %65, %66, %67", "%68", "%69", "1",
+            SUMS_32(0), SUMS_32(32));
+    else
+        GROUP_MMA_OF_ROWS(
+            "m64n64k16", NAMES_32, "%32, %33, %34, %35", "%36", "%37", "0", SUMS_32(0));
+#endif
+}
+
+// Orders this thread's earlier use of sums, and of rows in registers, before the products that
+// follow.
 DEVICE void group_mma_fence() {
 #ifdef __CUDACC__
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

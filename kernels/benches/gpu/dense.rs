@@ -44,8 +44,8 @@ static KERNELS: [Kernel; 6] = [
 ];
 
 impl Kernel {
-    /// Those whose names begin with "gemm_group" are for sm_90 only. Their blocks stay and go from tile to
-    /// tile: one on a multiprocessor, or two where there is room.
+    /// Those whose names begin with "gemm_group" are for sm_90 only. Their blocks stay and go from
+    /// tile to tile: one on a multiprocessor, or two where there is room.
     fn launch(&self, gpu: &dyn Gpu, n: usize, rows: usize) -> Option<Launch> {
         let &Self(kernel, [tile_rows, columns], threads, shared_bytes) = self;
         let properties = gpu.properties();

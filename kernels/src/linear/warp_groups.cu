@@ -1,4 +1,4 @@
-// out[n, rows] = x[n, cols] · wᵀ (+ bias) in bf16 with the products of warp groups, which only sm_90
+// out[n, rows] = x[n, cols] · wᵀ (+ bias) in bf16 by the products of warp groups, which only sm_90
 // has. Sums have the order that linear.cu describes; 64 rows of x by 16 columns are a product here,
 // and one output of it is expected to have the bits of linear.cu's products of 16 columns. A test
 // compares the kernels bit by bit.
@@ -79,8 +79,8 @@ struct GroupGemm {
         return {at.w * ROWS, at.x * COLUMNS};
     }
 
-    // A position in the split's sequence of slots, which runs over all tiles of the block. Nothing is
-    // copied for positions beyond the last one.
+    // A position in the split's sequence of slots, which runs over all tiles of the block. Nothing
+    // is copied for positions beyond the last one.
     struct Position {
         uint32_t count, tile, k;
         TilePlace first;

@@ -36,7 +36,7 @@ struct PendingCopy {
 struct GroupProduct {
     float* sums;
     uint32_t columns;
-    uint64_t a, b;
+    simt::GroupOperands operands;
     std::vector<float> products, results;
     uint32_t batch;
 };
@@ -222,40 +222,50 @@ void read_source(PendingCopy& copy) {
 
 uint32_t lane() { return machine.current->place.thread.x % 32; }
 
-// The value at a row and column of a matrix that `describe_matrix` describes.
-float value_of(uint64_t matrix, uint32_t row, uint32_t column) {
-    uint64_t from = (matrix & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
-    uint64_t at = from + row / 8 * stride + row % 8 * 128 + column * 2;
+float half_of(uint32_t pair, uint32_t which) {
+    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
+}
+
+float shared_value(uint64_t at) {
     at ^= (at >> 7 & 7) << 4;
     if (at + 2 > SHARED_LIMIT) simt::fail("a product's operand beyond shared memory");
     uint16_t bits;
     memcpy(&bits, static_cast<unsigned char*>(simt::dynamic_shared()) + at, 2);
-    return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+    return half_of(bits, 0);
+}
+
+// The value of a row and column of a matrix that `describe_matrix` describes.
+float value_of(uint64_t matrix, uint32_t row, uint32_t column, bool transposed) {
+    auto field = [&](uint32_t bit) { return (matrix >> bit & 0x3fff) << 4; };
+    uint64_t from = field(0), halves = field(16), stride = field(32);
+    if (transposed)
+        return shared_value(
+            from + row / 64 * halves + row % 64 * 2 + column / 8 * stride + column % 8 * 128);
+    return shared_value(from + row / 8 * stride + row % 8 * 128 + column * 2);
 }
 
 // The calling thread's values of a · bᵀ over 16 columns, summed in the order of `mma`.
-std::vector<float> group_products(uint64_t a, uint64_t b, uint32_t columns) {
+std::vector<float> group_products(const simt::GroupOperands& operands, uint32_t columns) {
     uint32_t lane = machine.current->place.thread.x % 128;
     uint32_t first = lane / 32 * 16 + lane % 32 / 4, pair = lane % 4 * 2;
     float rows[2][16];
-    for (uint32_t k = 0; k < 32; k++)
-        rows[k / 16][k % 16] = value_of(a, first + k / 16 * 8, k % 16);
+    for (uint32_t half = 0; half < 2; half++)
+        for (uint32_t k = 0; k < 16; k++)
+            rows[half][k] = operands.in_registers
+                                ? operands.rows[half][k]
+                                : value_of(operands.a, first + half * 8, k, false);
     std::vector<float> products(columns / 2);
     for (uint32_t i = 0; i < columns / 4; i++) {
         uint32_t column = i / 2 * 8 + pair + i % 2;
         float sums[2] = {};
         for (uint32_t k = 0; k < 16; k++) {
-            float y = value_of(b, column, k);
+            float y = value_of(operands.b, column, k, operands.transposed);
             for (uint32_t half = 0; half < 2; half++) sums[half] += rows[half][k] * y;
         }
         for (uint32_t half = 0; half < 2; half++)
             products[i / 2 * 4 + half * 2 + i % 2] = sums[half];
     }
     return products;
-}
-
-float half_of(uint32_t pair, uint32_t which) {
-    return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 
 }  // namespace
@@ -472,14 +482,14 @@ void group_mma_fence() {
 
 void group_mma_commit() { machine.current->batch++; }
 
-void group_mma(float* sums, uint32_t columns, uint64_t a, uint64_t b, bool adds) {
+void group_mma(float* sums, uint32_t columns, const GroupOperands& operands, bool adds) {
     Fiber& fiber = *machine.current;
     if (!fiber.fenced) fail("a product of a warp group without a fence behind the last waiting");
     for (uint32_t i = 0; i < machine.threads; i++)
         if (machine.fibers[i].landed_unfenced) fail("copies without a fence before a product");
-    if (a >> 62 != 1 || b >> 62 != 1)
+    if ((!operands.in_registers && operands.a >> 62 != 1) || operands.b >> 62 != 1)
         fail("a product of matrices without the swizzle of 128 bytes");
-    GroupProduct next{sums, columns, a, b, group_products(a, b, columns), {}, fiber.batch};
+    GroupProduct next{sums, columns, operands, group_products(operands, columns), {}, fiber.batch};
     next.results.assign(sums, sums + columns / 2);
     for (const auto& earlier : fiber.products)
         if (earlier.sums == sums) next.results = earlier.results;
@@ -487,6 +497,23 @@ void group_mma(float* sums, uint32_t columns, uint64_t a, uint64_t b, bool adds)
         next.results[i] = (adds ? next.results[i] : 0.0f) + next.products[i];
     memset(sums, POISON, columns / 2 * sizeof(float));
     fiber.products.push_back(std::move(next));
+}
+
+void group_mma(float* sums, uint32_t columns, uint64_t a, uint64_t b, bool adds) {
+    group_mma(sums, columns, GroupOperands{false, false, a, b, {}}, adds);
+}
+
+void group_mma(
+    float* sums, uint32_t columns, const uint32_t (&a)[4], uint64_t b, bool adds, bool transposed) {
+    GroupOperands operands{true, transposed, 0, b, {}};
+    auto all = exchange(a, sizeof a);
+    for (uint32_t half = 0; half < 2; half++)
+        for (uint32_t k = 0; k < 16; k++) {
+            uint32_t pair;
+            memcpy(&pair, all[lane() / 4 * 4 + k % 8 / 2] + 4 * (half + k / 8 * 2), 4);
+            operands.rows[half][k] = half_of(pair, k % 2);
+        }
+    group_mma(sums, columns, operands, adds);
 }
 
 void group_mma_wait(uint32_t pending) {
@@ -499,7 +526,7 @@ void group_mma_wait(uint32_t pending) {
             continue;
         }
         size_t bytes = product.results.size() * sizeof(float);
-        auto again = group_products(product.a, product.b, product.columns);
+        auto again = group_products(product.operands, product.columns);
         if (memcmp(again.data(), product.products.data(), bytes) != 0)
             fail("an operand changed before its product was waited for");
         memcpy(product.sums, product.results.data(), bytes);
