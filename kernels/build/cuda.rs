@@ -35,7 +35,10 @@ pub(crate) fn build(sources: &[PathBuf]) -> Result<()> {
     let compiler = Compiler::find()?;
     compiler.own_runtime(&out)?;
     compile_all(&compiler, sources, &out)?;
-    Ok(fs::write(out.join("fatbins.rs"), table(sources, &out)?)?)
+    let mut text = table(sources, &out)?;
+    let warp_groups = compiler.arguments.iter().any(|argument| argument.ends_with("=sm_90a"));
+    writeln!(text, "pub(in crate::gpu) const WARP_GROUPS: bool = {warp_groups};")?;
+    Ok(fs::write(out.join("fatbins.rs"), text)?)
 }
 
 struct Compiler {
@@ -127,6 +130,11 @@ impl Compiler {
             )
             .into());
         }
+        if said.contains("instructions are serialized") {
+            return Err(
+                format!("{}: products of warp groups wait:\n{said}", source.display()).into()
+            );
+        }
         Ok(fs::write(record, made_of)?)
     }
 }
@@ -158,6 +166,8 @@ fn arguments(architectures: &str) -> Result<Vec<String>> {
         let number =
             number.map_err(|_| format!("{ARCHITECTURES}: {name:?} is not like 80, 90 or 90a"))?;
         lowest = lowest.min(number);
+        // All devices of sm_90 have the instructions of warp groups, which no later one has.
+        let name = if number == 90 { "90a" } else { name };
         arguments.push(format!("-gencode=arch=compute_{name},code=sm_{name}"));
     }
     arguments.push(format!("-gencode=arch=compute_{lowest},code=compute_{lowest}"));

@@ -1,8 +1,8 @@
 // Common to all kernels: export macros, element types, vector access, warp and block reductions,
 // the distribution of work over blocks, and the tensor-core and asynchronous-copy instructions (PTX
 // ISA 9.0). Kernels include it, or headers of an op's folder that do. It is compiled by nvcc for
-// devices, and as C++ against gpu/emulator/simt.h for tests without one; only these two files tell
-// them apart.
+// devices, and as C++ against gpu/emulator/simt.h for tests without one; only these two files and
+// warp_groups.cuh tell them apart.
 //
 // A kernel is written as
 //     namespace { template <class T> DEVICE void scale(T* x, uint32_t n, float by) { ... } }

@@ -126,6 +126,7 @@ mod tests {
             shared_bytes: 232_448,
             memory_bytes: 140 << 30,
             versions: "driver 580.82.07 CUDA 13.0 cuBLASLt 130002".into(),
+            warp_groups: false,
         };
         let here = describe_host(Some(&found), 2, settings());
         assert_eq!(

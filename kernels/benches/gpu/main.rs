@@ -2,8 +2,9 @@
 //! cuda --bench gpu`. Each is checked before it is timed, and its speed is given as a share of the
 //! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
 //! `--check` it launches each case once and times nothing, which is for profilers. With
-//! `--plain-launches` no kernel begins before the one ahead of it has ended. Without a GPU it runs
-//! small shapes in the emulator, to test itself.
+//! `--plain-launches` no kernel begins before the one ahead of it has ended, and with `--warp-groups`
+//! kernels of warp groups are used where the device has them. Without a GPU it runs small shapes in
+//! the emulator, to test itself.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -51,6 +52,8 @@ pub struct Model {
     /// Bytes that repeated launches must read before they read the same ones again, so that no
     /// cache helps.
     pub spread: usize,
+    /// More numbers of rows at which kernels for dense weights are compared with each other.
+    pub many_rows: &'static [usize],
 }
 
 const LLAMA_8B: Model = Model {
@@ -71,6 +74,7 @@ const LLAMA_8B: Model = Model {
     crowd: (255, 500, 100_000),
     behind_prefix: (64, 100_000),
     spread: 512 << 20,
+    many_rows: &[128, 2048, 8192],
 };
 
 const TINY: Model = Model {
@@ -91,6 +95,7 @@ const TINY: Model = Model {
     crowd: (5, 20, 200),
     behind_prefix: (8, 150),
     spread: 64 << 10,
+    many_rows: &[70],
 };
 
 /// Bytes of the copy, and rows of the matrices of the product, that measure the device's limits.
@@ -99,7 +104,12 @@ const SIDE: usize = 8192;
 
 fn main() -> Result<()> {
     let asked = |flag: &str| std::env::args().any(|arg| arg == flag);
-    let gpu = device(asked("--plain-launches"))?;
+    let options = DeviceOptions {
+        plain_launches: asked("--plain-launches"),
+        warp_groups: asked("--warp-groups"),
+        ..DeviceOptions::default()
+    };
+    let gpu = device(&options)?;
     let emulated = gpu.properties().name == "emulator";
     let model = if emulated { TINY } else { LLAMA_8B };
     let check = emulated || asked("--check");
@@ -121,8 +131,8 @@ fn main() -> Result<()> {
 }
 
 /// The machine's first GPU, or an emulator if there is none.
-fn device(plain_launches: bool) -> Result<Arc<dyn Gpu>> {
-    match gpu::open_with(0, &DeviceOptions { plain_launches, ..DeviceOptions::default() }) {
+fn device(options: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
+    match gpu::open_with(0, options) {
         Err(Error::NoDevice(_)) => Ok(Emulator::with(1 << 30, 4)),
         opened => Ok(opened?),
     }

@@ -178,6 +178,43 @@ const BF16: [HeadKernels; 8] = head_kernels![
     (256, 2, "256_two_slots"),
 ];
 
+/// Prefill's kernels for a head size on a device.
+struct PrefillKernels {
+    whole: &'static str,
+    /// Prefill of one part of the keys.
+    part: &'static str,
+    threads: u32,
+    shared_bytes: u32,
+    /// Blocks for which a multiprocessor has registers.
+    resident: usize,
+}
+
+impl PrefillKernels {
+    /// With warp groups there are four slots, each for a tile of keys and one of values.
+    fn find(gpu: &dyn Gpu, head_dim: usize) -> Result<Self> {
+        let rows = prefill_rows(head_dim);
+        if head_dim == 128 && gpu.properties().warp_groups {
+            return Ok(Self {
+                whole: "attention_prefill_128_group_bf16",
+                part: "attention_prefill_part_128_group_bf16",
+                threads: 256,
+                shared_bytes: shared_bytes(rows, head_dim, 4 * 2),
+                resident: 1,
+            });
+        }
+        let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
+        let HeadKernels { prefill: whole, part, .. } = *kernels;
+        Ok(Self { whole, part, threads: 128, shared_bytes, resident: 2 })
+    }
+
+    /// Blocks that a device runs at once.
+    fn blocks(&self, gpu: &dyn Gpu) -> usize {
+        let properties = gpu.properties();
+        let resident = properties.resident(self.shared_bytes).min(self.resident);
+        properties.multiprocessors as usize * resident
+    }
+}
+
 /// The fewest tiles of keys in a part of prefill.
 const LEAST_TILES: usize = 4;
 /// Rows of queries in a tile of decode.
@@ -328,7 +365,7 @@ fn prefill_launch(
 ) -> Result<(Launch, usize)> {
     let AttentionShape { kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
-    let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
+    let kernels = PrefillKernels::find(gpu, head_dim)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
@@ -338,10 +375,11 @@ fn prefill_launch(
     let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
     let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
     let room = queries.workspace.len() / partial_values(n, &(&args.shape).into());
-    let parts = key_parts(prefill_blocks(gpu, shared_bytes), blocks, tiles).min(room).max(1);
-    let kernel = if parts == 1 { kernels.prefill } else { kernels.part };
+    let parts = key_parts(kernels.blocks(gpu), blocks, tiles).min(room).max(1);
+    let kernel = if parts == 1 { kernels.whole } else { kernels.part };
     let blocks = [blocks as u32, parts as u32, 1];
-    Ok((Launch { kernel, blocks, threads: 128, shared_bytes }, parts))
+    let PrefillKernels { threads, shared_bytes, .. } = kernels;
+    Ok((Launch { kernel, blocks, threads, shared_bytes }, parts))
 }
 
 /// The parts into which `tiles` tiles of keys are divided where there are `blocks` blocks of
@@ -349,11 +387,6 @@ fn prefill_launch(
 /// saves.
 fn key_parts(at_once: usize, blocks: usize, tiles: usize) -> usize {
     (at_once / blocks).min(tiles / LEAST_TILES).max(1)
-}
-
-/// Blocks of prefill that a device runs at once: registers allow two on a multiprocessor.
-fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
-    gpu.properties().multiprocessors as usize * gpu.properties().resident(shared_bytes).min(2)
 }
 
 /// The f32 values of all partial results that `prefill` ever leaves at once.
@@ -364,9 +397,9 @@ pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<us
     if kind == Kind::F32 || !heads.has_own_kernels() {
         return Ok(0);
     }
-    let rows = prefill_rows(heads.head_dim);
-    let (shared_bytes, _) = kernels(gpu, heads.head_dim, rows)?;
-    Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, &HeadShape { heads: 1, ..*heads }))
+    let kernels = PrefillKernels::find(gpu, heads.head_dim)?;
+    let of_a_block = HeadShape { heads: 1, ..*heads };
+    Ok(kernels.blocks(gpu) * partial_values(prefill_rows(heads.head_dim), &of_a_block))
 }
 
 /// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.

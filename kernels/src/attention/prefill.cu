@@ -16,10 +16,18 @@
 // about 600 bytes, for which the driver sets aside 600 * 2048 bytes a multiprocessor) and is
 // touched once a split.
 // Considered: the state of the splits in shared memory (64 KiB, leaves one block a multiprocessor);
-// parts for all prompts (the workspace is as large as q in f32, times the parts). wgmma would lift
-// the limit of mma, about six tenths of the tensor cores' rate. On an H200 it reaches
-// 294 TFLOP/s for 8192 tokens, 42 % of the library's product.
+// parts for all prompts (the workspace is as large as q in f32, times the parts). On an H200 it
+// reaches 294 TFLOP/s for 8192 tokens, 42 % of the library's product; mma's limit is about six
+// tenths of the tensor cores' rate.
+// `group`, at 128 dimensions where the device has warp groups: two of them with 64 rows each, one
+// block a multiprocessor. Queries stay in registers. The scores of a tile are multiplied while the
+// weights of the tile before are computed, in the same order of sums. A tile takes 1024 cycles of
+// the tensor cores, 750 of shared memory (64 KiB read, 32 written), and its weights about 700, of
+// which the tensor cores work in 512: some 1300 to 1600 cycles in all. Predicted, not measured: 420
+// to 520 TFLOP/s for 8192 tokens on an H200. The scores behind the last tile are those of whatever
+// lies in their slot, and nobody reads them: without a branch the products overlap.
 #include "attention/tile.cuh"
+#include "warp_groups.cuh"
 
 namespace {
 
@@ -68,9 +76,10 @@ struct QueryTile {
 
     DEVICE size_t head(uint32_t row) const { return kv_head * group + row % group; }
 
+    template <uint32_t THREADS = WARPS * WARP>
     DEVICE void copy_queries(const AttentionParams<bf16>& params, bf16* q) const {
 #pragma unroll 4
-        for (uint32_t i = threadIdx.x; i < TILE_ROWS<D> * D / 8; i += WARPS * WARP) {
+        for (uint32_t i = threadIdx.x; i < TILE_ROWS<D> * D / 8; i += THREADS) {
             uint32_t row = i / (D / 8), chunk = i % (D / 8), clamped = min(row, rows - 1);
             size_t from = static_cast<size_t>(query + clamped / group) * params.q_stride +
                           head(clamped) * D + chunk * 8;
@@ -88,13 +97,14 @@ struct QueryTile {
         return m * 16 + half * 8 + lane() / 4;
     }
 
+    template <uint32_t MT>
     DEVICE void store_rows(
-        const AttentionParams<bf16>& params, const Accumulator<D, ROW_TILES<D>>& acc) const {
+        const AttentionParams<bf16>& params, const Accumulator<D, MT>& acc) const {
 #pragma unroll
-        for (uint32_t m = 0; m < ROW_TILES<D>; m++)
+        for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++) {
-                uint32_t row = warp() * 16 * ROW_TILES<D> + row_of(m, half);
+                uint32_t row = warp() * 16 * MT + row_of(m, half);
                 if (row >= rows) continue;
                 size_t to = static_cast<size_t>(query + row / group) * params.heads + head(row);
                 float by = normaliser(
@@ -111,13 +121,14 @@ struct QueryTile {
 
     // Leaves the block's part of each row's result in the workspace, beside the other parts of all
     // queries.
-    DEVICE void store_states(const AttentionParams<bf16>& params,
-        const Accumulator<D, ROW_TILES<D>>& acc, float* workspace, size_t queries) const {
+    template <uint32_t MT>
+    DEVICE void store_states(const AttentionParams<bf16>& params, const Accumulator<D, MT>& acc,
+        float* workspace, size_t queries) const {
 #pragma unroll
-        for (uint32_t m = 0; m < ROW_TILES<D>; m++)
+        for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++) {
-                uint32_t row = warp() * 16 * ROW_TILES<D> + row_of(m, half);
+                uint32_t row = warp() * 16 * MT + row_of(m, half);
                 if (row >= rows) continue;
                 size_t partial = static_cast<size_t>(query + row / group) * gridDim.y + blockIdx.y;
                 PartialState to(
@@ -143,17 +154,17 @@ DEVICE Range own_part(Range keys) {
 }
 
 // The positions of this warp's rows.
-template <uint32_t D>
+template <uint32_t D, uint32_t MT = ROW_TILES<D>>
 struct WarpQueries {
     const QueryTile<D>& block;
     uint32_t first, end;
 
     DEVICE WarpQueries(const QueryTile<D>& block) : block(block) {
-        bool any = warp() * 16 * ROW_TILES<D> < block.rows;
-        first = position(0), end = any ? position(16 * ROW_TILES<D> - 1) + 1 : 0;
+        bool any = warp() * 16 * MT < block.rows;
+        first = position(0), end = any ? position(16 * MT - 1) + 1 : 0;
     }
     DEVICE uint32_t position(uint32_t row) const {
-        return block.position_of(warp() * 16 * ROW_TILES<D> + row);
+        return block.position_of(warp() * 16 * MT + row);
     }
 };
 
@@ -176,26 +187,39 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
         }
 }
 
-template <uint32_t D, uint32_t SLOTS = 3>
+// The attention of a block's warps over the keys of `tiles.range`, as `attend` computes it.
+template <uint32_t D, uint32_t SLOTS>
+struct PlainAttention {
+    static constexpr uint32_t DIMENSIONS = D, MT = ROW_TILES<D>, THREADS = WARPS * WARP;
+    using Tiles = KvTiles<D, THREADS>;
+
+    DEVICE static bf16* shared() { return dynamic_shared<bf16>(); }
+    DEVICE static void run(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
+        Tiles& tiles, const WarpQueries<D, MT>& queries, const bf16* q, bf16* ring) {
+        attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q, ring);
+    }
+};
+
+template <class Attention>
 DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens,
     const uint32_t* split_tokens, uint32_t n) {
     launch_dependents_and_wait();
-    constexpr uint32_t MT = ROW_TILES<D>;
-    bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_ROWS<D> * D;
+    constexpr uint32_t D = Attention::DIMENSIONS, MT = Attention::MT;
+    bf16 *q = Attention::shared(), *ring = q + TILE_ROWS<D> * D;
     QueryTile<D> found;
     if (!found.find(params, cu_seqlens, n)) return;
-    found.copy_queries(params, q);
+    found.template copy_queries<Attention::THREADS>(params, q);
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
-    WarpQueries<D> queries(block);
+    WarpQueries<D, MT> queries(block);
     Splits cut(
         {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
-    KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    typename Attention::Tiles tiles(params, params.table(block.sequence, block.len), block.kv_head);
     Accumulator<D, MT> acc, before;
 #pragma unroll 1
     for (uint32_t split = 0; split < splits.count; split++) {
         tiles.range = splits.range(split);
-        attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+        Attention::run(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
         if (split > 0) merge_before(in_memory(&before), acc);
         if (split + 1 < splits.count) *in_memory(&before) = acc;
     }
@@ -203,106 +227,277 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 }
 
 // One part of the keys, of any query that sees some of them.
-template <uint32_t D, uint32_t SLOTS = 3>
+template <class Attention>
 DEVICE void prefill_part(
     const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
     launch_dependents_and_wait();
-    constexpr uint32_t MT = ROW_TILES<D>;
-    bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_ROWS<D> * D;
+    constexpr uint32_t D = Attention::DIMENSIONS, MT = Attention::MT;
+    bf16 *q = Attention::shared(), *ring = q + TILE_ROWS<D> * D;
     QueryTile<D> found;
     if (!found.find(params, cu_seqlens, n)) return;
     Range keys =
         own_part({params.first_key(found.position), found.position_of(found.rows - 1) + 1});
-    if (keys.begin < keys.end) found.copy_queries(params, q);
+    if (keys.begin < keys.end) found.template copy_queries<Attention::THREADS>(params, q);
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
-    WarpQueries<D> queries(block);
-    KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    WarpQueries<D, MT> queries(block);
+    typename Attention::Tiles tiles(params, params.table(block.sequence, block.len), block.kv_head);
     tiles.range = keys;
     Accumulator<D, MT> acc;
-    attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+    Attention::run(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
     block.store_states(params, acc, workspace, n);
+}
+
+// ---- warp groups, at 128 dimensions
+
+constexpr uint32_t GROUP_D = 128, GROUP_THREADS = 2 * WARP_GROUP, GROUP_SLOTS = 4;
+constexpr uint32_t TILE_VALUES = TILE_KEYS * GROUP_D, HALF_TILE = TILE_VALUES / 2;
+
+// Tiles of keys and values as products of warp groups take them: 64 dimensions of all keys, and
+// then the others.
+struct GroupTiles : KvTiles<GROUP_D, GROUP_THREADS> {
+    using KvTiles<GROUP_D, GROUP_THREADS>::KvTiles;
+
+    // Starts copying a tile whose pages lie in these blocks, as `locate` finds them.
+    DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile, uint32_t blocks) const {
+        uint32_t stride = params.kv_heads * GROUP_D, row = threadIdx.x / 16,
+                 chunk = threadIdx.x % 16;
+#pragma unroll
+        for (uint32_t page = 0; page < TILE_KEYS / PAGE; page++) {
+            uint32_t key = tile * TILE_KEYS + page * PAGE;
+            size_t slot =
+                static_cast<size_t>(__shfl_sync(FULL_MASK, blocks, page)) * params.block_size +
+                (key & (params.block_size - 1)) + row;
+            copy_async(
+                to + chunk / 8 * HALF_TILE + (page * PAGE + row) * 64 + (chunk % 8 ^ row % 8) * 8,
+                cache + slot * stride + head + chunk * 8,
+                key + row - range.begin < range.end - range.begin);
+        }
+    }
+};
+
+// Attention of the 16 rows of a warp, as `attend` computes it. While the weights of a tile are
+// computed, the scores of the next one are multiplied. Slot i of the ring has the values of tile
+// i and the keys of tile i + 1, modulo their number.
+struct GroupAttention {
+    const AttentionParams<bf16>& params;
+    GroupTiles& tiles;
+    const WarpQueries<GROUP_D, 1>& queries;
+    bf16* ring;
+    uint32_t first, count, value_blocks;
+    uint32_t q[GROUP_D / 16][4];
+    float scores[1][TILE_KEYS / 8][4], next_scores[1][TILE_KEYS / 8][4];
+
+    DEVICE bf16* slot(uint32_t i) const { return ring + i % GROUP_SLOTS * 2 * TILE_VALUES; }
+
+    // Starts copying the values of tile `i` and the keys of the one behind it, which was located
+    // last.
+    DEVICE void copy(uint32_t i) {
+        if (i < count) tiles.copy(slot(i) + TILE_VALUES, params.v, first + i, value_blocks);
+        value_blocks = tiles.block;
+        if (i + 1 < count) {
+            tiles.copy(slot(i), params.k, first + i + 1, tiles.block);
+            tiles.locate(first + i + 2);
+        }
+        copy_commit();
+    }
+
+    // Starts multiplying the queries by the keys in slot `i`.
+    DEVICE void multiply_keys(float (&s)[1][TILE_KEYS / 8][4], uint32_t i) {
+        uint64_t keys = describe_matrix(slot(i));
+        auto& sums = reinterpret_cast<float (&)[TILE_KEYS / 2]>(s);
+        group_mma_fence();
+#pragma unroll
+        for (uint32_t step = 0; step < GROUP_D / 16; step++)
+            group_mma<TILE_KEYS>(
+                sums, q[step], keys + step / 4 * (HALF_TILE * 2 >> 4) + step % 4 * 2, step > 0);
+        group_mma_commit();
+    }
+
+    DEVICE void multiply_values(
+        Accumulator<GROUP_D, 1>& acc, const uint32_t (&p)[1][TILE_KEYS / 16][4], uint32_t i) {
+        constexpr uint32_t ONES = 0x3f803f80u;
+        uint64_t values = describe_matrix(slot(i) + TILE_VALUES, HALF_TILE * 2);
+        auto& sums = reinterpret_cast<float (&)[GROUP_D / 2]>(acc.o);
+#pragma unroll
+        for (uint32_t step = 0; step < TILE_KEYS / 16; step++)
+            mma(acc.row_sum[0], p[0][step], {ONES, ONES});
+        group_mma_fence();
+#pragma unroll
+        for (uint32_t step = 0; step < TILE_KEYS / 16; step++)
+            group_mma<GROUP_D, true>(sums, p[0][step], values + step * 128, true);
+        group_mma_commit();
+    }
+
+    DEVICE void load_queries(const bf16* rows) {
+#pragma unroll
+        for (uint32_t step = 0; step < GROUP_D / 16; step++)
+            ldmatrix(q[step], rows + Swizzled<GROUP_D>::at(lane() % 16, step * 2 + lane() / 16));
+    }
+
+    DEVICE void weigh(
+        Accumulator<GROUP_D, 1>& acc, uint32_t (&p)[1][TILE_KEYS / 16][4], uint32_t tile) {
+        if (params.cap_in > 0.0f) soft_cap<1>(scores, params.cap_in);
+        if ((tile + 1) * TILE_KEYS > queries.first + 1 ||
+            tile * TILE_KEYS < params.first_key(queries.end - 1))
+            mask_scores<1>(scores, params, queries, tile);
+        softmax_weights<GROUP_D, 1>(scores, p, acc, params);
+    }
+
+    // `rows` are the warp's queries; copies into them may still be under way.
+    DEVICE void attend(Accumulator<GROUP_D, 1>& acc, const bf16* rows) {
+        clear(acc);
+        __syncthreads();  // No warp reads the ring any more.
+        tiles.locate(first);
+        copy(0u - 1);
+        for (uint32_t i = 0; i < GROUP_SLOTS - 1; i++) copy(i);
+        copy_wait<GROUP_SLOTS - 1>();
+        fence_async_proxy();
+        __syncthreads();
+        load_queries(rows);
+        multiply_keys(scores, 0u - 1);
+        group_mma_wait<0>();
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t p[1][TILE_KEYS / 16][4];
+            copy_wait<GROUP_SLOTS - 2>();
+            fence_async_proxy();
+            // All threads' copies of this slot have landed, and the slot before it has been
+            // multiplied.
+            __syncthreads();
+            group_mma_settle(reinterpret_cast<float (&)[TILE_KEYS / 2]>(scores));
+            multiply_keys(next_scores, i);
+            copy(i + GROUP_SLOTS - 1);
+            weigh(acc, p, first + i);
+            multiply_values(acc, p, i);
+            group_mma_wait<0>();
+            group_mma_settle(reinterpret_cast<float (&)[GROUP_D / 2]>(acc.o));
+            group_mma_settle(reinterpret_cast<float (&)[TILE_KEYS / 2]>(next_scores));
+#pragma unroll
+            for (uint32_t n = 0; n < TILE_KEYS / 8; n++)
+#pragma unroll
+                for (uint32_t v = 0; v < 4; v++) scores[0][n][v] = next_scores[0][n][v];
+        }
+    }
+
+    // The interface of PlainAttention.
+    static constexpr uint32_t DIMENSIONS = GROUP_D, MT = 1, THREADS = GROUP_THREADS;
+    using Tiles = GroupTiles;
+
+    DEVICE static bf16* shared() { return reinterpret_cast<bf16*>(swizzled_shared()); }
+    DEVICE static void run(Accumulator<GROUP_D, 1>& acc, const AttentionParams<bf16>& params,
+        Tiles& tiles, const WarpQueries<GROUP_D, 1>& queries, const bf16* q, bf16* ring) {
+        uint32_t first = tiles.range.begin / TILE_KEYS, end = divide_up(tiles.range.end, TILE_KEYS),
+                 count = tiles.range.end > tiles.range.begin ? end - first : 0;
+        GroupAttention{params, tiles, queries, ring, first, count, 0, {}, {}, {}}.attend(acc, q);
+    }
+};
+
+template <class Attention>
+DEVICE void prefill_by_groups(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens,
+    const uint32_t* split_tokens, uint32_t n) {
+    if constexpr (HAS_WARP_GROUPS)
+        prefill<Attention>(params, cu_seqlens, split_tokens, n);
+    else
+        ASSERT(false);
+}
+template <class Attention>
+DEVICE void prefill_part_by_groups(
+    const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    if constexpr (HAS_WARP_GROUPS)
+        prefill_part<Attention>(params, cu_seqlens, n, workspace);
+    else
+        ASSERT(false);
 }
 
 }  // namespace
 
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<16>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<16, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_16_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_16_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<16>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<16, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_16_bf16)
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<32>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<32, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_32_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_32_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<32>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<32, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_32_bf16)
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<64>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<64, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_64_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<64>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<64, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_64_bf16)
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<80>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<80, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_80_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_80_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<80>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<80, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_80_bf16)
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<96>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<96, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_96_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_96_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<96>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<96, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_96_bf16)
 KERNEL __launch_bounds__(128, 2)
     attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<128>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<128, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_128_bf16)
 KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<128>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<128, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_128_bf16)
 KERNEL __launch_bounds__(128, 1)
     attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<256>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<256, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_bf16)
 KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<256>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<256, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_256_bf16)
 // For cards whose blocks have 99 KiB of shared memory.
 KERNEL __launch_bounds__(128, 1)
     attention_prefill_256_two_slots_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+    prefill<PlainAttention<256, 2>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
 }
 EXPORT(attention_prefill_256_two_slots_bf16)
 KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_two_slots_bf16(
     ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+    prefill_part<PlainAttention<256, 2>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_256_two_slots_bf16)
+KERNEL __launch_bounds__(256, 1)
+    attention_prefill_128_group_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill_by_groups<GroupAttention>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_128_group_bf16)
+KERNEL __launch_bounds__(256, 1) attention_prefill_part_128_group_bf16(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part_by_groups<GroupAttention>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_128_group_bf16)

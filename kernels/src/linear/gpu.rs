@@ -1,6 +1,6 @@
 //! Products on a device: cuBLASLt, our GEMV for few rows, and our GEMM, whose result for a row does
-//! not depend on the other rows. `linear.cu` describes the kernels, and `packed.cu` those for
-//! packed weights.
+//! not depend on the other rows. `linear.cu` and `warp_groups.cu` describe the kernels, and
+//! `packed.cu` those for packed weights.
 
 mod columns;
 mod packed;
@@ -67,6 +67,50 @@ static GEMM_KERNELS: [GemmKernel; 3] = [
     GemmKernel { kernel: "gemm_32x64_bf16", rows: 32, columns: 64, stages: 8, threads: 128 },
 ];
 
+/// A kernel of `warp_groups.cu`, whose blocks go from tile to tile.
+#[derive(Debug, PartialEq, Eq)]
+struct GroupKernel {
+    kernel: &'static str,
+    rows: usize,
+    columns: usize,
+    /// Tiles of 64 columns of `w` and `x` for which each split has room.
+    slots: usize,
+    /// Parts into which a block cuts the columns.
+    splits: usize,
+}
+
+static GROUP_KERNELS: [GroupKernel; 5] = [
+    GroupKernel { kernel: "gemm_group_192x128_bf16", rows: 192, columns: 128, slots: 5, splits: 1 },
+    GroupKernel { kernel: "gemm_group_128x128_bf16", rows: 128, columns: 128, slots: 6, splits: 1 },
+    GroupKernel { kernel: "gemm_group_128x64_bf16", rows: 128, columns: 64, slots: 4, splits: 1 },
+    GroupKernel { kernel: "gemm_group_64x64_bf16", rows: 64, columns: 64, slots: 3, splits: 4 },
+    GroupKernel { kernel: "gemm_group_32x64_bf16", rows: 32, columns: 64, slots: 4, splits: 4 },
+];
+
+impl GroupKernel {
+    /// A warp group multiplies 64 rows of `x`.
+    fn threads(&self) -> u32 {
+        (self.columns / 64 * self.splits * 128) as u32
+    }
+
+    /// Slots, and where there are splits, the sums of a tile.
+    fn shared_bytes(&self) -> u32 {
+        let sums = if self.splits > 1 { self.rows * self.columns * 4 } else { 0 };
+        (self.splits * self.slots * (self.rows + self.columns) * 128 + sums) as u32
+    }
+
+    fn tiles(&self, n: usize, rows: usize) -> usize {
+        n.div_ceil(self.columns) * rows.div_ceil(self.rows)
+    }
+
+    fn launch(&self, n: usize, rows: usize, properties: &Properties) -> Launch {
+        let shared_bytes = self.shared_bytes();
+        let most = properties.multiprocessors as usize * properties.resident(shared_bytes);
+        let blocks = [self.tiles(n, rows).min(most) as u32, 1, 1];
+        Launch { kernel: self.kernel, blocks, threads: self.threads(), shared_bytes }
+    }
+}
+
 /// Rows and columns of a tile of a head's product, and the slots of 64 columns of its operands.
 const HEAD_TILE: usize = 64;
 const HEAD_STAGES: u32 = 3;
@@ -87,6 +131,7 @@ enum Algorithm {
     Library,
     Gemv(&'static GemvKernel),
     Gemm(&'static GemmKernel),
+    GroupGemm(&'static GroupKernel),
     Dot,
 }
 
@@ -177,6 +222,9 @@ fn choose_algorithm(product: &Gemm, mode: Mode, properties: &Properties) -> Algo
     match (mode, gemv) {
         (_, Some(gemv)) if tensor => Algorithm::Gemv(gemv),
         (Mode::Fast, _) if n >= LIBRARY_ROWS && product.library_takes() => Algorithm::Library,
+        _ if tensor && properties.warp_groups => {
+            Algorithm::GroupGemm(choose_group_tile(n, rows, properties))
+        }
         _ if tensor => Algorithm::Gemm(choose_tile(n, rows, properties)),
         _ => Algorithm::Dot,
     }
@@ -194,27 +242,40 @@ fn choose_tile(n: usize, rows: usize, properties: &Properties) -> &'static GemmK
     GEMM_KERNELS.iter().find(fits).unwrap_or(&GEMM_KERNELS[GEMM_KERNELS.len() - 1])
 }
 
+/// The tile with which the busiest multiprocessor copies the fewest rows of `w` and `x`: copies are
+/// what bounds these kernels, but for the largest.
+fn choose_group_tile(n: usize, rows: usize, properties: &Properties) -> &'static GroupKernel {
+    let multiprocessors = properties.multiprocessors as usize;
+    let copied = |tile: &&GroupKernel| {
+        tile.tiles(n, rows).div_ceil(multiprocessors) * (tile.rows + tile.columns)
+    };
+    GROUP_KERNELS.iter().min_by_key(copied).expect("invariant: there are kernels")
+}
+
 fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
     let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
     let multiprocessors = gpu.properties().multiprocessors as usize;
-    let (kernel, blocks, threads, shared_bytes) = match algorithm {
+    let launch = |kernel, blocks: [usize; 2], threads, shared_bytes| Launch {
+        kernel,
+        blocks: [blocks[0] as u32, blocks[1] as u32, 1],
+        threads,
+        shared_bytes,
+    };
+    let launch = match algorithm {
         Algorithm::Library => return gpu.gemm(product),
-        Algorithm::Gemv(gemv) => (
-            gemv.kernel,
-            [rows.div_ceil(gemv.band).min(multiprocessors), 1],
-            256,
-            gemv.shared_bytes(),
-        ),
-        Algorithm::Gemm(tile) => {
-            (tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
+        Algorithm::Gemv(gemv) => {
+            let blocks = rows.div_ceil(gemv.band).min(multiprocessors);
+            launch(gemv.kernel, [blocks, 1], 256, gemv.shared_bytes())
         }
+        Algorithm::Gemm(tile) => {
+            launch(tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
+        }
+        Algorithm::GroupGemm(tile) => tile.launch(n, rows, gpu.properties()),
         Algorithm::Dot => {
             let kernel = x.kind().kernel("dot_f32", "dot_bf16");
-            (kernel, [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
+            launch(kernel, [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
         }
     };
-    let launch =
-        Launch { kernel, blocks: [blocks[0] as u32, blocks[1] as u32, 1], threads, shared_bytes };
     let f32_out = u32::from(out.kind() == Kind::F32);
     gpu.launch(&launch, &args![x, w, bias, out, f32_out, n, rows, cols, out_stride])
 }

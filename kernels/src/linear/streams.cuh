@@ -56,16 +56,21 @@ struct Chunks {
     }
 };
 
+struct InOrder {
+    DEVICE uint32_t operator()(uint32_t i) const { return i; }
+};
+
 // Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
-// rows and columns beyond the matrix become zeros.
-template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, class Rows>
-DEVICE void copy_tile(bf16* to, const Rows& from, uint32_t first, uint32_t cols, uint32_t k) {
+// rows and columns beyond the matrix become zeros. Row r of the slot is row `order(r)` of them.
+template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, class Rows, class Order = InOrder>
+DEVICE void copy_tile(
+    bf16* to, const Rows& from, uint32_t first, uint32_t cols, uint32_t k, Order order = {}) {
     static_assert(COUNT * 8 % THREADS == 0);
     using Own = Chunks<PERIOD, THREADS>;
     uint32_t column = k + Own::column();
 #pragma unroll
     for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
-        uint32_t row = first + Own::row(i);
+        uint32_t row = first + order(Own::row(i));
         bool valid = row < from.count && column < cols;
         copy_async(to + Own::place(i), from.values + (valid ? from.input(row) + column : 0), valid);
     }
@@ -277,6 +282,19 @@ DEVICE void store_outputs(T* out, const float (&values)[N], uint32_t count, bool
     }
 }
 
+// Where tiles of w and of x meet.
+struct TilePlace {
+    uint32_t w, x;
+};
+
+// The place of the tile with this number. They go over all of w for 8 tiles of x at a time.
+DEVICE TilePlace place_of_tile(uint32_t number, uint32_t w_tiles, uint32_t x_tiles) {
+    constexpr uint32_t GROUP = 8;
+    uint32_t group = number / (GROUP * w_tiles) * GROUP, inside = number % (GROUP * w_tiles),
+             width = min(GROUP, x_tiles - group);
+    return {inside / width, group + inside % width};
+}
+
 // A block's tile of ROWS rows of w by COLUMNS rows of x, cut into W_WARPS × X_WARPS warps.
 template <class Weights, class Rows, uint32_t ROWS, uint32_t COLUMNS, uint32_t W_WARPS,
     uint32_t X_WARPS, uint32_t STAGES>
@@ -297,14 +315,10 @@ struct GemmTile {
     DEVICE uint32_t warp_row() const { return warp() / X_WARPS * W_TILES * 16; }
     DEVICE uint32_t warp_column() const { return warp() % X_WARPS * X_TILES * 8; }
 
-    // Assigns the block its tile, so that blocks go over w for 8 tiles of x at a time.
     DEVICE void assign_tile() {
-        constexpr uint32_t GROUP = 8;
-        uint32_t w_tiles = (rows + ROWS - 1) / ROWS, x_tiles = (x.count + COLUMNS - 1) / COLUMNS;
-        uint32_t group = blockIdx.x / (GROUP * w_tiles) * GROUP,
-                 inside = blockIdx.x % (GROUP * w_tiles), width = min(GROUP, x_tiles - group);
-        first_column = (group + inside % width) * COLUMNS;
-        first_row = inside / width * ROWS;
+        TilePlace at =
+            place_of_tile(blockIdx.x, divide_up(rows, ROWS), divide_up(x.count, COLUMNS));
+        first_row = at.w * ROWS, first_column = at.x * COLUMNS;
     }
 
     // There is no branch for steps beyond the last one: their copies read nothing.

@@ -51,10 +51,11 @@ use std::time::Instant;
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [--plain-launches] [--emulate]
-       on_device speed|anatomy|offline|offline-others|deterministic|survive FOLDER [--plain-launches] [--emulate]
-       on_device device|fault|ranks [--plain-launches] [--emulate]
-       on_device tiny-model FOLDER";
+const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [OPTION…]
+       on_device speed|anatomy|offline|offline-others|deterministic|survive FOLDER [OPTION…]
+       on_device device|fault|ranks [OPTION…]
+       on_device tiny-model FOLDER
+options, in this order: --warp-groups --plain-launches --emulate";
 const NO_DEVICE: u8 = 3;
 /// Bytes of the emulator's memory.
 const MEMORY: usize = 64 << 20;
@@ -68,13 +69,13 @@ fn main() -> Result<ExitCode> {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     let emulated = args.pop_if(|last| last == "--emulate").is_some();
     let plain_launches = args.pop_if(|last| last == "--plain-launches").is_some();
+    let warp_groups = args.pop_if(|last| last == "--warp-groups").is_some();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // The node keeps measurements of products in the same folder, so that they are known at the
     // next start.
-    let options = gpu::DeviceOptions { folder: Some(cresset::config::cache_dir()), plain_launches };
-    let open = || {
-        if emulated { Ok(emulator(plain_launches)) } else { gpu::open_with(0, &options) }
-    };
+    let folder = Some(cresset::config::cache_dir());
+    let options = gpu::DeviceOptions { folder, plain_launches, warp_groups };
+    let open = || if emulated { Ok(emulator(&options)) } else { gpu::open_with(0, &options) };
     let (path, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
         ["check", path, "bf16"] => (path, |source| check::check(source, Kind::Bf16)),
         ["check", path, "f32"] => (path, |source| check::check(source, Kind::F32)),
@@ -86,7 +87,7 @@ fn main() -> Result<ExitCode> {
         // It opens the device more than once.
         ["fault"] => return fault::fault(&open).map(|()| ExitCode::SUCCESS),
         ["ranks"] => {
-            let group = if emulated { emulated_group() } else { all_gpus(&options) };
+            let group = if emulated { Ok(emulated_group(&options)) } else { all_gpus(&options) };
             return group.and_then(|gpus| ranks::ranks(&gpus)).map(|()| ExitCode::SUCCESS);
         }
         ["tiny-model", folder] => {
@@ -112,10 +113,11 @@ fn main() -> Result<ExitCode> {
 }
 
 /// A device whose kernels overlap, or one of an architecture on which they cannot.
-fn emulator(plain_launches: bool) -> Arc<dyn Gpu> {
+fn emulator(options: &gpu::DeviceOptions) -> Arc<dyn Gpu> {
     let h200 = Emulator::card("h200", MEMORY).expect("the emulator knows this card");
-    let capability = if plain_launches { (8, 0) } else { h200.capability };
-    Emulator::of(Properties { capability, multiprocessors: MULTIPROCESSORS, ..h200 })
+    let capability = if options.plain_launches { (8, 0) } else { h200.capability };
+    let warp_groups = options.warp_groups && !options.plain_launches;
+    Emulator::of(Properties { capability, multiprocessors: MULTIPROCESSORS, warp_groups, ..h200 })
 }
 
 /// All GPUs of the machine, as ranks.
@@ -126,9 +128,9 @@ fn all_gpus(options: &gpu::DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
     Ok(gpu::open_group(&numbers, options)?)
 }
 
-fn emulated_group() -> Result<Vec<Arc<dyn Gpu>>> {
-    let limits = emulator(false).properties().clone();
-    Ok(Emulator::group(&[limits.clone(), limits]))
+fn emulated_group(options: &gpu::DeviceOptions) -> Vec<Arc<dyn Gpu>> {
+    let limits = emulator(options).properties().clone();
+    Emulator::group(&[limits.clone(), limits])
 }
 
 /// Writes a tiny model and its prompts.

@@ -372,15 +372,15 @@ fn keys_are_divided_where_queries_are_few() {
     }
 }
 
-/// Cards whose blocks have 99 KiB of shared memory have a ring of two tiles; the bits are those of
-/// three.
+/// Cards whose blocks have 99 KiB of shared memory have a ring of two tiles for heads of 256, and
+/// prefill has warp groups for heads of 128 on an H200; the bits are the same.
 #[test]
-fn heads_of_256_have_the_same_bits_on_every_card() {
-    let bits_on = |card: &str| {
+fn heads_have_the_same_bits_on_every_card() {
+    let bits_on = |card: &str, dim| {
         let gpu = Emulator::of(Emulator::card(card, 1 << 24).unwrap());
-        let decoding = Case::new(4, 2, 256, &[(1, 130), (1, 1), (1, 64)]).windowed(100);
+        let decoding = Case::new(4, 2, dim, &[(1, 130), (1, 1), (1, 64)]).windowed(100);
         let decoding = Paging::on(gpu.clone(), Kind::Bf16, decoding, 16);
-        let prompts = Case::new(6, 2, 256, &[(70, 190), (3, 3)]).capped(5.0);
+        let prompts = Case::new(6, 2, dim, &[(70, 190), (3, 3)]).capped(5.0);
         let prompts = Paging::on(gpu, Kind::Bf16, prompts, 16);
         let ways = [(&decoding, How::Decode), (&prompts, How::Prefill)];
         ways.map(|(paging, how)| {
@@ -389,9 +389,22 @@ fn heads_of_256_have_the_same_bits_on_every_card() {
             bits(&got)
         })
     };
-    let want = bits_on("h200");
-    for card in ["a100", "rtx-3060", "rtx-4090", "rtx-5090"] {
-        assert!(bits_on(card) == want, "{card}");
+    for dim in [128, 256] {
+        let want = bits_on("h200", dim);
+        for card in ["a100", "rtx-3060", "rtx-4090", "rtx-5090"] {
+            assert!(bits_on(card, dim) == want, "{card}, {dim}");
+        }
+    }
+}
+
+#[test]
+fn prefill_has_warp_groups_where_the_card_has_them() {
+    for (card, dim, threads, blocks) in
+        [("h200", 128, 256, 132), ("h200", 64, 128, 264), ("a100", 128, 128, 108 * 2)]
+    {
+        let gpu = Emulator::of(Emulator::card(card, 1 << 24).unwrap());
+        let kernels = PrefillKernels::find(&*gpu, dim).unwrap();
+        assert_eq!((kernels.threads, kernels.blocks(&*gpu)), (threads, blocks), "{card}, {dim}");
     }
 }
 
@@ -444,10 +457,11 @@ fn latent_attention_has_the_same_bits_on_every_card() {
 fn bits_depend_on_the_query_alone() {
     let case =
         |heads, kv_heads, dim| Case::new(heads, kv_heads, dim, &[(170, 170), (3, 40)]).with_sinks();
-    let makes: [fn(&dyn Fn(usize, usize, usize) -> Case) -> (Kind, Case); 5] = [
+    let makes: [fn(&dyn Fn(usize, usize, usize) -> Case) -> (Kind, Case); 6] = [
         |case| (Kind::F32, case(6, 2, 32)),
         |case| (Kind::Bf16, case(6, 2, 32)),
         |case| (Kind::Bf16, case(6, 2, 32).windowed(70).capped(8.0)),
+        |case| (Kind::Bf16, case(8, 2, 128).windowed(70).capped(8.0)),
         |case| (Kind::Bf16, case(20, 1, 40).with_values_in_keys(32)),
         |case| (Kind::Bf16, case(3, 1, 24).windowed(70)),
     ];

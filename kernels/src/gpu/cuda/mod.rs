@@ -125,7 +125,10 @@ fn open_as(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Resul
 
 impl Cuda {
     fn new(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Result<Self> {
-        let properties = probe(ordinal)?;
+        let mut properties = probe(ordinal)?;
+        // The build may have left sm_90 out.
+        properties.warp_groups =
+            options.warp_groups && properties.capability == (9, 0) && modules::WARP_GROUPS;
         let _quiet = not_recording();
         let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
             return Err(failed("open", "candle gave another device"));

@@ -70,6 +70,7 @@ fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
         // SAFETY: the driver gave the handle.
         memory_bytes: unsafe { result::device::total_mem(device) }?,
         versions: format!("driver {}CUDA {} cuBLASLt {library}", release(), dotted(version)),
+        warp_groups: false,
     })
 }
 

@@ -24,6 +24,7 @@ pub(super) fn properties(name: &str, memory_bytes: usize) -> Option<Properties> 
         shared_bytes: shared_kib << 10,
         memory_bytes,
         versions: format!("with the limits of {name}"),
+        warp_groups: capability == (9, 0),
     })
 }
 

@@ -122,6 +122,7 @@ impl Emulator {
             shared_bytes: 227 * 1024,
             memory_bytes,
             versions: String::new(),
+            warp_groups: true,
         })
     }
 

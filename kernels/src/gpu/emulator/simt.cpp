@@ -22,6 +22,7 @@ using simt::Thread;
 
 constexpr size_t STACK_BYTES = 128 * 1024;
 constexpr size_t SHARED_LIMIT = 227 * 1024;  // the most that a block may have on sm_90
+constexpr size_t SHARED_ALIGNMENT = 1024;    // the period of swizzled matrices
 constexpr unsigned char POISON = 0xff;       // NaN in every float type
 
 struct PendingCopy {
@@ -31,6 +32,15 @@ struct PendingCopy {
     uint32_t group;
 };
 
+// A thread's share of a product of its warp group.
+struct GroupProduct {
+    float* sums;
+    uint32_t columns;
+    simt::GroupOperands operands;
+    std::vector<float> products, results;
+    uint32_t batch;
+};
+
 struct Fiber {
     void* stack_pointer = nullptr;
     unsigned char* stack = nullptr;
@@ -38,6 +48,9 @@ struct Fiber {
     bool done = false, waited = false;
     std::vector<PendingCopy> copies;
     uint32_t group = 0;  // the group of the next copy
+    std::vector<GroupProduct> products;
+    uint32_t batch = 0;                            // the batch of the next product
+    bool landed_unfenced = false, fenced = false;  // copies for products, and their sums
 };
 
 // There are two buffers, because lanes may be one exchange apart.
@@ -47,9 +60,16 @@ struct Warp {
     uint64_t round = 0;
 };
 
+// The barrier of a warp group.
+struct GroupBarrier {
+    uint32_t arrived = 0;
+    uint64_t round = 0;
+};
+
 struct Machine {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::vector<GroupBarrier> groups;
     std::vector<unsigned char> shared;
     std::unordered_map<const void*, size_t> sites;
     size_t shared_used = 0, dynamic_bytes = 0;
@@ -106,6 +126,7 @@ void release_barrier() {
 extern "C" void simt_enter() {
     machine.body(machine.context);
     if (!machine.current->waited) simt::fail("returns without having waited for earlier launches");
+    if (!machine.current->products.empty()) simt::fail("returns with products under way");
     machine.current->done = true;
     machine.live--;
     machine.progress++;
@@ -130,13 +151,16 @@ void prepare(Fiber& fiber) {
     fiber.stack_pointer = top;
     fiber.done = fiber.waited = false;
     fiber.copies.clear();
-    fiber.group = 0;
+    fiber.products.clear();
+    fiber.group = fiber.batch = 0;
+    fiber.landed_unfenced = fiber.fenced = false;
 }
 
 // Runs every fiber until it waits, again and again until all are done, in a new order each time.
 void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
     for (uint32_t i = 0; i < machine.threads; i++) prepare(machine.fibers[i]);
     for (auto& warp : machine.warps) warp.arrived = 0, warp.round = 0;
+    machine.groups.assign((machine.threads + 127) / 128, {});
     machine.live = machine.threads;
     machine.at_barrier = machine.waited = 0;
     while (machine.live > 0 && !machine.failed) {
@@ -202,6 +226,48 @@ float half_of(uint32_t pair, uint32_t which) {
     return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
 
+float shared_value(uint64_t at) {
+    at ^= (at >> 7 & 7) << 4;
+    if (at + 2 > SHARED_LIMIT) simt::fail("a product's operand beyond shared memory");
+    uint16_t bits;
+    memcpy(&bits, static_cast<unsigned char*>(simt::dynamic_shared()) + at, 2);
+    return half_of(bits, 0);
+}
+
+// The value of a row and column of a matrix that `describe_matrix` describes.
+float value_of(uint64_t matrix, uint32_t row, uint32_t column, bool transposed) {
+    auto field = [&](uint32_t bit) { return (matrix >> bit & 0x3fff) << 4; };
+    uint64_t from = field(0), halves = field(16), stride = field(32);
+    if (transposed)
+        return shared_value(
+            from + row / 64 * halves + row % 64 * 2 + column / 8 * stride + column % 8 * 128);
+    return shared_value(from + row / 8 * stride + row % 8 * 128 + column * 2);
+}
+
+// The calling thread's values of a · bᵀ over 16 columns, summed in the order of `mma`.
+std::vector<float> group_products(const simt::GroupOperands& operands, uint32_t columns) {
+    uint32_t lane = machine.current->place.thread.x % 128;
+    uint32_t first = lane / 32 * 16 + lane % 32 / 4, pair = lane % 4 * 2;
+    float rows[2][16];
+    for (uint32_t half = 0; half < 2; half++)
+        for (uint32_t k = 0; k < 16; k++)
+            rows[half][k] = operands.in_registers
+                                ? operands.rows[half][k]
+                                : value_of(operands.a, first + half * 8, k, false);
+    std::vector<float> products(columns / 2);
+    for (uint32_t i = 0; i < columns / 4; i++) {
+        uint32_t column = i / 2 * 8 + pair + i % 2;
+        float sums[2] = {};
+        for (uint32_t k = 0; k < 16; k++) {
+            float y = value_of(operands.b, column, k, operands.transposed);
+            for (uint32_t half = 0; half < 2; half++) sums[half] += rows[half][k] * y;
+        }
+        for (uint32_t half = 0; half < 2; half++)
+            products[i / 2 * 4 + half * 2 + i % 2] = sums[half];
+    }
+    return products;
+}
+
 }  // namespace
 
 namespace simt {
@@ -228,7 +294,7 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
     m.threads = grid.threads;
     m.fibers.resize(std::max<size_t>(m.fibers.size(), grid.threads));
     m.warps.resize((grid.threads + 31) / 32);
-    m.shared.resize(SHARED_LIMIT + 128);
+    m.shared.resize(SHARED_LIMIT + SHARED_ALIGNMENT);
     m.body = body;
     m.context = context;
     m.failed = false;
@@ -277,7 +343,8 @@ void fail(const char* what) {
 
 void* dynamic_shared() {
     uintptr_t start = reinterpret_cast<uintptr_t>(machine.shared.data());
-    return reinterpret_cast<void*>((start + 127) / 128 * 128);
+    return reinterpret_cast<void*>(
+        (start + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT);
 }
 
 void* shared(const void* site, size_t bytes) {
@@ -385,12 +452,86 @@ void copy_wait(uint32_t pending) {
     Fiber& fiber = *machine.current;
     std::vector<PendingCopy> left;
     for (const auto& copy : fiber.copies) {
-        if (copy.group + pending < fiber.group)
+        if (copy.group + pending < fiber.group) {
             memcpy(copy.to, copy.bytes, 16);
-        else
+            fiber.landed_unfenced = true;
+        } else
             left.push_back(copy);
     }
     fiber.copies = std::move(left);
+}
+
+uint64_t shared_address(const void* place) {
+    return static_cast<const unsigned char*>(place) - static_cast<unsigned char*>(dynamic_shared());
+}
+
+void group_barrier() {
+    GroupBarrier& group = machine.groups[machine.current->place.thread.x / 128];
+    uint64_t round = group.round;
+    machine.progress++;
+    if (++group.arrived == 128) group.arrived = 0, group.round++;
+    while (group.round == round) yield();
+}
+
+void fence_async_proxy() { machine.current->landed_unfenced = false; }
+
+void group_mma_fence() {
+    exchange(nullptr, 0);
+    machine.current->fenced = true;
+}
+
+void group_mma_commit() { machine.current->batch++; }
+
+void group_mma(float* sums, uint32_t columns, const GroupOperands& operands, bool adds) {
+    Fiber& fiber = *machine.current;
+    if (!fiber.fenced) fail("a product of a warp group without a fence behind the last waiting");
+    for (uint32_t i = 0; i < machine.threads; i++)
+        if (machine.fibers[i].landed_unfenced) fail("copies without a fence before a product");
+    if ((!operands.in_registers && operands.a >> 62 != 1) || operands.b >> 62 != 1)
+        fail("a product of matrices without the swizzle of 128 bytes");
+    GroupProduct next{sums, columns, operands, group_products(operands, columns), {}, fiber.batch};
+    next.results.assign(sums, sums + columns / 2);
+    for (const auto& earlier : fiber.products)
+        if (earlier.sums == sums) next.results = earlier.results;
+    for (uint32_t i = 0; i < columns / 2; i++)
+        next.results[i] = (adds ? next.results[i] : 0.0f) + next.products[i];
+    memset(sums, POISON, columns / 2 * sizeof(float));
+    fiber.products.push_back(std::move(next));
+}
+
+void group_mma(float* sums, uint32_t columns, uint64_t a, uint64_t b, bool adds) {
+    group_mma(sums, columns, GroupOperands{false, false, a, b, {}}, adds);
+}
+
+void group_mma(
+    float* sums, uint32_t columns, const uint32_t (&a)[4], uint64_t b, bool adds, bool transposed) {
+    GroupOperands operands{true, transposed, 0, b, {}};
+    auto all = exchange(a, sizeof a);
+    for (uint32_t half = 0; half < 2; half++)
+        for (uint32_t k = 0; k < 16; k++) {
+            uint32_t pair;
+            memcpy(&pair, all[lane() / 4 * 4 + k % 8 / 2] + 4 * (half + k / 8 * 2), 4);
+            operands.rows[half][k] = half_of(pair, k % 2);
+        }
+    group_mma(sums, columns, operands, adds);
+}
+
+void group_mma_wait(uint32_t pending) {
+    Fiber& fiber = *machine.current;
+    fiber.fenced = false;
+    std::vector<GroupProduct> left;
+    for (auto& product : fiber.products) {
+        if (product.batch + pending >= fiber.batch) {
+            left.push_back(std::move(product));
+            continue;
+        }
+        size_t bytes = product.results.size() * sizeof(float);
+        auto again = group_products(product.operands, product.columns);
+        if (memcmp(again.data(), product.products.data(), bytes) != 0)
+            fail("an operand changed before its product was waited for");
+        memcpy(product.sums, product.results.data(), bytes);
+    }
+    fiber.products = std::move(left);
 }
 
 }  // namespace simt

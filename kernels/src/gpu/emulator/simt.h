@@ -6,9 +6,11 @@
 //
 // These are errors: threads that wait for each other in vain; threads that return without having
 // waited for earlier launches, or use global memory before that (watched in one block of a launch);
-// vectors that are not aligned to their size; two copies under way to one place; wrong arguments;
-// and an access 256 bytes or more outside an allocation (nearer ones are found when they are
-// written, or when the value that was read is used).
+// products of warp groups without their fences, whose operands change before they were waited for,
+// or that are never waited for (their sums are NaN until then); vectors that are not aligned to
+// their size; two copies under way to one place; wrong arguments; and an access 256 bytes or more
+// outside an allocation (nearer ones are found when they are written, or when the value that was
+// read is used).
 //
 // Only a device can show memory ordering between blocks, timing, and the cost of instructions.
 #pragma once
@@ -117,6 +119,23 @@ void ldmatrix(uint32_t (&out)[4], const void* row, bool transposed);
 void copy_async(void* to, const void* from, bool valid);
 void copy_commit();
 void copy_wait(uint32_t pending);
+
+// A place in shared memory as instructions name it: 0 is the start of `dynamic_shared`.
+uint64_t shared_address(const void* place);
+void group_barrier();
+// What a thread multiplies for its warp group: rows of its own or matrices in shared memory.
+struct GroupOperands {
+    bool in_registers, transposed;
+    uint64_t a, b;
+    float rows[2][16];
+};
+void group_mma(float* sums, uint32_t columns, uint64_t a, uint64_t b, bool adds);
+void group_mma(
+    float* sums, uint32_t columns, const uint32_t (&a)[4], uint64_t b, bool adds, bool transposed);
+void group_mma_fence();
+void group_mma_commit();
+void group_mma_wait(uint32_t pending);
+void fence_async_proxy();
 
 template <class T>
 T shuffle(T value, uint32_t source) {

@@ -61,7 +61,9 @@ impl Case {
 /// Every kernel of bf16 that takes any number of rows and fits the device.
 fn tiles(gpu: &Arc<dyn Gpu>) -> impl Iterator<Item = Algorithm> {
     let most = gpu.properties().shared_bytes;
-    GEMM_KERNELS.iter().filter(move |tile| tile.shared_bytes() <= most).map(Algorithm::Gemm)
+    let groups: &[GroupKernel] = if gpu.properties().warp_groups { &GROUP_KERNELS } else { &[] };
+    let plain = GEMM_KERNELS.iter().filter(move |tile| tile.shared_bytes() <= most);
+    plain.map(Algorithm::Gemm).chain(groups.iter().map(Algorithm::GroupGemm))
 }
 
 /// Every kernel of bf16 for `n` rows that fits the device.
@@ -115,7 +117,7 @@ fn many_tiles_are_all_computed() {
 
 #[test]
 fn a_row_has_the_same_bits_in_any_batch_and_by_any_kernel() {
-    for cols in [64, 712, 1160] {
+    for cols in [64, 712, 1160, 2056] {
         let case = Case::new(Kind::Bf16, 140, 36, cols);
         let crowd = case.run(140, true, Kind::F32, &tiles(&case.gpu).next().unwrap());
         for n in [1, 5, 8, 16, 31, 100, 140] {
@@ -158,7 +160,7 @@ fn the_op_equals_the_reference_in_both_modes() {
 }
 
 fn h200() -> Properties {
-    Properties { multiprocessors: 132, shared_bytes: 227 * 1024, ..gpu().properties().clone() }
+    Emulator::card("h200", 1 << 30).unwrap()
 }
 
 #[test]
@@ -180,8 +182,8 @@ fn the_algorithm_is_chosen_by_kind_rows_and_mode() {
     check(Kind::Bf16, 16, 4096, 0, gemv(2), gemv(2));
     check(Kind::Bf16, 17, 4096, 0, Algorithm::Library, gemv(3));
     check(Kind::Bf16, 32, 4096, 0, Algorithm::Library, gemv(3));
-    check(Kind::Bf16, 33, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[2]));
-    check(Kind::Bf16, 512, 4096, 0, Algorithm::Library, Algorithm::Gemm(&GEMM_KERNELS[0]));
+    check(Kind::Bf16, 33, 4096, 0, Algorithm::Library, Algorithm::GroupGemm(&GROUP_KERNELS[4]));
+    check(Kind::Bf16, 512, 4096, 0, Algorithm::Library, Algorithm::GroupGemm(&GROUP_KERNELS[1]));
     check(Kind::Bf16, 1, 4092, 0, Algorithm::Dot, Algorithm::Dot);
     check(Kind::Bf16, 1, 4096, 2, Algorithm::Dot, Algorithm::Dot);
     check(Kind::Bf16, 9, 4096, 2, Algorithm::Library, Algorithm::Dot);
@@ -203,11 +205,44 @@ fn tiles_are_large_where_all_multiprocessors_have_one() {
 }
 
 #[test]
+fn tiles_of_warp_groups_leave_the_busiest_multiprocessor_the_fewest_copies() {
+    let check = |rows, expect: [usize; 6]| {
+        let got = [33, 64, 128, 256, 512, 8192].map(|n| choose_group_tile(n, rows, &h200()).kernel);
+        assert_eq!(got, expect.map(|i| GROUP_KERNELS[i].kernel), "{rows}");
+    };
+    check(512, [4, 4, 4, 4, 4, 1]);
+    check(4096, [4, 4, 3, 2, 1, 0]);
+    check(6144, [3, 3, 2, 1, 0, 0]);
+    check(28_672, [2, 2, 1, 0, 0, 0]);
+    check(128_256, [2, 2, 0, 0, 0, 0]);
+}
+
+#[test]
+fn only_cards_with_warp_groups_take_their_kernels() {
+    let case = Case::new(Kind::Bf16, 40, 8, 8);
+    let out = poisoned_buffer(&case.gpu, Kind::Bf16, 8 * 40);
+    let product = case.product(40, false, out.view());
+    for (card, takes) in [
+        ("a100", false),
+        ("rtx-3060", false),
+        ("rtx-4090", false),
+        ("h200", true),
+        ("rtx-5090", false),
+    ] {
+        let properties = Emulator::card(card, 1 << 30).unwrap();
+        let chosen = choose_algorithm(&product, Mode::Invariant, &properties);
+        assert_eq!(matches!(chosen, Algorithm::GroupGemm(_)), takes, "{card}: {chosen:?}");
+        assert_eq!(choose_algorithm(&product, Mode::Fast, &properties), Algorithm::Library);
+    }
+}
+
+#[test]
 fn an_algorithm_without_room_is_not_chosen() {
     let shared: Vec<u32> = GEMV_KERNELS
         .iter()
         .map(GemvKernel::shared_bytes)
         .chain(GEMM_KERNELS.iter().map(GemmKernel::shared_bytes))
+        .chain(GROUP_KERNELS.iter().map(GroupKernel::shared_bytes))
         .collect();
     assert!(shared.iter().all(|bytes| *bytes <= h200().shared_bytes), "{shared:?}");
     let small = Emulator::card("rtx-3060", 1 << 20).unwrap();
