@@ -7,7 +7,7 @@ namespace {
 
 // A matrix of bf16, row by row.
 struct DenseWeights {
-    static constexpr uint32_t SEGMENTS = 8, ROW_BYTES = TILE_K * sizeof(bf16),
+    static constexpr uint32_t SEGMENTS = DENSE_SEGMENTS, ROW_BYTES = TILE_K * sizeof(bf16),
                               PREFETCH_COLUMNS = 256;
 
     const bf16* w;

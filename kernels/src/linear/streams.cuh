@@ -22,11 +22,11 @@
 
 namespace {
 
-constexpr uint32_t TILE_K = 64;
+constexpr uint32_t TILE_K = 64, DENSE_SEGMENTS = 8;
 constexpr uint32_t X_ROW_BYTES = TILE_K * sizeof(bf16);
 
 // Columns of a range; the last ranges may have fewer.
-template <uint32_t SEGMENTS = 8>
+template <uint32_t SEGMENTS = DENSE_SEGMENTS>
 DEVICE uint32_t segment_columns(uint32_t cols) {
     constexpr uint32_t WHOLE = SEGMENTS * TILE_K;
     return (cols + WHOLE - 1) / WHOLE * TILE_K;

@@ -55,7 +55,8 @@ template <uint32_t ROWS, uint32_t COLUMNS, uint32_t SLOTS, uint32_t SPLITS>
 struct GroupGemm {
     static_assert(SPLITS == 1 || COLUMNS == 64, "a split is one warp group");
     static constexpr uint32_t THREADS = COLUMNS / 64 * WARP_GROUP,  // of a split
-        W_VALUES = ROWS * TILE_K, SLOT = (ROWS + COLUMNS) * TILE_K, RANGES = SEGMENTS / SPLITS;
+        W_VALUES = ROWS * TILE_K, SLOT = (ROWS + COLUMNS) * TILE_K,
+                              RANGES = DENSE_SEGMENTS / SPLITS;
     // Products under way while their group goes on. Splits keep the tensor cores busy without.
     static constexpr uint32_t UNDER_WAY = SPLITS == 1 ? 1 : 0, AHEAD = SLOTS - 1 - UNDER_WAY;
 
