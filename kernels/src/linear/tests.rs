@@ -313,7 +313,8 @@ fn rounding_keeps_sixteen_bits_of_each_block() {
         let x: Vec<f32> = random(96).iter().map(|x| x * scale).collect();
         for (x, rounded) in x.chunks(32).zip(reference::rounded(&x).chunks(32)) {
             let largest = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-            let allowed = if largest > 1e-30 { largest / 65_000.0 } else { largest };
+            // Half a step, and a hundredth of that for what f32 rounds on the way.
+            let allowed = if largest > 1e-30 { largest / 65_278.0 * 1.01 } else { largest };
             assert!(
                 x.iter().zip(rounded).all(|(x, r)| (x - r).abs() <= allowed),
                 "{x:?} became {rounded:?}"
