@@ -67,7 +67,7 @@ impl Kernel {
 /// The ways to compute a product of `n` rows with a matrix of this name.
 fn ways(name: &str, n: usize) -> impl Iterator<Item = By> {
     let library = (n <= 32).then_some(By::Library);
-    let compared = n > 32 && matches!(name, "o" | "gate-up");
+    let compared = n >= 64 && matches!(name, "o" | "gate-up");
     let kernels = if compared { KERNELS.iter() } else { [].iter() }.map(By::Kernel);
     [By::Op(Mode::Fast), By::Op(Mode::Invariant)].into_iter().chain(library).chain(kernels)
 }
