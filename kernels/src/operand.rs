@@ -235,12 +235,31 @@ pub struct MatrixView {
     pub scratch: Option<View>,
     /// All parts are packed where there is one.
     pub order: Option<ColumnsView>,
+    /// If products round activations to eight bits. All parts have codes of E4M3 then.
+    pub rounded: Option<Rounded<View>>,
+}
+
+/// What products need that round activations to eight bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounded<V> {
+    /// Memory for activations, bf16: for one row at least, and for as many as are multiplied at a
+    /// time.
+    pub memory: V,
+    /// Whether each row of the matrix has the same scale in all columns.
+    pub scaled_by_rows: bool,
 }
 
 impl MatrixView {
     pub fn dense(values: View, rows: usize, cols: usize) -> Self {
         let part = MatrixPart { values, rows, format: None };
-        Self { parts: [Some(part), None, None], rows, cols, scratch: None, order: None }
+        Self {
+            parts: [Some(part), None, None],
+            rows,
+            cols,
+            scratch: None,
+            order: None,
+            rounded: None,
+        }
     }
 
     pub fn parts(&self) -> impl Iterator<Item = MatrixPart<View>> + use<> {
@@ -265,6 +284,8 @@ pub struct MatrixBuffer {
     pub cols: usize,
     pub scratch: Option<Arc<Buffer>>,
     pub order: Option<ColumnsBuffer>,
+    /// Matrices of as many columns may share the memory.
+    pub rounded: Option<Rounded<Arc<Buffer>>>,
 }
 
 /// The order of columns and the memory for inputs, as [`ColumnsView`] says. Matrices may share the
@@ -305,7 +326,11 @@ impl OpMemory for DeviceOps {
             inputs: order.inputs.view(),
             gathered: order.gathered.view(),
         });
-        MatrixView { parts, rows, cols: matrix.cols, scratch, order }
+        let rounded = matrix
+            .rounded
+            .as_ref()
+            .map(|own| Rounded { memory: own.memory.view(), scaled_by_rows: own.scaled_by_rows });
+        MatrixView { parts, rows, cols: matrix.cols, scratch, order, rounded }
     }
 
     fn is_quantised(matrix: &MatrixBuffer) -> bool {

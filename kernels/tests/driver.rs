@@ -309,6 +309,7 @@ fn a_graph_is_recorded_once_and_replayed() {
             n: 2,
             rows: 2,
             cols: 4,
+            scales: None,
         })
     };
     fake.calls();
@@ -401,7 +402,7 @@ fn product(gpu: &Arc<dyn Gpu>, seed: usize, n: usize, wide: bool, bias: bool) ->
     let out = upload(&numbers(n * out_stride, 4));
     let bias = bias.then(|| b.view());
     let (x, w, view) = (x.view(), w.view(), out.view());
-    let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols };
+    let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols, scales: None };
     gpu.gemm(&gemm).unwrap();
     if wide {
         out.to_vec().unwrap()
@@ -495,8 +496,18 @@ fn products_that_the_library_cannot_compute_are_refused() {
     let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();
     let out = Buffer::from_slice(&gpu, &[0f32; 16]).unwrap();
     let (x, out) = (x.view(), out.view());
-    let gemm =
-        Gemm { x, x_stride: 4, w: x, bias: None, out, out_stride: 4, n: 4, rows: 4, cols: 4 };
+    let gemm = Gemm {
+        x,
+        x_stride: 4,
+        w: x,
+        bias: None,
+        out,
+        out_stride: 4,
+        n: 4,
+        rows: 4,
+        cols: 4,
+        scales: None,
+    };
     gpu.gemm(&gemm).unwrap();
     let bias = Gemm { bias: Some(x.slice(0..4)), ..gemm };
     assert!(matches!(gpu.gemm(&bias), Err(Error::Unsupported { .. })));

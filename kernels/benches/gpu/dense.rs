@@ -86,6 +86,7 @@ fn case(
                 n,
                 rows,
                 cols,
+                scales: None,
             }),
         }
     };

@@ -129,6 +129,7 @@ fn product() -> Gemm {
         n: 3,
         rows: 5,
         cols: 6,
+        scales: None,
     }
 }
 

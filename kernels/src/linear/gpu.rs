@@ -3,9 +3,11 @@
 //! packed weights.
 
 mod columns;
+mod eight_bits;
 mod packed;
 
 pub use columns::GATHERED_ROWS;
+pub use eight_bits::ROUNDED_ROWS;
 pub(crate) use packed::{GEMV_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
@@ -123,9 +125,10 @@ impl Linear for DeviceOps {
         if n == 0 {
             return Ok(());
         }
-        match args.w.order {
-            Some(order) => columns::in_order(self, args, n, order),
-            None => by_parts(self, args, n),
+        match (args.w.order, args.w.rounded) {
+            (Some(order), _) => columns::in_order(self, args, n, order),
+            (None, Some(rounded)) => eight_bits::of_rounded(self, args, n, rounded),
+            (None, None) => by_parts(self, args, n),
         }
     }
 }
@@ -141,8 +144,18 @@ fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
         first += rows;
         let bias = bias.map(|bias| bias.slice(from..first));
         let out = out.slice(from..out.len());
-        let product =
-            Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
+        let product = Gemm {
+            x,
+            x_stride: cols,
+            w: part.values,
+            bias,
+            out,
+            out_stride,
+            n,
+            rows,
+            cols,
+            scales: None,
+        };
         if let Some(format) = part.format {
             packed::run(gpu, &product, &format, mode, w.scratch)?;
         } else {

@@ -31,7 +31,7 @@ mod weight_type;
 pub use args::{HeadLinearArgs, LinearArgs, Mode};
 pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
-pub use reference::linear as linear_reference;
+pub use reference::{linear as linear_reference, rounded_to_e4m3};
 
 use crate::gpu::DeviceElement;
 use crate::memory::RegionBytes;

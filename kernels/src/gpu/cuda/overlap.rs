@@ -82,6 +82,7 @@ impl LaunchChain {
                     n,
                     rows,
                     cols,
+                    scales: None,
                 })?;
                 last = product;
             }
