@@ -65,6 +65,9 @@ pub trait OpMemory {
     fn matrix(matrix: &Self::Matrix) -> <Self::View<'_> as Operand>::Matrix;
     /// Whether any part of a matrix is block-quantised in memory.
     fn is_quantised(matrix: &Self::Matrix) -> bool;
+    /// Whether products with a matrix round activations to eight bits that an op before may have
+    /// rounded.
+    fn takes_rounded(matrix: &Self::Matrix) -> bool;
 }
 
 /// The u32 values that an op of `M` reads.
@@ -169,6 +172,11 @@ impl OpMemory for crate::Compute {
 
     fn is_quantised(matrix: &Weight) -> bool {
         matrix.is_quantised()
+    }
+
+    /// No op of the CPU rounds for another.
+    fn takes_rounded(_: &Weight) -> bool {
+        false
     }
 }
 
@@ -335,6 +343,10 @@ impl OpMemory for DeviceOps {
 
     fn is_quantised(matrix: &MatrixBuffer) -> bool {
         matrix.parts.iter().any(|part| part.format.is_some())
+    }
+
+    fn takes_rounded(matrix: &MatrixBuffer) -> bool {
+        matrix.rounded.is_some()
     }
 }
 

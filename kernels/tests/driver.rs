@@ -9,7 +9,9 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use cresset_kernels::gpu::{self, Arg, Buffer, DeviceOptions, Emulator, Gemm, Gpu, Launch};
+use cresset_kernels::gpu::{
+    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch,
+};
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -423,6 +425,44 @@ fn products_equal_the_emulators() {
             let [got, want] = [&gpu, &emulator].map(|gpu| product(gpu, seed, n, wide, bias));
             assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}, seed {seed}");
         }
+    }
+}
+
+/// A product of codes of E4M3 with a scale for each row, or for each 128 columns of it.
+fn product_of_codes(gpu: &Arc<dyn Gpu>, groups: usize, bias: bool) -> Vec<bf16> {
+    const CODES: [u8; 5] = [0x00, 0x30, 0x38, 0x40, 0xb8];
+    let (n, rows, cols) = (4, 16, 256);
+    let codes = |count: usize| -> Vec<u8> { (0..count).map(|i| CODES[i * 37 % 11 % 5]).collect() };
+    let scales = |count: usize| -> Vec<f32> {
+        (0..groups * count).map(|i| 2f32.powi((i * 7 % 5) as i32 - 2)).collect()
+    };
+    let [x, w] = [n, rows].map(|count| Buffer::from_slice(gpu, &codes(count * cols)).unwrap());
+    let [of_x, of_w] = [n, rows].map(|count| Buffer::from_slice(gpu, &scales(count)).unwrap());
+    let b = Buffer::from_slice(gpu, &[bf16::from_f32(0.5); 16]).unwrap();
+    let out = Buffer::from_slice(gpu, &vec![bf16::NAN; n * rows]).unwrap();
+    let gemm = Gemm {
+        x: x.view(),
+        x_stride: cols,
+        w: w.view(),
+        bias: bias.then(|| b.view()),
+        out: out.view(),
+        out_stride: rows,
+        n,
+        rows,
+        cols,
+        scales: Some(GemmScales { x: of_x.view(), w: of_w.view() }),
+    };
+    gpu.gemm(&gemm).unwrap();
+    out.to_vec().unwrap()
+}
+
+#[test]
+fn products_of_codes_equal_the_emulators() {
+    let _fake = Fake::start();
+    let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
+    for (groups, bias) in [(1, false), (2, true), (2, false)] {
+        let [got, want] = [&gpu, &emulator].map(|gpu| product_of_codes(gpu, groups, bias));
+        assert_eq!(got, want, "{groups} groups, bias {bias}");
     }
 }
 

@@ -20,48 +20,28 @@ constexpr uint32_t THREADS = 256, WARPS = 4;
 constexpr uint32_t GROUP_COLUMNS = 128;
 constexpr uint32_t PADDED = TILE_COLUMNS + 16;  // bytes from a row of a tile to the next
 
-// Calls `write` with the place of each vector in a row, its values and the row's rounding.
-template <class Write>
-DEVICE void round_row(const bf16* x, uint32_t cols, Write write) {
-    launch_dependents_and_wait();
-    const bf16* row = x + static_cast<size_t>(blockIdx.x) * cols;
-    constexpr uint32_t N = PER_VEC<bf16>;
-    uint32_t largest = 0;
-    for (uint32_t i = threadIdx.x * N; i < cols; i += THREADS * N) {
-        Vec<bf16, N> values = load(row + i);
-#pragma unroll
-        for (uint32_t j = 0; j < N; j++) {
-            uint32_t own = magnitude_bits(values.at[j]);
-            largest = own > largest ? own : largest;
-        }
-    }
-    RowRounding rounding(block_largest<THREADS>(largest));
-    for (uint32_t i = threadIdx.x * N; i < cols; i += THREADS * N)
-        write(i, load(row + i), rounding);
-}
-
 DEVICE void round_rows(const bf16* x, bf16* out, uint32_t cols) {
-    out += static_cast<size_t>(blockIdx.x) * cols;
-    round_row(x, cols, [&](uint32_t at, Vec<bf16, 8> values, const RowRounding& rounding) {
-#pragma unroll
-        for (uint32_t j = 0; j < 8; j++) values.at[j] = rounding.rounded(values.at[j]);
-        store(out + at, values);
-    });
+    launch_dependents_and_wait();
+    size_t row = static_cast<size_t>(blockIdx.x) * cols;
+    round_row_to<THREADS>(out + row, x + row, cols);
 }
 
 DEVICE void code_rows(
     const bf16* x, uint8_t* codes, float* scales, uint32_t cols, uint32_t groups) {
-    codes += static_cast<size_t>(blockIdx.x) * cols;
-    round_row(x, cols, [&](uint32_t at, const Vec<bf16, 8>& values, const RowRounding& rounding) {
-        Vec<uint8_t, 8> eight;
+    launch_dependents_and_wait();
+    size_t row = static_cast<size_t>(blockIdx.x) * cols;
+    x += row, codes += row;
+    round_row<THREADS>(
+        x, cols, [&](uint32_t at, const Vec<bf16, 8>& values, const RowRounding& rounding) {
+            Vec<uint8_t, 8> eight;
 #pragma unroll
-        for (uint32_t j = 0; j < 8; j++)
-            eight.at[j] = static_cast<uint8_t>(rounding.code(values.at[j]));
-        store(codes + at, eight);
-        uint32_t group = at / GROUP_COLUMNS;
-        if (at % GROUP_COLUMNS == 0 && group < groups)
-            scales[static_cast<size_t>(group) * gridDim.x + blockIdx.x] = rounding.scale();
-    });
+            for (uint32_t j = 0; j < 8; j++)
+                eight.at[j] = static_cast<uint8_t>(rounding.code(values.at[j]));
+            store(codes + at, eight);
+            uint32_t group = at / GROUP_COLUMNS;
+            if (at % GROUP_COLUMNS == 0 && group < groups)
+                scales[static_cast<size_t>(group) * gridDim.x + blockIdx.x] = rounding.scale();
+        });
 }
 
 // Puts a lane's codes of a tile in their places: a word has those of two neighbouring columns in

@@ -62,4 +62,34 @@ struct RowRounding {
     DEVICE bf16 rounded(bf16 x) const { return from_float<bf16>(e4m3_value(code(x)) * scale()); }
 };
 
+// Rounds a row of whole vectors, by all threads of a block. Calls `write` with the place of each
+// vector, its values and the row's rounding. A thread reads vectors THREADS apart.
+template <uint32_t THREADS, class Write>
+DEVICE void round_row(const bf16* row, uint32_t cols, Write write) {
+    constexpr uint32_t N = PER_VEC<bf16>;
+    uint32_t largest = 0;
+    for (uint32_t i = threadIdx.x * N; i < cols; i += THREADS * N) {
+        Vec<bf16, N> values = load(row + i);
+#pragma unroll
+        for (uint32_t j = 0; j < N; j++) {
+            uint32_t own = magnitude_bits(values.at[j]);
+            largest = own > largest ? own : largest;
+        }
+    }
+    RowRounding rounding(block_largest<THREADS>(largest));
+    for (uint32_t i = threadIdx.x * N; i < cols; i += THREADS * N)
+        write(i, load(row + i), rounding);
+}
+
+// Writes the rounded row in bf16. `out` may be `row`.
+template <uint32_t THREADS>
+DEVICE void round_row_to(bf16* out, const bf16* row, uint32_t cols) {
+    round_row<THREADS>(
+        row, cols, [&](uint32_t at, Vec<bf16, 8> values, const RowRounding& rounding) {
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++) values.at[j] = rounding.rounded(values.at[j]);
+            store(out + at, values);
+        });
+}
+
 }  // namespace

@@ -122,13 +122,19 @@ impl Linear for DeviceOps {
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        if n == 0 {
-            return Ok(());
-        }
         match (args.w.order, args.w.rounded) {
+            _ if n == 0 => Ok(()),
             (Some(order), _) => columns::in_order(self, args, n, order),
-            (None, Some(rounded)) => eight_bits::of_rounded(self, args, n, rounded),
+            (None, Some(rounded)) => eight_bits::multiply(self, args, n, rounded, false),
             (None, None) => by_parts(self, args, n),
+        }
+    }
+
+    fn rounded_linear(&self, args: &LinearArgs<View>) -> Result<()> {
+        let n = args.check()?;
+        match args.w.rounded {
+            Some(rounded) if n > 0 => eight_bits::multiply(self, args, n, rounded, true),
+            _ => self.linear(args),
         }
     }
 }

@@ -129,6 +129,7 @@ impl CudaModel {
             max_tokens: options.max_tokens(),
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),
+            rounds: options.byte_activations,
         };
         let mut decoder = Decoder::load(gpu.clone(), source, &mut store, Reading::Whole, &sizes)?;
         decoder.config.kv_kind = kind;

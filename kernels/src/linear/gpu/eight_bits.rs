@@ -17,12 +17,14 @@ pub const ROUNDED_ROWS: usize = 8192;
 /// Columns that a block takes to unpack codes.
 const UNPACKED_COLUMNS: usize = 4 * 64;
 
-/// Rounds and multiplies as many of the `n` rows at a time as there is memory for.
-pub(super) fn of_rounded(
+/// Rounds and multiplies as many of the `n` rows at a time as there is memory for. `rounded_before`:
+/// whether the rows are rounded already.
+pub(super) fn multiply(
     gpu: &DeviceOps,
     args: &LinearArgs<View>,
     n: usize,
     rounded: Rounded<View>,
+    rounded_before: bool,
 ) -> Result<()> {
     let &LinearArgs { x, w, out, .. } = args;
     let (cols, memory) = (w.cols, rounded.memory);
@@ -51,10 +53,13 @@ pub(super) fn of_rounded(
             by_codes(&**gpu, &rows(first, coded), coded - first, rounded, scratch)?;
         }
         if end > coded {
-            let rest = rows(coded, end);
-            let x = memory.slice(0..rest.x.len());
-            launch_rows(&**gpu, "round_rows_bf16", end - coded, &args![rest.x, x, cols])?;
-            by_parts(gpu, &LinearArgs { x, ..rest }, end - coded)?;
+            let mut rest = rows(coded, end);
+            if !rounded_before {
+                let x = memory.slice(0..rest.x.len());
+                launch_rows(&**gpu, "round_rows_bf16", end - coded, &args![rest.x, x, cols])?;
+                rest.x = x;
+            }
+            by_parts(gpu, &rest, end - coded)?;
         }
     }
     Ok(())

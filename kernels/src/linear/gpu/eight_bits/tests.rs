@@ -129,12 +129,21 @@ impl Case {
     }
 
     fn run(&self, x: &[f32], mode: Mode) -> Vec<f32> {
+        self.run_by(x, mode, |args| self.gpu.linear(args))
+    }
+
+    fn run_by(
+        &self,
+        x: &[f32],
+        mode: Mode,
+        multiply: impl Fn(&LinearArgs<View>) -> Result<()>,
+    ) -> Vec<f32> {
         let [x, bias] = [x, &self.bias].map(|values| upload(&self.gpu, Kind::Bf16, values));
         let len = x.view().len() / self.matrix.cols * self.bias.len();
         let out = poisoned_buffer(&self.gpu, Kind::Bf16, len);
         let w = DeviceOps::matrix(&self.matrix);
         let args = LinearArgs { x: x.view(), w, bias: Some(bias.view()), out: out.view(), mode };
-        self.gpu.linear(&args).unwrap();
+        multiply(&args).unwrap();
         downloaded(&out)
     }
 
@@ -181,6 +190,20 @@ fn products_are_those_of_rounded_rows() {
             }
         }
     }
+}
+
+/// Rows that are rounded already are not rounded again where few are multiplied: others are
+/// multiplied as they are.
+#[test]
+fn rows_can_be_rounded_before() {
+    let case = Case::new(gpu(), WeightType::E4M3By128, &[48], 256, true);
+    let x = bf16s(80 * 256, 3);
+    let before = |x: &[f32]| case.run_by(x, Mode::Fast, |args| case.gpu.rounded_linear(args));
+    for n in [1, 80] {
+        let x = &x[..n * 256];
+        assert_eq!(before(&rounded_to_e4m3(x, 256)), case.run(x, Mode::Fast), "{n}");
+    }
+    assert_ne!(before(&x[..256]), case.run(&x[..256], Mode::Fast));
 }
 
 /// What rounding changes is seen, so that the comparison above finds a product that does not round.
