@@ -241,10 +241,18 @@ pub struct MatrixView {
     pub cols: usize,
     /// Memory to which rows may be dequantised for a product of many rows of activations.
     pub scratch: Option<View>,
-    /// All parts are packed where there is one.
-    pub order: Option<ColumnsView>,
-    /// If products round activations to eight bits. All parts have codes of E4M3 then.
-    pub rounded: Option<Rounded<View>>,
+    pub inputs: MatrixInputs,
+}
+
+/// What a product does with its inputs first.
+#[derive(Clone, Copy, Debug)]
+pub enum MatrixInputs {
+    /// They are multiplied as they are.
+    Plain,
+    /// They are put into the order of the columns. All parts are packed.
+    InOrder(ColumnsView),
+    /// They are rounded to eight bits. All parts have codes of E4M3.
+    Rounded(Rounded<View>),
 }
 
 /// What products need that round activations to eight bits.
@@ -260,13 +268,15 @@ pub struct Rounded<V> {
 impl MatrixView {
     pub fn dense(values: View, rows: usize, cols: usize) -> Self {
         let part = MatrixPart { values, rows, format: None };
-        Self {
-            parts: [Some(part), None, None],
-            rows,
-            cols,
-            scratch: None,
-            order: None,
-            rounded: None,
+        let parts = [Some(part), None, None];
+        Self { parts, rows, cols, scratch: None, inputs: MatrixInputs::Plain }
+    }
+
+    /// The order of the columns, where it is not that of the inputs.
+    pub(crate) fn order(&self) -> Option<ColumnsView> {
+        match self.inputs {
+            MatrixInputs::InOrder(order) => Some(order),
+            _ => None,
         }
     }
 
@@ -330,15 +340,18 @@ impl OpMemory for DeviceOps {
         }
         let rows = matrix.parts.iter().map(|part| part.rows).sum();
         let scratch = matrix.scratch.as_ref().map(|scratch| scratch.view());
-        let order = matrix.order.as_ref().map(|order| ColumnsView {
-            inputs: order.inputs.view(),
-            gathered: order.gathered.view(),
-        });
-        let rounded = matrix
-            .rounded
-            .as_ref()
-            .map(|own| Rounded { memory: own.memory.view(), scaled_by_rows: own.scaled_by_rows });
-        MatrixView { parts, rows, cols: matrix.cols, scratch, order, rounded }
+        let inputs = match (&matrix.order, &matrix.rounded) {
+            (Some(ColumnsBuffer { inputs, gathered }), _) => MatrixInputs::InOrder(ColumnsView {
+                inputs: inputs.view(),
+                gathered: gathered.view(),
+            }),
+            (None, Some(Rounded { memory, scaled_by_rows })) => MatrixInputs::Rounded(Rounded {
+                memory: memory.view(),
+                scaled_by_rows: *scaled_by_rows,
+            }),
+            (None, None) => MatrixInputs::Plain,
+        };
+        MatrixView { parts, rows, cols: matrix.cols, scratch, inputs }
     }
 
     fn is_quantised(matrix: &MatrixBuffer) -> bool {

@@ -112,3 +112,31 @@ impl Assembly {
         std::iter::once(&self.device).chain(&self.further_devices)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activations_of_eight_bits_are_for_gpus_that_multiply_them() {
+        let gpu = |capability| Properties {
+            name: "NVIDIA RTX".into(),
+            capability,
+            multiprocessors: 128,
+            shared_bytes: 99 << 10,
+            memory_bytes: 24 << 30,
+            versions: String::new(),
+        };
+        let settings =
+            |dequantise| EngineSettings { activations: 8, dequantise, ..EngineSettings::default() };
+        let check = |dequantise, capability| {
+            check_activations(&settings(dequantise), Some(&gpu(capability)))
+        };
+        assert_eq!(check(false, (9, 0)), Ok(()));
+        let refused = "engine.activations = 8 is for GPUs of compute capability 9.0, and NVIDIA RTX \
+                       has 8.9";
+        assert_eq!(check(false, (8, 9)), Err(refused.into()));
+        assert!(check(true, (9, 0)).is_err());
+        assert_eq!(check_activations(&EngineSettings::default(), Some(&gpu((8, 0)))), Ok(()));
+    }
+}

@@ -13,7 +13,7 @@ pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::operand::DeviceOps;
+use crate::operand::{DeviceOps, MatrixInputs};
 use crate::storage::ensure;
 use crate::{Result, args};
 
@@ -122,18 +122,18 @@ impl Linear for DeviceOps {
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        match (args.w.order, args.w.rounded) {
+        match args.w.inputs {
             _ if n == 0 => Ok(()),
-            (Some(order), _) => columns::in_order(self, args, n, order),
-            (None, Some(rounded)) => eight_bits::multiply(self, args, n, rounded, false),
-            (None, None) => by_parts(self, args, n),
+            MatrixInputs::InOrder(order) => columns::in_order(self, args, n, order),
+            MatrixInputs::Rounded(own) => eight_bits::multiply(self, args, n, own, false),
+            MatrixInputs::Plain => by_parts(self, args, n),
         }
     }
 
     fn rounded_linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        match args.w.rounded {
-            Some(rounded) if n > 0 => eight_bits::multiply(self, args, n, rounded, true),
+        match args.w.inputs {
+            MatrixInputs::Rounded(own) if n > 0 => eight_bits::multiply(self, args, n, own, true),
             _ => self.linear(args),
         }
     }

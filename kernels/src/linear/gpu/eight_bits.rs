@@ -26,20 +26,10 @@ pub(super) fn multiply(
     rounded: Rounded<View>,
     rounded_before: bool,
 ) -> Result<()> {
+    check(args, rounded.memory)?;
     let &LinearArgs { x, w, out, .. } = args;
     let (cols, memory) = (w.cols, rounded.memory);
     let most = memory.len() / cols;
-    let taken = |rows: View| rows.kind() == Kind::Bf16 && rows.address().is_multiple_of(16);
-    let coded = |part: MatrixPart<View>| {
-        let fits = |format: &DeviceFormat| {
-            format.is_e4m3() && part.values.len() == format.bytes(part.rows, cols)
-        };
-        part.format.as_ref().is_some_and(fits)
-    };
-    let fits = w.parts().all(coded) && taken(x) && taken(memory) && most > 0;
-    ensure("linear", fits, || {
-        format!("{x:?} and {memory:?} for rounded rows of {cols} columns, and codes of E4M3")
-    })?;
     let rows = |from: usize, to: usize| LinearArgs {
         x: x.slice(from * cols..to * cols),
         out: out.slice(from * w.rows..to * w.rows),
@@ -63,6 +53,21 @@ pub(super) fn multiply(
         }
     }
     Ok(())
+}
+
+fn check(args: &LinearArgs<View>, memory: View) -> Result<()> {
+    let &LinearArgs { x, w, .. } = args;
+    let taken = |rows: View| rows.kind() == Kind::Bf16 && rows.address().is_multiple_of(16);
+    let whole = |part: MatrixPart<View>, format: &DeviceFormat| {
+        format.is_e4m3() && part.values.len() == format.bytes(part.rows, w.cols)
+    };
+    let fits = w.parts().all(|part| part.format.is_some_and(|format| whole(part, &format)))
+        && taken(x)
+        && taken(memory)
+        && memory.len() >= w.cols;
+    ensure("linear", fits, || {
+        format!("{x:?} and {memory:?} for rounded rows of {} columns, and codes of E4M3", w.cols)
+    })
 }
 
 /// A block for each of `n` rows.
