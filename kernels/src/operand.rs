@@ -65,6 +65,9 @@ pub trait OpMemory {
     fn matrix(matrix: &Self::Matrix) -> <Self::View<'_> as Operand>::Matrix;
     /// Whether any part of a matrix is block-quantised in memory.
     fn is_quantised(matrix: &Self::Matrix) -> bool;
+    /// Whether products with a matrix round activations to eight bits that an op before may have
+    /// rounded.
+    fn takes_rounded(matrix: &Self::Matrix) -> bool;
 }
 
 /// The u32 values that an op of `M` reads.
@@ -170,6 +173,11 @@ impl OpMemory for crate::Compute {
     fn is_quantised(matrix: &Weight) -> bool {
         matrix.is_quantised()
     }
+
+    /// No op of the CPU rounds for another.
+    fn takes_rounded(_: &Weight) -> bool {
+        false
+    }
 }
 
 impl Operand for View {
@@ -233,14 +241,43 @@ pub struct MatrixView {
     pub cols: usize,
     /// Memory to which rows may be dequantised for a product of many rows of activations.
     pub scratch: Option<View>,
-    /// All parts are packed where there is one.
-    pub order: Option<ColumnsView>,
+    pub inputs: MatrixInputs,
+}
+
+/// What a product does with its inputs first.
+#[derive(Clone, Copy, Debug)]
+pub enum MatrixInputs {
+    /// They are multiplied as they are.
+    Plain,
+    /// They are put into the order of the columns. All parts are packed.
+    InOrder(ColumnsView),
+    /// They are rounded to eight bits. All parts have codes of E4M3.
+    Rounded(Rounded<View>),
+}
+
+/// What products need that round activations to eight bits.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounded<V> {
+    /// Memory for activations, bf16: for one row at least, and for as many as are multiplied at a
+    /// time.
+    pub memory: V,
+    /// Whether each row of the matrix has the same scale in all columns.
+    pub scaled_by_rows: bool,
 }
 
 impl MatrixView {
     pub fn dense(values: View, rows: usize, cols: usize) -> Self {
         let part = MatrixPart { values, rows, format: None };
-        Self { parts: [Some(part), None, None], rows, cols, scratch: None, order: None }
+        let parts = [Some(part), None, None];
+        Self { parts, rows, cols, scratch: None, inputs: MatrixInputs::Plain }
+    }
+
+    /// The order of the columns, where it is not that of the inputs.
+    pub(crate) fn order(&self) -> Option<ColumnsView> {
+        match self.inputs {
+            MatrixInputs::InOrder(order) => Some(order),
+            _ => None,
+        }
     }
 
     pub fn parts(&self) -> impl Iterator<Item = MatrixPart<View>> + use<> {
@@ -265,6 +302,8 @@ pub struct MatrixBuffer {
     pub cols: usize,
     pub scratch: Option<Arc<Buffer>>,
     pub order: Option<ColumnsBuffer>,
+    /// Matrices of as many columns may share the memory.
+    pub rounded: Option<Rounded<Arc<Buffer>>>,
 }
 
 /// The order of columns and the memory for inputs, as [`ColumnsView`] says. Matrices may share the
@@ -301,15 +340,26 @@ impl OpMemory for DeviceOps {
         }
         let rows = matrix.parts.iter().map(|part| part.rows).sum();
         let scratch = matrix.scratch.as_ref().map(|scratch| scratch.view());
-        let order = matrix.order.as_ref().map(|order| ColumnsView {
-            inputs: order.inputs.view(),
-            gathered: order.gathered.view(),
-        });
-        MatrixView { parts, rows, cols: matrix.cols, scratch, order }
+        let inputs = match (&matrix.order, &matrix.rounded) {
+            (Some(ColumnsBuffer { inputs, gathered }), _) => MatrixInputs::InOrder(ColumnsView {
+                inputs: inputs.view(),
+                gathered: gathered.view(),
+            }),
+            (None, Some(Rounded { memory, scaled_by_rows })) => MatrixInputs::Rounded(Rounded {
+                memory: memory.view(),
+                scaled_by_rows: *scaled_by_rows,
+            }),
+            (None, None) => MatrixInputs::Plain,
+        };
+        MatrixView { parts, rows, cols: matrix.cols, scratch, inputs }
     }
 
     fn is_quantised(matrix: &MatrixBuffer) -> bool {
         matrix.parts.iter().any(|part| part.format.is_some())
+    }
+
+    fn takes_rounded(matrix: &MatrixBuffer) -> bool {
+        matrix.rounded.is_some()
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod packed;
 
-pub use packed::Packed;
+pub use packed::{Packed, random_blocks};
 
 use crate::Compute;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};

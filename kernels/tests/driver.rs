@@ -9,7 +9,9 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use cresset_kernels::gpu::{self, Arg, Buffer, DeviceOptions, Emulator, Gemm, Gpu, Launch};
+use cresset_kernels::gpu::{
+    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch,
+};
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -309,6 +311,7 @@ fn a_graph_is_recorded_once_and_replayed() {
             n: 2,
             rows: 2,
             cols: 4,
+            scales: None,
         })
     };
     fake.calls();
@@ -401,7 +404,7 @@ fn product(gpu: &Arc<dyn Gpu>, seed: usize, n: usize, wide: bool, bias: bool) ->
     let out = upload(&numbers(n * out_stride, 4));
     let bias = bias.then(|| b.view());
     let (x, w, view) = (x.view(), w.view(), out.view());
-    let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols };
+    let gemm = Gemm { x, x_stride, w, bias, out: view, out_stride, n, rows, cols, scales: None };
     gpu.gemm(&gemm).unwrap();
     if wide {
         out.to_vec().unwrap()
@@ -422,6 +425,44 @@ fn products_equal_the_emulators() {
             let [got, want] = [&gpu, &emulator].map(|gpu| product(gpu, seed, n, wide, bias));
             assert_eq!(got, want, "n {n}, f32 {wide}, bias {bias}, seed {seed}");
         }
+    }
+}
+
+/// A product of codes of E4M3 with a scale for each row, or for each 128 columns of it.
+fn product_of_codes(gpu: &Arc<dyn Gpu>, groups: usize, bias: bool) -> Vec<bf16> {
+    const CODES: [u8; 5] = [0x00, 0x30, 0x38, 0x40, 0xb8];
+    let (n, rows, cols) = (4, 16, 256);
+    let codes = |count: usize| -> Vec<u8> { (0..count).map(|i| CODES[i * 37 % 11 % 5]).collect() };
+    let scales = |count: usize| -> Vec<f32> {
+        (0..groups * count).map(|i| 2f32.powi((i * 7 % 5) as i32 - 2)).collect()
+    };
+    let [x, w] = [n, rows].map(|count| Buffer::from_slice(gpu, &codes(count * cols)).unwrap());
+    let [of_x, of_w] = [n, rows].map(|count| Buffer::from_slice(gpu, &scales(count)).unwrap());
+    let b = Buffer::from_slice(gpu, &[bf16::from_f32(0.5); 16]).unwrap();
+    let out = Buffer::from_slice(gpu, &vec![bf16::NAN; n * rows]).unwrap();
+    let gemm = Gemm {
+        x: x.view(),
+        x_stride: cols,
+        w: w.view(),
+        bias: bias.then(|| b.view()),
+        out: out.view(),
+        out_stride: rows,
+        n,
+        rows,
+        cols,
+        scales: Some(GemmScales { x: of_x.view(), w: of_w.view() }),
+    };
+    gpu.gemm(&gemm).unwrap();
+    out.to_vec().unwrap()
+}
+
+#[test]
+fn products_of_codes_equal_the_emulators() {
+    let _fake = Fake::start();
+    let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
+    for (groups, bias) in [(1, false), (2, true), (2, false)] {
+        let [got, want] = [&gpu, &emulator].map(|gpu| product_of_codes(gpu, groups, bias));
+        assert_eq!(got, want, "{groups} groups, bias {bias}");
     }
 }
 
@@ -495,8 +536,18 @@ fn products_that_the_library_cannot_compute_are_refused() {
     let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();
     let out = Buffer::from_slice(&gpu, &[0f32; 16]).unwrap();
     let (x, out) = (x.view(), out.view());
-    let gemm =
-        Gemm { x, x_stride: 4, w: x, bias: None, out, out_stride: 4, n: 4, rows: 4, cols: 4 };
+    let gemm = Gemm {
+        x,
+        x_stride: 4,
+        w: x,
+        bias: None,
+        out,
+        out_stride: 4,
+        n: 4,
+        rows: 4,
+        cols: 4,
+        scales: None,
+    };
     gpu.gemm(&gemm).unwrap();
     let bias = Gemm { bias: Some(x.slice(0..4)), ..gemm };
     assert!(matches!(gpu.gemm(&bias), Err(Error::Unsupported { .. })));

@@ -15,8 +15,9 @@ pub struct ModelOptions {
     /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
     /// cache are then f32 too, and bf16 otherwise.
     pub dequantise: bool,
-    /// On the CPU: products with quantised weights round activations to eight bits instead of
-    /// sixteen. Not every machine has such products.
+    /// Products with quantised weights round activations to eight bits instead of sixteen: on the
+    /// CPU those with integers, for which not every machine has instructions; on a GPU those with
+    /// weights of E4M3.
     pub byte_activations: bool,
     /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
     /// always holds.

@@ -112,9 +112,11 @@ pub struct EngineSettings {
     /// Answers of one set may differ from another's in the last digits of log-probabilities, so
     /// each is qualified for itself.
     pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
-    /// Bits to which the CPU rounds activations where it multiplies them by quantised weights. 8
-    /// reads prompts faster and answers less exactly; it needs the instruction set `avx512`, and is
-    /// qualified for itself.
+    /// Bits to which activations are rounded where they are multiplied by quantised weights. 8
+    /// reads prompts faster and answers less exactly, and is qualified for itself. The CPU rounds
+    /// them beside integers, and needs the instruction set `avx512`. A GPU of compute capability
+    /// 9.0 (H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same form; all
+    /// other activations stay in bf16 there.
     #[schemars(extend("enum" = [16, 8]))]
     pub activations: usize = 16,
     /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU, `gpu_kv_mib`

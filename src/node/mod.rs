@@ -32,6 +32,7 @@ pub use rerun::RerunOutcome;
 pub use cresset_kernels::instruction_set;
 
 use crate::config::{Config, ConfigSource, EngineSettings};
+use cresset_kernels::gpu::Properties;
 use cresset_kernels::{Compute, use_instruction_set};
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -73,12 +74,21 @@ pub struct Assembly {
 }
 
 /// Whether activations of the configured width would be computed with.
-fn check_activations(engine: &EngineSettings, on_cpu: bool) -> Result<(), String> {
+fn check_activations(engine: &EngineSettings, gpu: Option<&Properties>) -> Result<(), String> {
     if engine.activations == 16 {
         return Ok(());
     }
-    if !on_cpu || engine.dequantise {
-        return Err("engine.activations = 8 is for quantised weights on the CPU".into());
+    if engine.dequantise {
+        return Err("engine.activations = 8 is for weights that stay quantised".into());
+    }
+    if let Some(Properties { name, capability: (major, minor), .. }) = gpu {
+        let multiplies = gpu.is_some_and(Properties::multiplies_codes);
+        return multiplies.then_some(()).ok_or_else(|| {
+            format!(
+                "engine.activations = 8 is for GPUs of compute capability 9.0, and {name} has \
+                 {major}.{minor}"
+            )
+        });
     }
     let bytes = Compute::new(1).with_byte_activations();
     bytes.map(drop).map_err(|why| format!("engine.activations = 8 cannot be used: {why}"))
@@ -91,8 +101,7 @@ impl Assembly {
         config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
             |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),
         )?;
-        let all_on_cpu = device.properties().is_none();
-        check_activations(&config.engine, all_on_cpu)
+        check_activations(&config.engine, device.properties())
             .map_err(|why| NodeError::new(why).remedy("set engine.activations to 16"))?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
         Ok(Self { data_dir, config, device, further_devices, max_age_days, source: None })
@@ -101,5 +110,34 @@ impl Assembly {
     /// Everything that models run on.
     pub fn devices(&self) -> impl Iterator<Item = &ComputeDevice> {
         std::iter::once(&self.device).chain(&self.further_devices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn activations_of_eight_bits_are_for_gpus_that_multiply_them() {
+        let gpu = |capability| Properties {
+            name: "NVIDIA RTX".into(),
+            capability,
+            multiprocessors: 128,
+            shared_bytes: 99 << 10,
+            memory_bytes: 24 << 30,
+            versions: String::new(),
+            warp_groups: false,
+        };
+        let settings =
+            |dequantise| EngineSettings { activations: 8, dequantise, ..EngineSettings::default() };
+        let check = |dequantise, capability| {
+            check_activations(&settings(dequantise), Some(&gpu(capability)))
+        };
+        assert_eq!(check(false, (9, 0)), Ok(()));
+        let refused = "engine.activations = 8 is for GPUs of compute capability 9.0, and NVIDIA RTX \
+                       has 8.9";
+        assert_eq!(check(false, (8, 9)), Err(refused.into()));
+        assert!(check(true, (9, 0)).is_err());
+        assert_eq!(check_activations(&EngineSettings::default(), Some(&gpu((8, 0)))), Ok(()));
     }
 }

@@ -87,6 +87,12 @@ impl Assembly {
             }
             (false, false, _) => ("f32", "f16 beside quantised weights"),
             (true, true, true) => ("f32, deterministic", "f32"),
+            (true, false, true) if engine.activations == 8 => {
+                ("bf16, in products with E4M3 weights 8 bits, deterministic", "bf16")
+            }
+            (true, false, false) if engine.activations == 8 => {
+                ("bf16, in products with E4M3 weights 8 bits", "bf16")
+            }
             (true, false, true) => ("bf16, deterministic", "bf16"),
             (true, false, false) => ("bf16", "bf16"),
         }

@@ -134,6 +134,7 @@ fn case(
                 n,
                 rows,
                 cols,
+                scales: None,
             }),
         }
     };

@@ -140,7 +140,7 @@ fn packed_experts(gpu: &Arc<dyn Gpu>, m: &Model) -> Result<Arc<MatrixBuffer>> {
     let format = DeviceFormat::of(dtype).ok_or("a device has no packed form of this type")?;
     let values = Buffer::from_slice(gpu, &packed(&shape, format))?;
     let parts = vec![MatrixPart { values, rows, format: Some(format) }];
-    Ok(Arc::new(MatrixBuffer { parts, cols, scratch: None, order: None }))
+    Ok(Arc::new(MatrixBuffer { parts, cols, scratch: None, order: None, rounded: None }))
 }
 
 fn multiplied_by_codes(

@@ -11,6 +11,7 @@
 mod case;
 mod data;
 mod dense;
+mod eight_bits;
 mod ends;
 mod experts;
 mod measure;
@@ -42,6 +43,8 @@ pub struct Model {
     /// Tokens of each sequence that is decoded.
     pub context: usize,
     pub prompts: &'static [usize],
+    /// The numbers of rows of products with weights of E4M3.
+    pub products: &'static [usize],
     /// Tokens of a split of the keys that are tried at each of these numbers of sequences.
     pub splits: &'static [usize],
     pub split_rows: &'static [usize],
@@ -69,6 +72,7 @@ const LLAMA_8B: Model = Model {
     steps: &[1, 2, 4, 8, 16, 24, 32, 48, 64, 256, 512],
     context: 2048,
     prompts: &[512, 2048, 8192],
+    products: &[1, 32, 64, 128, 256, 512, 2048, 8192],
     splits: &[64, 128, 256, 512, 1024, 2048],
     split_rows: &[1, 8, 64],
     crowd: (255, 500, 100_000),
@@ -90,6 +94,7 @@ const TINY: Model = Model {
     steps: &[1, 8, 33],
     context: 100,
     prompts: &[40],
+    products: &[3, 66],
     splits: &[64, 128],
     split_rows: &[2],
     crowd: (5, 20, 200),
@@ -121,6 +126,7 @@ fn main() -> Result<()> {
         .chain(experts::cases(&gpu, &model));
     let mut failed = 0;
     let cases = cases.chain(dense::cases(&gpu, &model)).chain(packed::cases(&gpu, &model));
+    let cases = cases.chain(eight_bits::cases(&gpu, &model));
     for case in cases {
         if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {
             eprintln!("{error}");

@@ -72,23 +72,33 @@ pub fn packed(shape: &Shape, format: DeviceFormat) -> Vec<u8> {
 
 type Matrices = Arc<Vec<MatrixBuffer>>;
 
-/// Makes as many copies of a matrix as repeated launches need so that they find none of it in a
-/// cache.
 fn matrices(gpu: &Arc<dyn Gpu>, shape: Shape, spread: usize) -> Result<Matrices> {
     let (_, dtype, _, rows, cols) = shape;
     let format = DeviceFormat::of(dtype).ok_or("a device has no packed form of this type")?;
-    let bytes = packed(&shape, format);
-    let first = Buffer::from_slice(gpu, &bytes)?;
+    Ok(Arc::new(copies(gpu, &packed(&shape, format), format, [rows, cols], spread)?))
+}
+
+/// Makes as many copies of a matrix as repeated launches need so that they find none of it in a
+/// cache.
+pub fn copies(
+    gpu: &Arc<dyn Gpu>,
+    bytes: &[u8],
+    format: DeviceFormat,
+    [rows, cols]: [usize; 2],
+    spread: usize,
+) -> Result<Vec<MatrixBuffer>> {
+    let first = Buffer::from_slice(gpu, bytes)?;
     let scratch = Some(output(gpu, Kind::Bf16, SCRATCH / Kind::Bf16.bytes())?);
     let mut copies = Vec::new();
     for _ in 0..spread.div_ceil(bytes.len()).max(1) {
         let values = Buffer::new(gpu, Kind::U8, bytes.len())?;
         gpu.copy(first.view(), values.view())?;
         let parts = vec![MatrixPart { values, rows, format: Some(format) }];
-        copies.push(MatrixBuffer { parts, cols, scratch: scratch.clone(), order: None });
+        let (scratch, order, rounded) = (scratch.clone(), None, None);
+        copies.push(MatrixBuffer { parts, cols, scratch, order, rounded });
     }
     gpu.synchronise()?;
-    Ok(Arc::new(copies))
+    Ok(copies)
 }
 
 fn case(

@@ -28,7 +28,7 @@ fn normed(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
         let (x, delta, out) = (x.view(), Some(delta.view()), written.view());
-        on.norm(&NormArgs { x, delta, weight: weight.view(), eps: EPS, out })
+        on.norm(&NormArgs { x, delta, weight: weight.view(), eps: EPS, out, rounded: None })
     };
     let sum = |i: usize| value(0, i) + value(1, i);
     let want = move |i: usize| {
@@ -111,7 +111,7 @@ fn gated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
     let (on, written) = (gpu.clone(), out.clone());
     let launch = move |_| {
         let (gate_up, out) = (gate_up.view(), written.view());
-        on.gated(&GatedArgs { activation: Activation::Silu, gate_up, width, out })
+        on.gated(&GatedArgs { activation: Activation::Silu, gate_up, width, out, rounded: false })
     };
     let want = move |i: usize| {
         let gate = i / width * 2 * width + i % width;

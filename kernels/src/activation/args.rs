@@ -2,6 +2,7 @@
 
 use super::Activation;
 use crate::Result;
+use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
 use crate::storage::ensure;
 
@@ -17,16 +18,20 @@ pub struct GatedArgs<V> {
     pub width: usize,
     /// `[n, width]` of the same kind; it shares no memory with `gate_up`.
     pub out: V,
+    /// Whether rows of bf16 on a device, whose width is a multiple of 8, are rounded as
+    /// [`rounded_linear`](crate::linear::Linear::rounded_linear) takes them.
+    pub rounded: bool,
 }
 
 impl<V: Operand> GatedArgs<V> {
     pub(super) fn check(&self) -> Result<()> {
-        let &Self { gate_up, width, out, .. } = self;
+        let &Self { gate_up, width, out, rounded, .. } = self;
         let fits = is_activation(out.kind())
             && gate_up.kind() == out.kind()
             && gate_up.len() == 2 * out.len()
             && width > 0
-            && out.len().is_multiple_of(width);
+            && out.len().is_multiple_of(width)
+            && (!rounded || out.kind() == Kind::Bf16 && width.is_multiple_of(8));
         ensure(OP, fits, || format!("{gate_up:?} and {out:?} for a width of {width}"))?;
         distinct(OP, out, &[gate_up])
     }

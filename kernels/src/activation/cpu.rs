@@ -21,7 +21,7 @@ const OUTPUTS_PER_TASK: usize = 8 * 1024;
 impl Gated for Compute {
     fn gated(&self, args: &GatedArgs<TensorView>) -> Result<()> {
         args.check()?;
-        let &GatedArgs { activation, gate_up, width: d, out } = args;
+        let &GatedArgs { activation, gate_up, width: d, out, .. } = args;
         let gate_up = read::<f32>(OP, gate_up)?;
         let rows = (OUTPUTS_PER_TASK / d).max(1);
         write(OP, out, |out: &mut [f32]| {

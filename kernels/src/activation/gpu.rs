@@ -1,7 +1,7 @@
 //! Launches the gated activations of `activation.cu` on a device.
 
 use super::{Activation, GateArgs, Gated, GatedArgs};
-use crate::gpu::{Gpu, Kind, Launch, View};
+use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::{Result, args};
 
@@ -10,13 +10,16 @@ const THREADS: usize = 128;
 impl Gated for DeviceOps {
     fn gated(&self, args: &GatedArgs<View>) -> Result<()> {
         args.check()?;
-        let &GatedArgs { activation, gate_up, width, out } = args;
+        let &GatedArgs { activation, gate_up, width, out, rounded } = args;
         if out.is_empty() {
             return Ok(());
         }
         let (gate, up) = (gate_up, gate_up.slice(width..gate_up.len()));
-        let strides = [2 * width; 2];
-        launch_gated(&**self, activation, &GatedRows { gate, up, strides, width, out })
+        let rows = GatedRows { gate, up, strides: [2 * width; 2], width, out };
+        if rounded {
+            return launch_rounded(&**self, activation, &rows);
+        }
+        launch_gated(&**self, activation, &rows)
     }
 
     fn gate(&self, args: &GateArgs<View>) -> Result<()> {
@@ -50,17 +53,33 @@ pub(crate) fn launch_gated(gpu: &dyn Gpu, activation: Activation, rows: &GatedRo
     let vector = vector(out.kind(), &[gate_stride, up_stride, width], &[gate, up, out]);
     let mut params =
         args![gate, up, out, gate_stride, up_stride, width, u32::from(vector > 1)].to_vec();
-    let kernel = match activation {
-        Activation::Silu => out.kind().kernel("silu_f32", "silu_bf16"),
-        Activation::GeluTanh => out.kind().kernel("gelu_f32", "gelu_bf16"),
-        Activation::ClampedSwiglu { alpha, limit } => {
-            params.extend(args![alpha, limit]);
-            out.kind().kernel("clamped_swiglu_f32", "clamped_swiglu_bf16")
-        }
-    };
+    let [f32, bf16, _] = kernels(activation, &mut params);
+    let kernel = out.kind().kernel(f32, bf16);
     let parts = width.div_ceil(THREADS * vector) as u32;
     let blocks = [(out.len() / width) as u32, parts, 1];
     gpu.launch(&Launch { kernel, blocks, threads: THREADS as u32, shared_bytes: 0 }, &params)
+}
+
+/// The same with each row rounded to eight bits.
+fn launch_rounded(gpu: &dyn Gpu, activation: Activation, rows: &GatedRows) -> Result<()> {
+    let &GatedRows { gate, up, strides: [gate_stride, up_stride], width, out } = rows;
+    let mut params = args![gate, up, out, gate_stride, up_stride, width].to_vec();
+    let [.., kernel] = kernels(activation, &mut params);
+    let blocks = [(out.len() / width) as u32, 1, 1];
+    gpu.launch(&Launch { kernel, blocks, threads: 1024, shared_bytes: 0 }, &params)
+}
+
+/// The kernels for f32, for bf16, and for rounded rows of bf16. Adds the activation's own numbers
+/// to their parameters.
+fn kernels(activation: Activation, params: &mut Vec<Arg>) -> [&'static str; 3] {
+    match activation {
+        Activation::Silu => ["silu_f32", "silu_bf16", "silu_rounded_bf16"],
+        Activation::GeluTanh => ["gelu_f32", "gelu_bf16", "gelu_rounded_bf16"],
+        Activation::ClampedSwiglu { alpha, limit } => {
+            params.extend(args![alpha, limit]);
+            ["clamped_swiglu_f32", "clamped_swiglu_bf16", "clamped_swiglu_rounded_bf16"]
+        }
+    }
 }
 
 /// The number of values that one thread takes: 16 bytes if all rows consist of whole ones.

@@ -68,7 +68,8 @@ fn the_op_equals_composed_candle_ops() {
             };
             let out = poisoned(&[n, d]);
             let (gate_up, out_view) = ((&x).into(), (&out).into());
-            let args = GatedArgs { activation: act, gate_up, width: d, out: out_view };
+            let args =
+                GatedArgs { activation: act, gate_up, width: d, out: out_view, rounded: false };
             compute().gated(&args).unwrap();
             assert_close(
                 &values(&out),
@@ -96,7 +97,7 @@ fn a_soft_cap_equals_composed_candle_ops() {
 fn a_wrong_shape_is_refused() {
     let (x, out) = (random(&[2, 6], 1), poisoned(&[2, 4]));
     let (gate_up, out) = ((&x).into(), (&out).into());
-    let args = GatedArgs { activation: Activation::Silu, gate_up, width: 4, out };
+    let args = GatedArgs { activation: Activation::Silu, gate_up, width: 4, out, rounded: false };
     let result = compute().gated(&args);
     assert!(matches!(result, Err(crate::Error::Shape { .. })));
 }

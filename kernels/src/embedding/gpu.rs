@@ -68,7 +68,7 @@ fn launch(
     let fixed = args![whole.values, rows, cols, ids, from, previous, previous_len, scale, out];
     let mut all = [&fixed[..], &history].concat();
     if let Some(format) = whole.format {
-        all.extend(args![table.order.map(|order| order.inputs), format.bits()]);
+        all.extend(args![table.order().map(|order| order.inputs), format.bits()]);
         all.extend(format.numbers());
     }
     gpu.launch(&launch, &all)

@@ -57,7 +57,8 @@ pub trait Gpu: Send + Sync {
     /// Runs a kernel. The number and sizes of the arguments are checked; that views are long enough
     /// is the caller's promise.
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()>;
-    /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32.
+    /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32, and times their scales if the operands
+    /// are codes.
     fn gemm(&self, gemm: &Gemm) -> Result<()>;
     /// Marks the point in the stream after all work given so far.
     fn record(&self) -> Result<StreamEvent>;
@@ -122,6 +123,11 @@ impl Properties {
         /// Bytes that a multiprocessor reserves for each block.
         const RESERVED: u32 = 1024;
         ((self.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
+    }
+
+    /// Whether the library multiplies codes of E4M3, with scales for rows and groups of columns.
+    pub fn multiplies_codes(&self) -> bool {
+        self.capability == (9, 0)
     }
 
     /// Refuses a device that is too old for the kernels.
@@ -193,8 +199,9 @@ macro_rules! args {
 }
 
 /// The operands of a matrix product, row-major: `x: [n, cols]` and `w: [rows, cols]` of one kind
-/// (bf16 or f32), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the operands' kind. Rows
-/// of `x` and `out` may be further apart than they are long: strides are in elements.
+/// (bf16, f32 or codes of E4M3), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the
+/// operands' kind; bf16 stands for that kind where the operands are codes. Rows of `x` and `out` may
+/// be further apart than they are long: strides are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     pub x: View,
@@ -206,34 +213,85 @@ pub struct Gemm {
     pub n: usize,
     pub rows: usize,
     pub cols: usize,
+    /// Those of codes.
+    pub scales: Option<GemmScales>,
 }
 
+/// The scales of operands that are codes of E4M3. In f32: one for each row, or for each
+/// [`SCALED_COLUMNS`] columns of each row, those of the first columns in all rows before the next.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmScales {
+    pub x: View,
+    pub w: View,
+}
+
+/// Columns that share a scale where a row has several.
+pub const SCALED_COLUMNS: usize = 128;
+
 impl Gemm {
-    /// Checks kinds and lengths, so that the product stays inside the views.
-    /// Whether the library computes it: it adds no bias to an output of another kind.
+    /// Whether the library computes it. It adds no bias to an output of another kind. It multiplies
+    /// codes in rows of whole multiples of 16 bytes, and takes their scales by groups of columns
+    /// for whole multiples of four rows.
     pub(crate) fn library_takes(&self) -> bool {
-        self.bias.is_none() || self.out.kind() == self.x.kind()
+        let whole = |view: View, stride: usize| {
+            view.address().is_multiple_of(16) && (stride * view.kind().bytes()).is_multiple_of(16)
+        };
+        let takes_codes = |scales: GemmScales| {
+            let in_fours = [self.n, self.rows].iter().all(|rows| rows.is_multiple_of(4));
+            whole(self.x, self.x_stride)
+                && whole(self.w, self.cols)
+                && whole(self.out, self.out_stride)
+                && [scales.x, scales.w].iter().all(|scales| scales.address().is_multiple_of(16))
+                && (self.scaled_by_rows() || in_fours)
+        };
+        (self.bias.is_none() || self.out.kind() == self.kind())
+            && self.scales.is_none_or(takes_codes)
     }
 
     pub(crate) fn check_library(&self) -> Result<()> {
-        let detail = "bias where the output's kind is not the operands'".into();
+        let detail = "bias where the output's kind is not the operands', or codes that are not \
+                      aligned"
+            .into();
         let refused = Err(Error::Unsupported { op: "gemm", detail });
         if self.library_takes() { Ok(()) } else { refused }
     }
 
+    /// The kind of a result that is as exact as the operands.
+    fn kind(&self) -> Kind {
+        if self.scales.is_some() { Kind::Bf16 } else { self.x.kind() }
+    }
+
+    /// Whether the operands have one scale for each row.
+    pub(crate) fn scaled_by_rows(&self) -> bool {
+        self.scales.is_some_and(|scales| scales.x.len() == self.n && scales.w.len() == self.rows)
+    }
+
+    /// Columns that share a scale; all, if there are no scales.
+    pub(crate) fn scaled_columns(&self) -> usize {
+        if self.scales.is_none() || self.scaled_by_rows() { self.cols } else { SCALED_COLUMNS }
+    }
+
+    /// Checks kinds and lengths, so that the product stays inside the views.
     pub(crate) fn check(&self) -> Result<()> {
-        let Self { x, x_stride, w, bias, out, out_stride, n, rows, cols } = *self;
-        let kinds = matches!(x.kind(), Kind::F32 | Kind::Bf16)
+        let Self { x, x_stride, w, bias, out, out_stride, n, rows, cols, scales } = *self;
+        let kind = self.kind();
+        let operands = if scales.is_some() { &[Kind::U8][..] } else { &[Kind::F32, Kind::Bf16] };
+        let kinds = operands.contains(&x.kind())
             && w.kind() == x.kind()
-            && bias.is_none_or(|bias| bias.kind() == x.kind())
-            && (out.kind() == x.kind() || out.kind() == Kind::F32);
+            && bias.is_none_or(|bias| bias.kind() == kind)
+            && (out.kind() == kind || out.kind() == Kind::F32)
+            && scales.is_none_or(|own| [own.x, own.w].iter().all(|own| own.kind() == Kind::F32));
+        let groups = cols.div_ceil(self.scaled_columns().max(1));
+        let scaled =
+            scales.is_none_or(|own| own.x.len() == groups * n && own.w.len() == groups * rows);
         let span = |stride: usize, width: usize| if n == 0 { 0 } else { (n - 1) * stride + width };
         let sizes = x_stride >= cols
             && out_stride >= rows
             && x.len() >= span(x_stride, cols)
             && out.len() >= span(out_stride, rows)
             && w.len() == rows * cols
-            && bias.is_none_or(|bias| bias.len() == rows);
+            && bias.is_none_or(|bias| bias.len() == rows)
+            && scaled;
         ensure("gemm", kinds && sizes, || format!("the operands of {self:?} do not fit each other"))
     }
 }

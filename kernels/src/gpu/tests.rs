@@ -129,6 +129,7 @@ fn product() -> Gemm {
         n: 3,
         rows: 5,
         cols: 6,
+        scales: None,
     }
 }
 
@@ -150,6 +151,47 @@ fn products_stay_inside_their_views() {
     check(Gemm { w: View::new(8192, 30, Kind::F32), ..product() }, false);
     check(Gemm { bias: Some(View::new(12_288, 5, Kind::F32)), ..product() }, false);
     check(Gemm { out: View::new(16_384, 21, Kind::U32), ..product() }, false);
+}
+
+/// A product of codes with scales for groups of 128 columns, which the library takes.
+fn product_of_codes() -> Gemm {
+    let f32s = |len| View::new(1 << 20, len, Kind::F32);
+    Gemm {
+        x: View::new(4096, 4 * 256, Kind::U8),
+        x_stride: 256,
+        w: View::new(8192, 8 * 256, Kind::U8),
+        bias: Some(View::new(16_384, 8, Kind::Bf16)),
+        out: View::new(20_480, 4 * 8, Kind::Bf16),
+        out_stride: 8,
+        n: 4,
+        rows: 8,
+        cols: 256,
+        scales: Some(GemmScales { x: f32s(2 * 4), w: f32s(2 * 8) }),
+    }
+}
+
+#[test]
+fn products_of_codes_have_their_scales_and_are_aligned() {
+    let check = |gemm: Gemm, fits: bool, taken: bool| {
+        let found = (gemm.check().is_ok(), gemm.check_library().is_ok());
+        assert_eq!(found, (fits, taken), "{gemm:?}");
+    };
+    let (product, f32s) = (product_of_codes(), |len| View::new(1 << 20, len, Kind::F32));
+    let scaled = |x, w| Some(GemmScales { x: f32s(x), w: f32s(w) });
+    check(product, true, true);
+    check(Gemm { scales: scaled(4, 8), ..product }, true, true);
+    for scales in [scaled(4, 16), scaled(8, 15), None] {
+        assert!(Gemm { scales, ..product }.check().is_err(), "{scales:?}");
+    }
+    let wide = View::new(4096, 4 * 256, Kind::Bf16);
+    check(Gemm { x: wide, ..product }, false, true);
+    check(Gemm { out: View::new(20_480, 4 * 8, Kind::F32), ..product }, true, false);
+    // Three rows are taken with a scale for each.
+    check(Gemm { n: 3, scales: scaled(6, 16), ..product }, true, false);
+    check(Gemm { n: 3, scales: scaled(3, 8), ..product }, true, true);
+    check(Gemm { w: View::new(8200, 8 * 256, Kind::U8), ..product }, true, false);
+    let stride = Gemm { out: View::new(20_480, 4 * 9, Kind::Bf16), out_stride: 9, ..product };
+    check(stride, true, false);
 }
 
 #[test]

@@ -113,13 +113,18 @@ impl DeviceFormat {
     }
 
     /// Columns of a group.
-    fn group(&self) -> usize {
+    pub(crate) fn group(&self) -> usize {
         self.group.into()
     }
 
     /// Whether codes are floats.
     pub(crate) fn is_float(&self) -> bool {
         self.exponent > 0
+    }
+
+    /// Whether codes are those of E4M3, in which activations have codes too.
+    pub fn is_e4m3(&self) -> bool {
+        self.bits == 8 && self.exponent == 4
     }
 
     /// The arguments by which kernels know the format, `FORMAT_NUMBERS` of `packed.cuh`.
@@ -211,6 +216,17 @@ impl DeviceFormat {
             }
         }
         Ok(())
+    }
+
+    /// Whether each row of packed bands has the same scale in all of its `cols` columns. It is for
+    /// formats of floats that have their scales in headers.
+    pub fn has_row_scales(&self, bands: &[u8], cols: usize) -> bool {
+        let tiles = cols.div_ceil(TILE_COLUMNS) * self.tile_bytes();
+        bands.chunks_exact(self.band_bytes(cols)).all(|band| {
+            let mut groups =
+                band[tiles..].chunks_exact(self.header_group_bytes()).take(cols / self.group());
+            groups.next().is_none_or(|first| groups.all(|own| own == first))
+        })
     }
 
     /// Refuses what kernels would take for another number.

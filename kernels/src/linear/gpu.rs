@@ -3,15 +3,17 @@
 //! `packed.cu` those for packed weights.
 
 mod columns;
+mod eight_bits;
 mod packed;
 
 pub use columns::GATHERED_ROWS;
+pub use eight_bits::ROUNDED_ROWS;
 pub(crate) use packed::{EXPERT_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::operand::DeviceOps;
+use crate::operand::{DeviceOps, MatrixInputs};
 use crate::storage::ensure;
 use crate::{Result, args};
 
@@ -164,12 +166,19 @@ impl Linear for DeviceOps {
 
     fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
         let n = args.check()?;
-        if n == 0 {
-            return Ok(());
+        match args.w.inputs {
+            _ if n == 0 => Ok(()),
+            MatrixInputs::InOrder(order) => columns::in_order(self, args, n, order),
+            MatrixInputs::Rounded(own) => eight_bits::multiply(self, args, n, own, false),
+            MatrixInputs::Plain => by_parts(self, args, n),
         }
-        match args.w.order {
-            Some(order) => columns::in_order(self, args, n, order),
-            None => by_parts(self, args, n),
+    }
+
+    fn rounded_linear(&self, args: &LinearArgs<View>) -> Result<()> {
+        let n = args.check()?;
+        match args.w.inputs {
+            MatrixInputs::Rounded(own) if n > 0 => eight_bits::multiply(self, args, n, own, true),
+            _ => self.linear(args),
         }
     }
 }
@@ -185,8 +194,18 @@ fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
         first += rows;
         let bias = bias.map(|bias| bias.slice(from..first));
         let out = out.slice(from..out.len());
-        let product =
-            Gemm { x, x_stride: cols, w: part.values, bias, out, out_stride, n, rows, cols };
+        let product = Gemm {
+            x,
+            x_stride: cols,
+            w: part.values,
+            bias,
+            out,
+            out_stride,
+            n,
+            rows,
+            cols,
+            scales: None,
+        };
         if let Some(format) = part.format {
             packed::run(gpu, &product, &format, mode, w.scratch)?;
         } else {

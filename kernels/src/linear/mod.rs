@@ -31,7 +31,7 @@ mod weight_type;
 pub use args::{HeadLinearArgs, LinearArgs, Mode};
 pub use device_format::{BAND_ROWS, DeviceFormat, packed_types};
 pub(crate) use matmul::run_chosen;
-pub use reference::linear as linear_reference;
+pub use reference::{linear as linear_reference, rounded_to_e4m3};
 
 use crate::gpu::DeviceElement;
 use crate::memory::RegionBytes;
@@ -52,6 +52,12 @@ pub trait Linear: OpMemory {
     /// device with [`Mode::Invariant`]), never on `n`, the thread count or neighbours: one row
     /// gives the same bits alone and in a batch.
     fn linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()>;
+
+    /// The same where the rows of `x` are rounded already, if products with the matrix round them: by
+    /// a norm or an activation. The result is that of `linear`, which rounds them once more.
+    fn rounded_linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()> {
+        self.linear(args)
+    }
 
     /// The products of heads with matrices of their own, summed in the same order. A device has no
     /// kernel for them yet.

@@ -4,6 +4,7 @@
 use super::Weight;
 use super::format::BLOCK;
 use super::rounding::round;
+use crate::simd::{E4M3_UNIT, e4m3};
 
 /// Computes `x: [n, cols]` to `[n, rows]`, summed in f64 and rounded once. Inputs are put into the
 /// order of the columns first.
@@ -29,4 +30,25 @@ pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
 pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     let blocks = x.as_chunks::<BLOCK>().0.iter().map(round);
     blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()
+}
+
+/// Rows of `cols` values in bf16, each rounded to the nearest number of E4M3, to the even code among
+/// two, times the smallest power of two for which no value of the row is beyond 448, and 2^-117 at
+/// least.
+pub fn rounded_to_e4m3(x: &[f32], cols: usize) -> Vec<f32> {
+    let numbers: Vec<f32> = (0..0x7f).map(|code| e4m3(code) * E4M3_UNIT).collect();
+    let nearest = |x: f32| {
+        let above = numbers.partition_point(|number| *number < x).min(numbers.len() - 1);
+        let below = above.saturating_sub(1);
+        let [far, near] = [numbers[above] - x, x - numbers[below]];
+        let lower = near < far || (near == far && below % 2 == 0);
+        numbers[if lower { below } else { above }]
+    };
+    let row = |x: &[f32]| {
+        let largest = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let powers = (-117..=121).map(|power| 2f32.powi(power));
+        let power = powers.into_iter().find(|power| largest <= 448.0 * power).unwrap_or(f32::NAN);
+        x.iter().map(|x| nearest(x.abs() / power).copysign(*x) * power).collect::<Vec<f32>>()
+    };
+    x.chunks(cols).flat_map(row).collect()
 }

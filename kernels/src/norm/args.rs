@@ -21,23 +21,32 @@ pub struct NormArgs<V> {
     pub eps: f32,
     /// `[n, width]`; it shares no memory with `x` or `delta`.
     pub out: V,
+    /// `[n, width]` bf16 on a device, for a width that is a multiple of 8: the values of `out` as
+    /// [`rounded_linear`](crate::linear::Linear::rounded_linear) takes them. It shares no memory
+    /// with the others.
+    pub rounded: Option<V>,
 }
 
 impl<V: Operand> NormArgs<V> {
     pub(super) fn check(&self) -> Result<()> {
-        let &Self { x, delta, weight, out, .. } = self;
+        let &Self { x, delta, weight, out, rounded, .. } = self;
         let like_x = |other: V| other.len() == x.len() && other.kind() == x.kind();
         let fits = is_activation(x.kind())
             && weight.kind() == Kind::F32
             && !weight.is_empty()
             && x.len().is_multiple_of(weight.len())
             && like_x(out)
-            && delta.is_none_or(like_x);
+            && delta.is_none_or(like_x)
+            && rounded.is_none_or(|rounded| {
+                like_x(rounded) && x.kind() == Kind::Bf16 && weight.len().is_multiple_of(8)
+            });
         ensure(OP, fits, || {
-            format!("{x:?}, {delta:?} and {out:?} for a width of {}", weight.len())
+            format!("{x:?}, {delta:?}, {out:?} and {rounded:?} for a width of {}", weight.len())
         })?;
         distinct(OP, out, &[x])?;
-        delta.map_or(Ok(()), |delta| distinct(OP, delta, &[x, out]))
+        delta.map_or(Ok(()), |delta| distinct(OP, delta, &[x, out]))?;
+        let rounded = rounded.map(|rounded| distinct(OP, rounded, &[x, out, delta.unwrap_or(x)]));
+        rounded.unwrap_or(Ok(()))
     }
 }
 

@@ -19,7 +19,7 @@ const VALUES_PER_TASK: usize = 16 * 1024;
 impl Norm for Compute {
     fn norm(&self, args: &NormArgs<TensorView>) -> Result<()> {
         args.check()?;
-        let &NormArgs { x, delta, weight, eps, out } = args;
+        let &NormArgs { x, delta, weight, eps, out, .. } = args;
         let weight = read::<f32>(OP, weight)?;
         let rows = (VALUES_PER_TASK / weight.len()).max(1) * weight.len();
         let Some(delta) = delta else {

@@ -1,12 +1,13 @@
 // norm: out[n, width] = x / rms(x) * weight, optionally after x += delta (in place).
 // add_normed: x += delta / rms(delta) * weight. norm_columns: x = x / rms(x) * weight, of the
-// columns from `first` on of rows that are `stride` apart. Sums and weights are f32.
+// columns from `first` on of rows that are `stride` apart. Sums and weights are f32. norm_rounded
+// also writes out as linear/e4m3.cuh rounds rows.
 //
 // Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements
 // read and written, the second reading of x from cache. One block a row keeps a decode step's rows
 // on different multiprocessors; at one row it is bound by latency, so whole 16-byte vectors are
 // loaded where `width` allows.
-#include "common.cuh"
+#include "linear/e4m3.cuh"
 
 namespace {
 
@@ -119,6 +120,14 @@ KERNEL __launch_bounds__(256) norm_bf16(
     norm(x, delta, weight, out, width, eps);
 }
 EXPORT(norm_bf16)
+// `width` is a multiple of 8. A thread rounds the values that it wrote to `out`.
+KERNEL __launch_bounds__(256) norm_rounded_bf16(bf16* x, const bf16* delta, const float* weight,
+    bf16* out, bf16* rounded, uint32_t width, float eps) {
+    norm(x, delta, weight, out, width, eps);
+    size_t row = static_cast<size_t>(blockIdx.x) * width;
+    round_row_to<THREADS>(rounded + row, out + row, width);
+}
+EXPORT(norm_rounded_bf16)
 KERNEL __launch_bounds__(256)
     add_normed_f32(float* x, const float* delta, const float* weight, uint32_t width, float eps) {
     add_normed(x, delta, weight, width, eps);

@@ -12,7 +12,7 @@ const EPS: f32 = 1e-5;
 
 fn rms_norm(c: &Compute, x: &Tensor, weight: &Tensor, eps: f32, out: &Tensor) -> Result<()> {
     let (x, weight, out) = (x.into(), weight.into(), out.into());
-    c.norm(&NormArgs { x, delta: None, weight, eps, out })
+    c.norm(&NormArgs { x, delta: None, weight, eps, out, rounded: None })
 }
 
 #[test]

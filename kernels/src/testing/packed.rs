@@ -21,10 +21,15 @@ impl Packed {
             Some(_) => quantised(dtype, rows, cols),
             None => random_blocks(dtype, rows * cols / dtype.block_size()),
         };
+        Self::of(dtype, &raw, rows, cols)
+    }
+
+    /// The matrix of these blocks.
+    pub fn of(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Self {
         let format = DeviceFormat::of(dtype).unwrap();
         let mut bytes = vec![0xaa; format.bytes(rows, cols)];
-        format.pack(&raw, cols, &mut bytes).unwrap();
-        let weight = Weight::from_ggml(dtype, &raw, rows, cols).unwrap();
+        format.pack(raw, cols, &mut bytes).unwrap();
+        let weight = Weight::from_ggml(dtype, raw, rows, cols).unwrap();
         let mut values = vec![0.0; rows * cols];
         let all = values.chunks_exact_mut(cols).enumerate();
         all.for_each(|(row, values)| weight.row_f32(row, values));
@@ -43,7 +48,7 @@ fn quantised(dtype: WeightType, rows: usize, cols: usize) -> Vec<u8> {
 
 /// Blocks of a type that candle does not have: random codes, with scales in the form that files
 /// have. Those of floats of eight bits are f32 numbers.
-fn random_blocks(dtype: WeightType, blocks: usize) -> Vec<u8> {
+pub fn random_blocks(dtype: WeightType, blocks: usize) -> Vec<u8> {
     let (size, name) = (dtype.type_size(), dtype.name());
     let random = values(&random(&[blocks * size], blocks as u64));
     let mut raw: Vec<u8> = random.iter().map(|x| (x * 128.0 + 128.0) as u8).collect();

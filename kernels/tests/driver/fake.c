@@ -1,6 +1,7 @@
 // A driver and its libraries without a device. Memory is the host's. Work is done at once, or
 // recorded while a graph is. Every call that matters to the tests is written down, and a test can
 // let any call fail. Functions are declared as in NVIDIA's headers, with handles as plain pointers.
+#include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -402,8 +403,8 @@ typedef struct {
     int64_t ld;
 } Layout;
 typedef struct {
-    int compute, scale, transpose_a, epilogue;
-    u64 bias;
+    int compute, scale, transpose_a, epilogue, scale_modes[2];
+    u64 bias, scales[2];  // scales of a and of b
 } Matmul;
 typedef struct {
     u64 workspace;
@@ -416,7 +417,8 @@ typedef struct {
     float waves;
     int reserved[4];
 } Found;
-enum { F32 = 0, BF16 = 14 };
+enum { F32 = 0, BF16 = 14, E4M3 = 28 };
+enum { SCALED_ROWS = 3, SCALED_GROUPS = 4 };
 
 size_t cublasLtGetVersion(void) { return 130002; }
 int cublasLtCreate(P* handle) {
@@ -447,6 +449,10 @@ int cublasLtMatmulDescSetAttribute(Matmul* d, int name, const void* value, size_
         d->epilogue = *(const int*)value;
     else if (name == 8 && bytes == 8)
         d->bias = *(const u64*)value;
+    else if ((name == 17 || name == 18) && bytes == 8)
+        d->scales[name - 17] = *(const u64*)value;
+    else if ((name == 31 || name == 32) && bytes == 4)
+        d->scale_modes[name - 31] = *(const int*)value;
     else
         return 7;
     return 0;
@@ -502,6 +508,11 @@ int cublasLtMatmulAlgoCheck(P h, P d, P a, P b, P c, P e, const u64* algo, Found
 
 static float get(P at, int type, u64 index) {
     if (type == F32) return ((float*)at)[index];
+    if (type == E4M3) {
+        int code = ((uint8_t*)at)[index], size = code & 127, exponent = size < 8 ? 1 : size / 8;
+        float magnitude = ldexpf(size < 8 ? size : 8 + size % 8, exponent - 10);
+        return code & 128 ? -magnitude : magnitude;
+    }
     uint32_t bits = (uint32_t)((uint16_t*)at)[index] << 16;
     float value;
     memcpy(&value, &bits, 4);
@@ -522,13 +533,19 @@ typedef struct {
     Layout al, bl, ol;
 } Product;
 static Product recorded[MOST_RECORDED];
+static float scale(const Matmul* d, int operand, u64 row, u64 rows, u64 k) {
+    int mode = d->scale_modes[operand];
+    u64 group = mode == SCALED_GROUPS ? k / 128 : 0;
+    return mode == 0 ? 1 : ((float*)d->scales[operand])[group * rows + row];
+}
 static void multiply(const Product* p) {
     for (u64 column = 0; column < p->ol.cols; column++)
         for (u64 row = 0; row < p->ol.rows; row++) {
             float sum = p->d.epilogue == 4 ? get((P)p->d.bias, p->ol.type, row) : 0;
             for (u64 k = 0; k < p->al.rows; k++)
                 sum += get(p->a, p->al.type, row * p->al.ld + k) *
-                       get(p->b, p->bl.type, column * p->bl.ld + k);
+                       get(p->b, p->bl.type, column * p->bl.ld + k) *
+                       scale(&p->d, 0, row, p->al.cols, k) * scale(&p->d, 1, column, p->bl.cols, k);
             set(p->out, p->ol.type, column * p->ol.ld + row, sum);
         }
 }
@@ -540,6 +557,9 @@ int cublasLtMatmul(P h, Matmul* d, const float* alpha, P a, Layout* al, P b, Lay
     int sound = d->compute == 68 && d->scale == F32 && d->transpose_a == 1 && *alpha == 1 &&
                 *beta == 0 && c == out && cl == ol && workspace && (long)stream == 0x51 &&
                 al->type == bl->type && al->rows == bl->rows && ol->rows == al->cols &&
+                d->scale_modes[0] == d->scale_modes[1] &&
+                (al->type == E4M3) ==
+                    (d->scale_modes[0] == SCALED_ROWS || d->scale_modes[0] == SCALED_GROUPS) &&
                 ol->cols == bl->cols && (d->epilogue == 1 || d->epilogue == 4 || d->epilogue == 0);
     if (!sound) return 7;
     note("%sproduct by %d, workspace %zu\n", recording ? "recorded " : "", (int)algo[0], bytes);

@@ -149,7 +149,7 @@ impl<O: Ops> SelfAttention<O> {
         self.attend(s, x)?;
         if let Some(OutputGate { weight, values }) = &self.gate {
             let gate = values.first(x.rows());
-            s.linear(weight, None, x.input(), gate)?;
+            s.input_linear(weight, None, x, gate)?;
             s.ops.gate(&GateArgs { x: self.attended.first(x.rows()), gate })?;
         }
         let attended = s.select_rows(x, &self.attended, &self.selected)?;
@@ -162,7 +162,7 @@ impl<O: Ops> SelfAttention<O> {
     /// `x.input()` → K and V in the cache, Q in `projected`.
     fn project<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<()> {
         let qkv = self.projected.first(x.rows());
-        s.linear(&self.qkv, self.qkv_bias.as_ref(), x.input(), qkv)?;
+        s.input_linear(&self.qkv, self.qkv_bias.as_ref(), x, qkv)?;
         let (heads, eps, head_dim) = (s.config.heads, s.config.rms_norm_eps, self.kv.dim);
         let kv_heads = if self.shares { 0 } else { self.kv.count };
         let (cache, stride) = (s.kv.of_layer(s.layer), self.projected.width);

@@ -156,7 +156,7 @@ impl<O: Ops> Mixture<O> {
         s.ops.expert_linear(&args)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width / self.config.chosen;
-        s.ops.gated(&GatedArgs { activation, gate_up, width, out: activated })?;
+        s.ops.gated(&GatedArgs { activation, gate_up, width, out: activated, rounded: false })?;
         let (w, bias) = (O::matrix(&self.down), self.bias(|biases| &biases.down));
         let args = ExpertLinearArgs { x: activated, w, bias, routes, out: results };
         s.ops.expert_linear(&args)?;

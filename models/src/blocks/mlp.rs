@@ -95,11 +95,12 @@ impl<O: Ops> Mlp<O> {
         result: O::View<'a>,
     ) -> Result<()> {
         let gate_up = self.projected.first(x.rows());
-        s.linear(&self.gate_up, self.gate_up_bias.as_ref(), x.input(), gate_up)?;
+        s.input_linear(&self.gate_up, self.gate_up_bias.as_ref(), x, gate_up)?;
         let activation = argument(OpFault::Activation, self.activation, |_| Activation::GeluTanh);
         let width = self.activated.width;
         let out = self.activated.first(x.rows());
-        s.ops.gated(&GatedArgs { activation, gate_up, width, out })?;
-        s.linear(&self.down, self.down_bias.as_ref(), out, result)
+        let rounded = O::takes_rounded(&self.down);
+        s.ops.gated(&GatedArgs { activation, gate_up, width, out, rounded })?;
+        s.rounded_linear(&self.down, self.down_bias.as_ref(), out, result)
     }
 }

@@ -49,6 +49,7 @@ impl CpuModel {
             max_tokens,
             max_logits_rows: max_tokens,
             max_context: options.max_context.unwrap_or(usize::MAX),
+            rounds: false,
         };
         let mut decoder = Decoder::load(compute, source, &mut store, Reading::Whole, &sizes)?;
         if decoder.quantised {

@@ -29,7 +29,7 @@ use cresset_kernels::attention::gpu::PagedSequences;
 use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
-use cresset_kernels::linear::gpu::{LIBRARY_ROWS, uses_scratch};
+use cresset_kernels::linear::gpu::{LIBRARY_ROWS, ROUNDED_ROWS, uses_scratch};
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
@@ -56,6 +56,11 @@ impl ModelOptions {
 
     fn max_tokens(&self) -> usize {
         self.max_batched_tokens.max(self.max_rows)
+    }
+
+    /// Rows of activations that are rounded to eight bits at a time.
+    fn rounded_rows(&self) -> usize {
+        if self.byte_activations { self.max_tokens().min(ROUNDED_ROWS) } else { 0 }
     }
 
     /// Words for which the inputs have room at first.
@@ -115,13 +120,16 @@ impl CudaModel {
         let kind = options.kind();
         let mode = if options.deterministic { Mode::Invariant } else { Mode::Fast };
         let dequantises = uses_scratch(mode, options.max_tokens());
-        let mut store = DeviceStore::new(gpu, kind, Compute::new(options.threads), dequantises)?;
+        let compute = Compute::new(options.threads);
+        let rounded_rows = options.rounded_rows();
+        let mut store = DeviceStore::new(gpu, kind, compute, dequantises, rounded_rows)?;
         let sizes = DecoderOptions {
             kind,
             mode,
             max_tokens: options.max_tokens(),
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),
+            rounds: options.byte_activations,
         };
         let mut decoder = Decoder::load(gpu.clone(), source, &mut store, Reading::Whole, &sizes)?;
         decoder.config.kv_kind = kind;

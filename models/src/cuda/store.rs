@@ -9,10 +9,11 @@ use cresset_kernels::gpu::{Buffer, DeviceElement, Kind, Staging, StreamEvent, Vi
 use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::gpu::{GATHERED_ROWS, SCRATCH_BYTES};
 use cresset_kernels::linear::{BAND_ROWS, DeviceFormat};
-use cresset_kernels::operand::{ColumnsBuffer, DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart};
+use cresset_kernels::operand::{
+    ColumnsBuffer, DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart, Rounded,
+};
 use half::bf16;
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -34,9 +35,32 @@ pub(super) struct DeviceStore {
     /// The memory for that, which all packed matrices share. It is there once one needs it.
     scratch: Option<Arc<Buffer>>,
     /// The memory for inputs in the order of columns, which all matrices of so many columns share.
-    gathered: BTreeMap<usize, Arc<Buffer>>,
+    gathered: SharedRows,
+    /// That for inputs rounded to eight bits.
+    rounded: SharedRows,
     /// Bytes of everything stored.
     pub bytes: usize,
+}
+
+/// Memory for rows of inputs in bf16, by their columns.
+struct SharedRows {
+    /// How many.
+    rows: usize,
+    by_columns: BTreeMap<usize, Arc<Buffer>>,
+}
+
+impl SharedRows {
+    fn new(rows: usize) -> Self {
+        Self { rows, by_columns: BTreeMap::new() }
+    }
+
+    fn of(&mut self, gpu: &DeviceOps, cols: usize) -> Result<Arc<Buffer>> {
+        if !self.by_columns.contains_key(&cols) {
+            let buffer = Buffer::new(gpu, Kind::Bf16, self.rows * cols)?;
+            self.by_columns.insert(cols, Arc::new(buffer));
+        }
+        Ok(self.by_columns[&cols].clone())
+    }
 }
 
 /// One of the two pinned buffers, and when its last copy was done.
@@ -47,19 +71,30 @@ struct UploadBuffer {
 
 impl DeviceStore {
     /// Keeps weights for activations of `kind`, f32 or bf16. `dequantises`: whether steps may be so
-    /// large that packed weights are dequantised for them.
+    /// large that packed weights are dequantised for them. `rounded_rows`: rows for which there is
+    /// memory where products with weights of E4M3 round activations to eight bits; 0 if none do.
     pub(super) fn new(
         gpu: &DeviceOps,
         kind: Kind,
         compute: Compute,
         dequantises: bool,
+        rounded_rows: usize,
     ) -> Result<Self> {
         let half =
             || Ok::<_, Error>(UploadBuffer { staging: gpu.staging(STAGING_BYTES)?, copied: None });
         let halves = [half()?, half()?];
-        let gpu = gpu.clone();
-        let (scratch, gathered) = (None, BTreeMap::new());
-        Ok(Self { gpu, kind, compute, halves, next: 0, dequantises, scratch, gathered, bytes: 0 })
+        Ok(Self {
+            gpu: gpu.clone(),
+            kind,
+            compute,
+            halves,
+            next: 0,
+            dequantises,
+            scratch: None,
+            gathered: SharedRows::new(GATHERED_ROWS),
+            rounded: SharedRows::new(rounded_rows),
+            bytes: 0,
+        })
     }
 
     fn buffer(&mut self, kind: Kind, len: usize) -> Result<Buffer> {
@@ -170,12 +205,15 @@ pub(crate) fn expert_bytes(parts: &[Raw], kind: Kind) -> usize {
 }
 
 impl DeviceStore {
-    fn stack(&mut self, parts: &[Raw], runs: &[Run]) -> Result<MatrixBuffer> {
+    /// Products with the matrix round activations if `rounds` says so and all codes are of E4M3.
+    fn stack(&mut self, parts: &[Raw], runs: &[Run], rounds: bool) -> Result<MatrixBuffer> {
         let cols = parts.first().map_or(0, |part| part.cols);
+        let mut scaled_by_rows = true;
         let kept = runs.iter().map(|run| {
+            let parts = &parts[run.parts.clone()];
             let values = match &run.format {
-                Some(format) => self.packed(&parts[run.parts.clone()], run.rows, format)?,
-                None => self.widened(&parts[run.parts.clone()], run.rows)?,
+                Some(format) => self.packed(parts, run.rows, format, &mut scaled_by_rows)?,
+                None => self.widened(parts, run.rows)?,
             };
             Ok(MatrixPart { values, rows: run.rows, format: run.format })
         });
@@ -190,7 +228,13 @@ impl DeviceStore {
             Some(order) => Some(self.columns(order)?),
             None => None,
         };
-        Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone(), order })
+        let e4m3 = |run: &Run| run.format.is_some_and(|format| format.is_e4m3());
+        let rounded = if rounds && runs.iter().all(e4m3) {
+            Some(Rounded { memory: self.rounded.of(&self.gpu, cols)?, scaled_by_rows })
+        } else {
+            None
+        };
+        Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone(), order, rounded })
     }
 
     fn columns(&mut self, order: &[u32]) -> Result<ColumnsBuffer> {
@@ -199,14 +243,8 @@ impl DeviceStore {
             u32::encode(order, out);
             Ok(())
         })?;
-        let gathered = match self.gathered.entry(order.len()) {
-            Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(place) => {
-                let len = GATHERED_ROWS * order.len();
-                place.insert(Arc::new(Buffer::new(&self.gpu, Kind::Bf16, len)?))
-            }
-        };
-        Ok(ColumnsBuffer { inputs, gathered: gathered.clone() })
+        let gathered = self.gathered.of(&self.gpu, order.len())?;
+        Ok(ColumnsBuffer { inputs, gathered })
     }
 
     fn widened(&mut self, parts: &[Raw], rows: usize) -> Result<Buffer> {
@@ -227,7 +265,14 @@ impl DeviceStore {
         Ok(whole)
     }
 
-    fn packed(&mut self, parts: &[Raw], rows: usize, format: &DeviceFormat) -> Result<Buffer> {
+    /// Clears `scaled_by_rows` where a row of codes of E4M3 has several scales.
+    fn packed(
+        &mut self,
+        parts: &[Raw],
+        rows: usize,
+        format: &DeviceFormat,
+        scaled_by_rows: &mut bool,
+    ) -> Result<Buffer> {
         let cols = parts.first().map_or(0, |part| part.cols);
         let whole = self.buffer(Kind::U8, format.bytes(rows, cols))?;
         let most = (STAGING_BYTES / format.band_bytes(cols).max(1)).max(1) * BAND_ROWS;
@@ -237,7 +282,9 @@ impl DeviceStore {
                 let piece = part.slice(first, most.min(part.rows - first));
                 let to = from + format.bytes(piece.rows, cols);
                 self.upload(whole.view().slice(from..to), |compute, out| {
-                    pack(compute, &piece, format, out)
+                    pack(compute, &piece, format, out)?;
+                    *scaled_by_rows &= !format.is_e4m3() || format.has_row_scales(out, cols);
+                    Ok(())
                 })?;
                 from = to;
             }
@@ -248,11 +295,11 @@ impl DeviceStore {
 
 impl WeightStore<DeviceOps> for DeviceStore {
     fn matrix(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
-        self.stack(parts, &runs(parts, self.kind))
+        self.stack(parts, &runs(parts, self.kind), self.rounded.rows > 0)
     }
 
     fn experts(&mut self, parts: &[Raw]) -> Result<MatrixBuffer> {
-        self.stack(parts, &expert_runs(parts, self.kind))
+        self.stack(parts, &expert_runs(parts, self.kind), false)
     }
 
     fn norm(&mut self, values: Vec<f32>) -> Result<Buffer> {

@@ -35,6 +35,8 @@ pub struct DecoderOptions {
     pub max_logits_rows: usize,
     /// Longest sequence, tokens.
     pub max_context: usize,
+    /// Whether products may round activations to eight bits, so that norms round them beforehand.
+    pub rounds: bool,
 }
 
 /// The things that a layer is loaded from.
@@ -208,6 +210,11 @@ impl<O: Ops> Decoder<O> {
             head,
             residual: loader.rows("residual", hidden_size)?,
             normed: loader.rows("normed", hidden_size)?,
+            rounded: if options.rounds && hidden_size.is_multiple_of(8) {
+                Some(loader.rows("rounded", hidden_size)?)
+            } else {
+                None
+            },
             sublayer_out: loader.rows("sublayer out", hidden_size)?,
             selected: loader.selected_rows("selected residual", hidden_size)?,
             ranks: RankBuffers::load(&mut loader, rank)?,

@@ -46,6 +46,8 @@ pub struct Decoder<O: Ops> {
     /// Each `[tokens, hidden]`.
     residual: Activations<O>,
     normed: Activations<O>,
+    /// The same rounded to eight bits, for products that round.
+    rounded: Option<Activations<O>>,
     sublayer_out: Activations<O>,
     /// `[logits rows, hidden]`: the residual stream of the rows whose logits are computed.
     selected: Activations<O>,
@@ -69,6 +71,8 @@ impl<O: Ops> Decoder<O> {
             rows: batch.tokens,
             residual: &self.residual,
             normed: &self.normed,
+            rounded: self.rounded.as_ref(),
+            is_rounded: false,
             input: &self.residual,
             sublayer_out: &self.sublayer_out,
             pending: false,

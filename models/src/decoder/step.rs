@@ -61,6 +61,9 @@ pub struct Stream<'a, O: Ops> {
     pub(super) rows: usize,
     pub(super) residual: &'a Activations<O>,
     pub(super) normed: &'a Activations<O>,
+    /// The memory for what the next sub-layer reads, rounded to eight bits, and whether it has it.
+    pub(super) rounded: Option<&'a Activations<O>>,
+    pub(super) is_rounded: bool,
     /// What the next sub-layer reads: one of the two.
     pub(super) input: &'a Activations<O>,
     pub(super) sublayer_out: &'a Activations<O>,
@@ -127,12 +130,16 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         let delta = x.pending.then(|| x.sublayer_out.first(x.rows));
         x.pending = false;
         x.input = x.normed;
-        self.norm(x.residual(), delta, weight, x.input())
+        x.is_rounded = x.rounded.is_some();
+        let rounded = x.rounded.map(|rounded| rounded.first(x.rows));
+        let (x, out, weight, eps) = (x.residual(), x.input(), O::view(weight), self.epsilon());
+        Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out, rounded })?)
     }
 
     /// Norms the sub-layer's result before it is added to the residual stream. Overwrites
     /// `x.input()`.
     pub fn norm_sublayer_out(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
+        x.is_rounded = false;
         self.norm(x.sublayer_out.first(x.rows), None, weight, x.normed.first(x.rows))?;
         std::mem::swap(&mut x.sublayer_out, &mut x.normed);
         Ok(())
@@ -143,6 +150,7 @@ impl<'a, O: Ops> LayerStep<'a, O> {
     pub fn add_normed(&self, weight: &'a O::Buffer, x: &mut Stream<'a, O>) -> Result<()> {
         x.pending = false;
         x.input = x.residual;
+        x.is_rounded = false;
         let (delta, weight) = (x.sublayer_out.first(x.rows), O::view(weight));
         let args = AddNormedArgs { x: x.residual(), delta, weight, eps: self.epsilon() };
         Ok(self.ops.add_normed(&args)?)
@@ -162,7 +170,7 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         out: O::View<'a>,
     ) -> Result<()> {
         let (eps, weight) = (self.epsilon(), O::view(weight));
-        Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out })?)
+        Ok(self.ops.norm(&NormArgs { x, delta, weight, eps, out, rounded: None })?)
     }
 
     /// `out = x · wᵀ (+ bias)`.
@@ -174,6 +182,32 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         out: O::View<'a>,
     ) -> Result<()> {
         self.linear_in(self.mode, w, bias, x, out)
+    }
+
+    /// The same of what a sub-layer reads, rounded beforehand where the product rounds it.
+    pub fn input_linear(
+        &self,
+        w: &'a O::Matrix,
+        bias: Option<&'a O::Buffer>,
+        x: &Stream<'a, O>,
+        out: O::View<'a>,
+    ) -> Result<()> {
+        match x.rounded.filter(|_| x.is_rounded && O::takes_rounded(w)) {
+            Some(rounded) => self.rounded_linear(w, bias, rounded.first(x.rows), out),
+            None => self.linear(w, bias, x.input(), out),
+        }
+    }
+
+    /// The same with rows that are rounded already, if the product rounds them.
+    pub fn rounded_linear(
+        &self,
+        w: &'a O::Matrix,
+        bias: Option<&'a O::Buffer>,
+        x: O::View<'a>,
+        out: O::View<'a>,
+    ) -> Result<()> {
+        let (w, bias, mode) = (O::matrix(w), bias.map(O::view), self.mode);
+        Ok(self.ops.rounded_linear(&LinearArgs { x, w, bias, out, mode })?)
     }
 
     /// The same with a matrix that is not shared out: where several devices compute the model

@@ -16,7 +16,7 @@ fn gated(
     width: usize,
     out: View,
 ) -> Result<()> {
-    gpu.gated(&GatedArgs { activation, gate_up, width, out })
+    gpu.gated(&GatedArgs { activation, gate_up, width, out, rounded: false })
 }
 
 fn check(activation: Activation, kind: Kind, tolerance: f32, n: usize, width: usize) {
@@ -47,6 +47,29 @@ fn the_kernels_equal_the_reference() {
             }
         }
     }
+}
+
+#[test]
+fn rounded_rows_are_those_of_the_activation() {
+    let gpu = gpu();
+    for (n, width) in [(1, 32), (3, 1032), (1, 14336)] {
+        let x = upload(&gpu, Kind::Bf16, &values(&random(&[n, 2 * width], 1)));
+        for activation in ACTIVATIONS {
+            let run = |rounded: bool| {
+                let out = poisoned_buffer(&gpu, Kind::Bf16, n * width);
+                let (gate_up, to) = (x.view(), out.view());
+                let args = GatedArgs { activation, gate_up, width, out: to, rounded };
+                gpu.gated(&args).unwrap();
+                downloaded(&out)
+            };
+            let want = crate::linear::rounded_to_e4m3(&run(false), width);
+            assert_eq!(run(true), want, "{activation:?} {n}x{width}");
+        }
+    }
+    let [x, out] = [24, 12].map(|len| poisoned_buffer(&gpu, Kind::Bf16, len));
+    let (gate_up, out, activation) = (x.view(), out.view(), Activation::Silu);
+    let args = GatedArgs { activation, gate_up, width: 12, out, rounded: true };
+    assert!(gpu.gated(&args).is_err(), "no whole vectors");
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn check_rows(gpu: &DeviceOps, table: &Packed, want: &[f32], order: Option<&[u32
         inputs: Buffer::from_slice(gpu, order).unwrap(),
         gathered: Arc::new(poisoned_buffer(gpu, Kind::Bf16, cols)),
     });
-    let matrix = MatrixBuffer { parts, cols, scratch: None, order };
+    let matrix = MatrixBuffer { parts, cols, scratch: None, order, rounded: None };
     let ids = [44u32, 0, 31, 32, 7];
     let host = Buffer::from_slice(gpu, &ids).unwrap();
     for scale in [1.0, 3.5] {

@@ -88,7 +88,7 @@ pub(super) fn check_packed(
     let fits = x.kind() == Kind::Bf16
         && x.address().is_multiple_of(16)
         && rows.is_multiple_of(BAND_ROWS)
-        && w.order.is_none()
+        && w.order().is_none()
         && w.whole().is_some_and(|part| holds(part.values));
     ensure("expert linear", fits, || {
         format!("{x:?} and {w:?} for experts of {rows} by {cols}: they take bf16 and whole bands")

@@ -14,6 +14,8 @@ pub(super) type MatmulAlgorithm = [u64; 8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GemmShape {
     pub operands: Kind,
+    /// The ending of the operands' name that tells how they are scaled.
+    pub scaling: &'static str,
     pub out: Kind,
     pub bias: bool,
     /// Rows of x, rounded up to a power of two, so that few shapes are measured.
@@ -45,8 +47,14 @@ impl GemmShape {
         ];
         let every_bit =
             addresses.into_iter().chain(strides).fold(MAX_ALIGNMENT, |all, value| all | value);
+        let scaling = match gemm.scales {
+            None => "",
+            Some(_) if gemm.scaled_by_rows() => "-rows",
+            Some(_) => "-groups",
+        };
         Self {
             operands: kind,
+            scaling,
             out: gemm.out.kind(),
             bias: gemm.bias.is_some(),
             n: gemm.n.next_power_of_two(),
@@ -58,9 +66,9 @@ impl GemmShape {
 
     /// The shape as it stands in the file.
     fn key(&self) -> String {
-        let Self { operands, out, bias, n, rows, cols, alignment } = self;
+        let Self { operands, scaling, out, bias, n, rows, cols, alignment } = self;
         format!(
-            "{} {} {} {n} {rows} {cols} {alignment}",
+            "{}{scaling} {} {} {n} {rows} {cols} {alignment}",
             operands.suffix(),
             out.suffix(),
             u8::from(*bias)

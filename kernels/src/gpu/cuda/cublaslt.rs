@@ -4,7 +4,7 @@
 
 use super::autotune::{AutotuneCache, GemmShape, MatmulAlgorithm};
 use super::failure;
-use crate::gpu::{Gemm, Kind, View};
+use crate::gpu::{Gemm, Kind};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::{
@@ -244,7 +244,7 @@ impl CublasLt {
         gemm: &Gemm,
         algorithm: MatmulAlgorithm,
     ) -> Result<()> {
-        descriptors.set_bias(gemm).map_err(refusal)?;
+        descriptors.set_addresses(gemm).map_err(refusal)?;
         let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
         let pointer = |address: u64| address as *mut c_void;
         let out = pointer(gemm.out.address());
@@ -336,22 +336,31 @@ impl MatmulDescriptors {
                 Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
                 sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
             )?;
-            // The bias must be set before algorithms are asked for, since they depend on its
-            // alignment.
-            new.set_bias(gemm)?;
         }
+        if gemm.scales.is_some() {
+            let mode = scale_mode(gemm.scaled_by_rows());
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode)?;
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode)?;
+        }
+        // They must be set before algorithms are asked for, which depend on their alignment.
+        new.set_addresses(gemm)?;
         new.w = lt::create_matrix_layout(operands, cols, rows, cols as i64)?;
         new.x = lt::create_matrix_layout(operands, cols, n, gemm.x_stride as i64)?;
         new.out = lt::create_matrix_layout(out, rows, n, gemm.out_stride as i64)?;
         Ok(new)
     }
 
-    /// Sets the bias, the one operand that belongs to the description: products that share
-    /// descriptors may differ in it.
-    fn set_bias(&self, gemm: &Gemm) -> Result<(), CublasError> {
-        let set =
-            |bias: View| self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address());
-        gemm.bias.map_or(Ok(()), set)
+    /// Sets the bias and the scales, the operands that belong to the description: products that
+    /// share descriptors may differ in them.
+    fn set_addresses(&self, gemm: &Gemm) -> Result<(), CublasError> {
+        if let Some(bias) = gemm.bias {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.address())?;
+        }
+        if let Some(scales) = gemm.scales {
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.w.address())?;
+            self.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x.address())?;
+        }
+        Ok(())
     }
 
     /// `value` has the type that the library documents for the attribute.
@@ -423,10 +432,21 @@ impl Drop for MatmulPreference {
     }
 }
 
-/// The library's name for a kind. `Gemm::check` allows only these two.
+/// The library's name for the scales of codes.
+fn scale_mode(by_rows: bool) -> sys::cublasLtMatmulMatrixScale_t {
+    use sys::cublasLtMatmulMatrixScale_t as Mode;
+    if by_rows {
+        Mode::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+    } else {
+        Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+    }
+}
+
+/// The library's name for a kind. `Gemm::check` allows only these three.
 fn data_type(kind: Kind) -> sys::cudaDataType {
     match kind {
         Kind::Bf16 => sys::cudaDataType::CUDA_R_16BF,
+        Kind::U8 => sys::cudaDataType::CUDA_R_8F_E4M3,
         _ => sys::cudaDataType::CUDA_R_32F,
     }
 }

@@ -68,7 +68,14 @@ impl LaunchChain {
         let mut last = outs[0];
         for link in 0..LINKS {
             let out = outs[(link + 1) % 2];
-            self.gpu.norm(&NormArgs { x, delta: Some(last), weight, eps: 1e-5, out })?;
+            self.gpu.norm(&NormArgs {
+                x,
+                delta: Some(last),
+                weight,
+                eps: 1e-5,
+                out,
+                rounded: None,
+            })?;
             last = out;
             if link % 8 == 4 {
                 let (n, rows, cols, out) = (ROWS, WIDTH, WIDTH, product);
@@ -82,6 +89,7 @@ impl LaunchChain {
                     n,
                     rows,
                     cols,
+                    scales: None,
                 })?;
                 last = product;
             }

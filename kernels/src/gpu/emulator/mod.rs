@@ -15,6 +15,7 @@ use super::{
     Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Rank, Staging, StreamEvent,
     View, failed, out_of_memory,
 };
+use crate::simd::{E4M3_UNIT, e4m3};
 use crate::{Error, Result};
 use half::bf16;
 use meeting::Meeting;
@@ -371,9 +372,9 @@ impl QueueState {
         match command {
             QueuedWork::Launch(launch, args) => Ok(self.perform_launch(launch, args)?),
             QueuedWork::Gemm(gemm) => {
-                for view in
-                    [Some(gemm.x), Some(gemm.w), gemm.bias, Some(gemm.out)].into_iter().flatten()
-                {
+                let scales = gemm.scales.map(|scales| [scales.x, scales.w]);
+                let views = [gemm.x, gemm.w, gemm.out].into_iter().chain(gemm.bias);
+                for view in views.chain(scales.into_iter().flatten()) {
                     self.check(view.address(), view.bytes())?;
                 }
                 // SAFETY: every view was just found inside a live allocation.
@@ -537,9 +538,15 @@ unsafe fn multiply(g: &Gemm) {
     for i in 0..g.n {
         let x: Vec<f32> = (0..g.cols).map(|c| value(g.x, i * g.x_stride + c)).collect();
         for row in 0..g.rows {
-            let dot: f32 =
-                x.iter().enumerate().map(|(c, x)| x * value(g.w, row * g.cols + c)).sum();
-            let sum = dot + g.bias.map_or(0.0, |bias| value(bias, row));
+            let mut sum = g.bias.map_or(0.0, |bias| value(bias, row));
+            for (group, x) in x.chunks(g.scaled_columns().max(1)).enumerate() {
+                let first = row * g.cols + group * g.scaled_columns();
+                let dot: f32 = x.iter().enumerate().map(|(c, x)| x * value(g.w, first + c)).sum();
+                let scale = g.scales.map_or(1.0, |scales| {
+                    value(scales.x, group * g.n + i) * value(scales.w, group * g.rows + row)
+                });
+                sum += scale * dot;
+            }
             // SAFETY: as above.
             unsafe { set(g.out, i * g.out_stride + row, sum) };
         }
@@ -554,6 +561,7 @@ unsafe fn get(view: View, index: usize) -> f32 {
     unsafe {
         match view.kind() {
             Kind::Bf16 => (at as *const bf16).read().to_f32(),
+            Kind::U8 => e4m3((at as *const u8).read()) * E4M3_UNIT,
             _ => (at as *const f32).read(),
         }
     }

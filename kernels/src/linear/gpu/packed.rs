@@ -191,7 +191,7 @@ fn run_by(
     format: &DeviceFormat,
     algorithm: &PackedAlgorithm,
 ) -> Result<()> {
-    let &Gemm { x, x_stride, w, bias, out, out_stride, n, rows, cols } = product;
+    let &Gemm { x, x_stride, w, bias, out, out_stride, n, rows, cols, .. } = product;
     let kernels = Kernels::of(format);
     let (kernel, blocks, threads, shared_bytes, most_rows) = match *algorithm {
         PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),

@@ -37,7 +37,7 @@ impl Case {
         let [x, w, bias] = [0, 1, 2].map(|i| self.operands[i].view());
         let (rows, cols) = (self.rows, self.cols);
         let (x, bias) = (x.slice(0..n * cols), biased.then_some(bias));
-        Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols }
+        Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols, scales: None }
     }
 
     /// Computes the first `n` rows.
@@ -168,7 +168,18 @@ fn the_algorithm_is_chosen_by_kind_rows_and_mode() {
     let view = |kind, shift: u64| View::new(4096 + shift, 1 << 30, kind);
     let product = |kind, n, cols, shift| {
         let [x, w, out] = [shift, 0, 0].map(|shift| view(kind, shift));
-        Gemm { x, x_stride: cols, w, bias: None, out, out_stride: 4096, n, rows: 4096, cols }
+        Gemm {
+            x,
+            x_stride: cols,
+            w,
+            bias: None,
+            out,
+            out_stride: 4096,
+            n,
+            rows: 4096,
+            cols,
+            scales: None,
+        }
     };
     let check = |kind, n, cols, shift, fast, invariant| {
         let product = product(kind, n, cols, shift);

@@ -30,6 +30,7 @@ fn the_kernel_equals_the_reference() {
                     weight: weight.view(),
                     eps: EPS,
                     out: out.view(),
+                    rounded: None,
                 };
                 gpu.norm(&args).unwrap();
                 assert_close(&downloaded(&out), &want, tolerance, &format!("{kind:?} {n}x{d}"));
@@ -37,6 +38,37 @@ fn the_kernel_equals_the_reference() {
             }
         }
     }
+}
+
+/// The result has the bits that it has without rounding, and is rounded as the reference does it.
+#[test]
+fn rounded_rows_are_those_of_the_norm() {
+    let gpu = gpu();
+    for (n, d) in [(1, 32), (3, 576), (2, 4096)] {
+        let [x, delta] = [1, 2].map(|seed| values(&random(&[n, d], seed)));
+        let weight = upload(&gpu, Kind::F32, &values(&random(&[d], 3)));
+        let run = |rounds: bool| {
+            let [x, delta] = [&x, &delta].map(|values| upload(&gpu, Kind::Bf16, values));
+            let [out, rounded] = [1, 2].map(|_| poisoned_buffer(&gpu, Kind::Bf16, n * d));
+            let args = NormArgs {
+                x: x.view(),
+                delta: Some(delta.view()),
+                weight: weight.view(),
+                eps: EPS,
+                out: out.view(),
+                rounded: rounds.then(|| rounded.view()),
+            };
+            gpu.norm(&args).unwrap();
+            [&x, &out, &rounded].map(downloaded)
+        };
+        let ([x, plain, _], got) = (run(false), run(true));
+        assert_eq!(got, [x, plain.clone(), crate::linear::rounded_to_e4m3(&plain, d)], "{n}x{d}");
+    }
+    let [x, weight] = [Kind::Bf16, Kind::F32].map(|kind| poisoned_buffer(&gpu, kind, 12));
+    let [out, rounded] = [1, 2].map(|_| poisoned_buffer(&gpu, Kind::Bf16, 12));
+    let (x, weight, out, rounded) = (x.view(), weight.view(), out.view(), Some(rounded.view()));
+    let args = NormArgs { x, delta: None, weight, eps: EPS, out, rounded };
+    assert!(gpu.norm(&args).is_err(), "no whole vectors");
 }
 
 #[test]

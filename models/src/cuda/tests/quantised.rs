@@ -18,7 +18,13 @@ use std::path::Path;
 fn all_rows(gpu: &DeviceOps, matrix: MatrixBuffer) -> Vec<bf16> {
     let MatrixBuffer { parts, cols, mut order, .. } = matrix;
     let rows_of = |part| {
-        let part = MatrixBuffer { parts: vec![part], cols, scratch: None, order: order.take() };
+        let part = MatrixBuffer {
+            parts: vec![part],
+            cols,
+            scratch: None,
+            order: order.take(),
+            rounded: None,
+        };
         let table = DeviceOps::matrix(&part);
         let ids: Vec<u32> = (0..table.rows as u32).collect();
         let (ids, out) = (
@@ -58,7 +64,7 @@ fn every_format_of_the_files_is_kept_or_widened() {
         let (rows, cols) = (want.len(), want[0].len());
         let raw = Raw { dtype, bytes: &bytes, rows, cols, order: None };
         let twice = [want.concat(), want.concat()].concat();
-        let store = |kind| DeviceStore::new(gpu, kind, Compute::new(1), false).unwrap();
+        let store = |kind| DeviceStore::new(gpu, kind, Compute::new(1), false, 0).unwrap();
         let mut exact = store(Kind::F32).matrix(&[raw, raw]).unwrap().parts;
         assert_eq!(exact.remove(0).values.to_vec::<f32>().unwrap(), twice, "{name}");
         let mut rounded = store(Kind::Bf16);
@@ -117,6 +123,29 @@ fn check_folder(case: &QuantisedCase, name: &str, source: &ModelSource) {
     let got = alone(&mut model, 0, &case.tokens, len);
     assert_eq!(alone(&mut model, 0, &case.tokens, 1), got, "{name} token by token");
     assert!(error(&got, &case.logits()) < 0.05, "{name} in bf16");
+}
+
+/// Rounding activations to eight bits beside weights of E4M3 costs little, and the same in any
+/// company. Activations beside other weights, and those of experts, stay as they are.
+#[test]
+fn activations_of_eight_bits_are_nearly_as_exact() {
+    for case in quantised_cases() {
+        let len = case.tokens.len();
+        let (plain, mut eight) = case.in_folder(|source| {
+            let sizes = ModelOptions { max_rows: len, gpu_graph_rows: 0, ..options(Kind::Bf16) };
+            let load = |byte_activations| {
+                let own = ModelOptions { deterministic: true, byte_activations, ..sizes.clone() };
+                load_from(source, &own).unwrap()
+            };
+            (alone(&mut load(false), 0, &case.tokens, len), load(true))
+        });
+        let got = alone(&mut eight, 0, &case.tokens, len);
+        assert_eq!(alone(&mut eight, 0, &case.tokens, 1), got, "{} token by token", case.name);
+        let error = error(&got, &plain);
+        let rounds = ["fp8-blocks", "fp8-whole", "fp8-rows", "fp8-experts"].contains(&&*case.name);
+        let expected = if rounds { 0.005..0.15 } else { 0.0..f32::MIN_POSITIVE };
+        assert!(expected.contains(&error), "{}: {error}", case.name);
+    }
 }
 
 /// The types of a file that is called Q4_K_M.

@@ -15,7 +15,7 @@ const BOTH: [ExpertKernel; 2] = [ExpertKernel::Gemv, ExpertKernel::Gemm];
 fn matrix(gpu: &DeviceOps, packed: &Packed, bytes: &[u8], rows: usize) -> MatrixBuffer {
     let values = Buffer::from_slice(gpu, bytes).unwrap();
     let parts = vec![MatrixPart { values, rows, format: Some(packed.format) }];
-    MatrixBuffer { parts, cols: packed.cols, scratch: None, order: None }
+    MatrixBuffer { parts, cols: packed.cols, scratch: None, order: None, rounded: None }
 }
 
 /// The choices of some rows, and the matrices of experts.

@@ -19,7 +19,7 @@ fn matrix(gpu: &DeviceOps, order: Option<&[u32]>, room: usize) -> MatrixBuffer {
         inputs: Buffer::from_slice(gpu, order).unwrap(),
         gathered: Arc::new(poisoned_buffer(gpu, Kind::Bf16, room)),
     });
-    MatrixBuffer { parts, cols: COLS, scratch: None, order }
+    MatrixBuffer { parts, cols: COLS, scratch: None, order, rounded: None }
 }
 
 fn product(gpu: &DeviceOps, matrix: &MatrixBuffer, x: &[f32], mode: Mode) -> Result<Vec<f32>> {

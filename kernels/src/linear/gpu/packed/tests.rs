@@ -67,6 +67,7 @@ impl Case {
             n,
             rows,
             cols,
+            scales: None,
         };
         check(&product, format).unwrap();
         run_by(&*self.gpu, &product, format, algorithm).unwrap();
@@ -215,7 +216,7 @@ fn parts_of_several_formats_are_one_matrix() {
     }
     let values_of = upload(&gpu, Kind::Bf16, &dense);
     buffers.push(MatrixPart { values: values_of, rows: 8, format: None });
-    let matrix = MatrixBuffer { parts: buffers, cols, scratch: None, order: None };
+    let matrix = MatrixBuffer { parts: buffers, cols, scratch: None, order: None, rounded: None };
     assert!(DeviceOps::is_quantised(&matrix));
     let x = rounded(Kind::Bf16, &values(&random(&[n * cols], 9)));
     let all = [&parts[0].values[..], &parts[1].values, &dense].concat();
@@ -240,7 +241,7 @@ fn parts_of_several_formats_are_one_matrix() {
 fn sized(n: usize, rows: usize, bias: Option<View>) -> Gemm {
     let [x, w] = [Kind::Bf16, Kind::U8].map(|kind| View::new(4096, 1 << 30, kind));
     let (cols, out) = (4096, View::new(4096, 1 << 30, Kind::F32));
-    Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols }
+    Gemm { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols, scales: None }
 }
 
 #[test]
