@@ -5,8 +5,8 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    DecodePieces, HeadShape, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
-    partial_values, prefill, prefill_values,
+    DecodePieces, DecodeWorkspace, HeadShape, PagedArgs, PagedSequences, PrefillQueries, WHOLE,
+    decode, decode_grid, partial_values, prefill, prefill_values,
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
@@ -131,6 +131,7 @@ struct Planned {
     pieces: Buffer,
     partials: Buffer,
     workspace: Arc<Buffer>,
+    counters: Buffer,
     count: usize,
 }
 
@@ -148,6 +149,7 @@ impl Planned {
             pieces: Buffer::from_slice(gpu, &pieces)?,
             partials: Buffer::from_slice(gpu, &plan.partials)?,
             workspace: output(gpu, Kind::F32, values)?,
+            counters: Buffer::zeros(gpu, Kind::U32, lens.len() * grid.head_tiles)?,
             count: plan.pieces.len(),
         })
     }
@@ -156,6 +158,10 @@ impl Planned {
         let [shares, pieces, partials] =
             [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
         DecodePieces { shares, pieces, partials }
+    }
+
+    fn workspace(&self) -> DecodeWorkspace {
+        DecodeWorkspace { partials: self.workspace.view(), counters: self.counters.view() }
     }
 }
 
@@ -175,7 +181,7 @@ fn decoded(
     let (on, pieces) = (gpu.clone(), plan.count);
     let launch = move |_| {
         let _alive = (&cache, &q);
-        decode(&*on, &args, &plan.views(), plan.workspace.view())
+        decode(&*on, &args, &plan.views(), &plan.workspace())
     };
     let (width, tokens) = (m.heads * m.head_dim, lens.iter().sum::<usize>());
     let mean = tokens / n;

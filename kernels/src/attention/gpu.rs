@@ -33,6 +33,16 @@ pub struct DecodePieces {
     pub partials: View,
 }
 
+/// Memory that the blocks of decode share.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeWorkspace {
+    /// f32, aligned to 16 bytes: partial results, [`partial_values`] of the most that a plan has.
+    pub partials: View,
+    /// u32: a counter for each tile of heads of each sequence, that is [`DecodeGrid::head_tiles`]
+    /// times the sequences. They are 0 before a launch and after it.
+    pub counters: View,
+}
+
 /// All sequences of a step. Everything that changes from step to step is read on the device, so a
 /// recorded launch stays right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +51,7 @@ pub struct StepSequences<'a> {
     pub decodes: PagedSequences,
     /// Their plan for each window that layers have.
     pub plans: &'a [(Option<usize>, DecodePieces)],
-    /// f32 values for partial results: `partial_values` of the most that a plan has.
-    pub workspace: View,
+    pub workspace: DecodeWorkspace,
     /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
     pub queries: PrefillQueries,
@@ -80,7 +89,7 @@ impl Attention for DeviceOps {
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
             let args = paged(step.decodes, q, out);
-            decode(&**self, &args, step.plan(shape.window)?, step.workspace)?;
+            decode(&**self, &args, step.plan(shape.window)?, &step.workspace)?;
         }
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
@@ -184,31 +193,36 @@ const LEAST_TILES: usize = 4;
 const DECODE_ROWS: usize = 16;
 
 /// Attention of one query a sequence: query i belongs to sequence i. Every piece of the plan is
-/// computed by some block; partial results go to `workspace` (f32), which has room for as many as
-/// [`partial_values`] says.
-pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: View) -> Result<()> {
+/// computed by some block; the block that leaves the last partial result of a sequence and of a
+/// tile of heads in `workspace` merges them.
+pub fn decode(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    plan: &DecodePieces,
+    workspace: &DecodeWorkspace,
+) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
     let heads = HeadShape::from(&args.shape);
     ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
     check_plan(plan, sequences)?;
-    let fits = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
-    ensure(OP, fits, || format!("a workspace of {workspace:?}; it is f32, aligned to 8 bytes"))?;
+    let grid = decode_grid(gpu, args.q.kind(), &heads)?;
+    check_workspace(workspace, sequences * grid.head_tiles)?;
     if n == 0 {
         return Ok(());
     }
-    let partials = workspace.len() / partial_values(1, &heads);
-    let shares = plan.shares.len() - 1;
+    let &DecodeWorkspace { partials, counters } = workspace;
+    let (shares, most) = (plan.shares.len() - 1, partials.len() / partial_values(1, &heads));
     let mut params = parameters(args);
-    params.extend(args![plan.shares, plan.pieces, workspace, shares, plan.pieces.len(), partials]);
+    params.extend(args![plan.shares, plan.pieces, plan.partials, partials, counters, shares]);
+    params.extend(args![plan.pieces.len(), most]);
     params.extend(sizes(args));
-    gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
-    if partials > 0 { combine(gpu, args, plan, workspace, partials) } else { Ok(()) }
+    gpu.launch(&decode_launch(gpu, args, &grid, shares)?, &params)
 }
 
 /// The number of f32 values that so many partial results of `decode` take.
 pub fn partial_values(partials: usize, heads: &HeadShape) -> usize {
-    partials * heads.heads * (heads.value_dim() + 2)
+    partials * heads.heads * (heads.value_dim() + 2).next_multiple_of(4)
 }
 
 /// The dimensions of keys and values, for kernels that are made for any.
@@ -227,6 +241,15 @@ fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
         && partials.len() == sequences + 1
         && pieces.address().is_multiple_of((KeyPiece::WORDS * Kind::U32.bytes()) as u64);
     ensure(OP, fits, || format!("{plan:?} for {sequences} sequences"))
+}
+
+fn check_workspace(workspace: &DecodeWorkspace, counters: usize) -> Result<()> {
+    let DecodeWorkspace { partials, counters: own } = workspace;
+    let fits = partials.kind() == Kind::F32
+        && partials.address().is_multiple_of(16)
+        && own.kind() == Kind::U32
+        && own.len() >= counters;
+    ensure(OP, fits, || format!("{workspace:?} for {counters} counters"))
 }
 
 /// The kernel of decode for some heads, and what its blocks take.
@@ -392,31 +415,20 @@ fn prefill_tiles(
 }
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
-fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
+fn decode_launch(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    grid: &DecodeGrid,
+    shares: usize,
+) -> Result<Launch> {
     let heads = HeadShape::from(&args.shape);
     if args.q.kind() == Kind::F32 {
         let (kernel, blocks) = ("attention_decode_f32", [shares as u32, heads.heads as u32, 1]);
         return Ok(Launch { kernel, blocks, threads: 32, shared_bytes: 0 });
     }
     let DecodeKernel { name: kernel, threads, shared_bytes, .. } = decode_kernel(gpu, &heads)?;
-    let grid = decode_grid(gpu, args.q.kind(), &heads)?;
     let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads, shared_bytes })
-}
-
-fn combine(
-    gpu: &dyn Gpu,
-    args: &PagedArgs,
-    plan: &DecodePieces,
-    workspace: View,
-    partials: usize,
-) -> Result<()> {
-    let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
-    let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
-    let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
-    let work = args![workspace, args.out, args.sinks, plan.partials, sequences, heads];
-    let params = [&work[..], &args![args.shape.value_dim(), partials]].concat();
-    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
 }
 
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and

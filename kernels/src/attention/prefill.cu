@@ -112,7 +112,7 @@ struct QueryTile {
     // Leaves the block's part of each row's result in the workspace, beside the other parts of all
     // queries.
     DEVICE void store_states(const AttentionParams<bf16>& params,
-        const Accumulator<D, ROW_TILES<D>>& acc, float* workspace, size_t queries) const {
+        const Accumulator<D, ROW_TILES<D>>& acc, float* workspace) const {
 #pragma unroll
         for (uint32_t m = 0; m < ROW_TILES<D>; m++)
 #pragma unroll
@@ -120,8 +120,7 @@ struct QueryTile {
                 uint32_t row = warp() * 16 * ROW_TILES<D> + row_of(m, half);
                 if (row >= rows) continue;
                 size_t partial = static_cast<size_t>(query + row / group) * gridDim.y + blockIdx.y;
-                PartialState to(
-                    workspace, queries * gridDim.y, params.heads, D, partial, head(row));
+                PartialState to(workspace, params.heads, D, partial, head(row));
 #pragma unroll
                 for (uint32_t n = 0; n < D / 8; n++) {
                     const float* pair = &acc.o[m][n][half * 2];
@@ -220,7 +219,7 @@ DEVICE void prefill_part(
     tiles.range = keys;
     Accumulator<D, MT> acc;
     attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
-    block.store_states(params, acc, workspace, n);
+    block.store_states(params, acc, workspace);
 }
 
 }  // namespace

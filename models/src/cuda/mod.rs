@@ -403,7 +403,7 @@ impl CudaModel {
         let Self { workspace: w, cache, inputs, .. } = self;
         let plans = inputs.plans(shape, &self.attention.windows());
         let in_parts = !self.options.deterministic;
-        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention.view());
+        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention());
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,

@@ -80,19 +80,24 @@ struct Plan {
     pieces: Buffer,
     partials: Buffer,
     workspace: Buffer,
+    counters: Buffer,
 }
 
 impl Plan {
-    fn new(gpu: &Arc<dyn Gpu>, plan: &DecodePlan, shape: &AttentionShape) -> Self {
+    fn new(paging: &Paging, plan: &DecodePlan, shape: &AttentionShape) -> Self {
+        let gpu = &paging.gpu;
         let words = |words: &[u32]| Buffer::from_slice(gpu, words).unwrap();
         let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
         let partials = plan.partials.last().copied().unwrap() as usize;
         let values = partial_values(partials, &shape.into());
+        let grid = decode_grid(&**gpu, paging.kind, &shape.into()).unwrap();
+        let counters = (plan.partials.len() - 1) * grid.head_tiles;
         Self {
             shares: words(&plan.shares),
             pieces: words(&pieces),
             partials: words(&plan.partials),
             workspace: poisoned_buffer(gpu, Kind::F32, values),
+            counters: Buffer::zeros(gpu, Kind::U32, counters).unwrap(),
         }
     }
 
@@ -100,6 +105,10 @@ impl Plan {
         let [shares, pieces, partials] =
             [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
         DecodePieces { shares, pieces, partials }
+    }
+
+    fn workspace(&self) -> DecodeWorkspace {
+        DecodeWorkspace { partials: self.workspace.view(), counters: self.counters.view() }
     }
 }
 
@@ -215,8 +224,8 @@ impl Paging {
     }
 
     fn decode(&self, args: &PagedArgs, plan: &DecodePlan) -> Result<()> {
-        let plan = Plan::new(&self.gpu, plan, &args.shape);
-        decode(&*self.gpu, args, &plan.views(), plan.workspace.view())?;
+        let plan = Plan::new(self, plan, &args.shape);
+        decode(&*self.gpu, args, &plan.views(), &plan.workspace())?;
         self.gpu.synchronise()
     }
 
@@ -500,9 +509,9 @@ fn a_recorded_step_reads_lengths_and_plans_anew() {
     let args = paging.args(&q, &paged, &out);
     // The plan with the most pieces makes the room.
     let largest = paging.plan(&[200, 150], KeyCuts::Every(64)).unwrap();
-    let room = Plan::new(&paging.gpu, &largest, &args.shape);
+    let room = Plan::new(&paging, &largest, &args.shape);
     let put = |plan: &DecodePlan| {
-        let new = Plan::new(&paging.gpu, plan, &args.shape);
+        let new = Plan::new(&paging, plan, &args.shape);
         let pieces = room.pieces.view().slice(0..new.pieces.view().len());
         for (new, old) in [
             (new.shares.view(), room.shares.view()),
@@ -514,12 +523,13 @@ fn a_recorded_step_reads_lengths_and_plans_anew() {
         paging.gpu.synchronise().unwrap();
     };
     put(&paging.plan(&[1, 1], KeyCuts::Anywhere).unwrap());
-    let mut record = || decode(&*paging.gpu, &args, &room.views(), room.workspace.view());
+    let mut record = || decode(&*paging.gpu, &args, &room.views(), &room.workspace());
     let graph = paging.gpu.capture(&mut record).unwrap();
     for cuts in [KeyCuts::Every(64), KeyCuts::Anywhere, KeyCuts::Every(WHOLE as usize)] {
         let new = words(&[200, 150]);
         paging.gpu.copy(new.view(), paged.lens.view()).unwrap();
         put(&paging.plan(&[200, 150], cuts).unwrap());
+        paging.gpu.fill(out.view(), 0xff).unwrap();
         paging.gpu.replay(&graph).unwrap();
         assert_close(&downloaded(&out), &paging.case.want(), 1.2e-2, "replayed");
     }
@@ -539,7 +549,7 @@ fn a_plan_out_of_bounds_fails() {
         ("keys.end % 64 == 0", |plan| plan.pieces[1].end = 127),
         ("partial < work.partials", |plan| plan.pieces[1].partial = 9),
         ("found.end <= piece_words / 4", |plan| *plan.shares.last_mut().unwrap() = 99),
-        ("own.begin <= own.end", |plan| plan.partials[0] = 9),
+        ("own.begin <= partial", |plan| plan.partials[0] = 9),
     ];
     for (kind, _) in TOLERANCES {
         for (expect, change) in changes {
@@ -634,13 +644,13 @@ fn a_call_that_does_not_fit_is_refused() {
         [&[0u32, 1, 2, 3][..], &[64], &[0, 4]].map(|w| Buffer::from_slice(gpu, w).unwrap());
     let paged = Paged { lens, tables, starts };
     let args = paging.args(&q, &paged, &out);
-    let plan = Plan::new(gpu, &paging.plan(&[64], KeyCuts::Anywhere).unwrap(), &args.shape);
-    let (views, workspace) = (plan.views(), plan.workspace.view());
-    decode(&**gpu, &args, &views, workspace).unwrap();
+    let plan = Plan::new(&paging, &paging.plan(&[64], KeyCuts::Anywhere).unwrap(), &args.shape);
+    let (views, workspace) = (plan.views(), plan.workspace());
+    decode(&**gpu, &args, &views, &workspace).unwrap();
     for (i, change) in changes.iter().enumerate() {
         let mut args = args;
         change(&mut args);
-        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i}");
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i}");
     }
     let changes: [fn(&mut DecodePieces); 4] = [
         |plan| plan.partials = plan.partials.slice(0..1),
@@ -651,7 +661,17 @@ fn a_call_that_does_not_fit_is_refused() {
     for (i, change) in changes.iter().enumerate() {
         let mut views = views;
         change(&mut views);
-        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i} of the plan");
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i} of the plan");
+    }
+    let changes: [fn(&mut DecodeWorkspace); 3] = [
+        |workspace| workspace.counters = workspace.counters.slice(0..1),
+        |workspace| workspace.counters = workspace.partials,
+        |workspace| workspace.partials = workspace.counters,
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut workspace = workspace;
+        change(&mut workspace);
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i} of the workspace");
     }
 }
 
