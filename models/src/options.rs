@@ -18,6 +18,8 @@ pub struct ModelOptions {
     /// On the CPU: products with quantised weights round activations to eight bits instead of
     /// sixteen. Not every machine has such products.
     pub byte_activations: bool,
+    /// On a GPU, with activations in bf16: keys and values are kept in eight bits.
+    pub fp8_cache: bool,
     /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
     /// always holds.
     pub deterministic: bool,
@@ -56,6 +58,7 @@ impl Default for ModelOptions {
             threads: 1,
             dequantise: false,
             byte_activations: false,
+            fp8_cache: false,
             deterministic: false,
             kv_bytes: 1 << 30,
             state_share: 0.25,

@@ -18,8 +18,8 @@
 // time that copies cover anyway; splits of one size for all sequences, whose number a workspace of
 // rows times splits limits: the longest sequence of a crowd is then computed by few warps while all
 // others wait; pieces that every block derives from the lengths, which takes a search over all
-// sequences where the plan takes one load; merging in a launch of its own, which took 7.5 us a layer
-// in a step on an H200. For a row after 1000 tokens, 16 parts of 4 heads, 2.5 to 3.5 us are
+// sequences where the plan takes one load; merging in a launch of its own, which took 7.5 us a
+// layer in a step on an H200. For a row after 1000 tokens, 16 parts of 4 heads, 2.5 to 3.5 us are
 // predicted in its place: a fence and an atomic operation (1.2 us), then 33 KiB of parts from the
 // second-level cache to the ring at once (1 us) and 64 merges from there (0.7 us). On an H200 256
 // rows of 2048 tokens are read at 4.2 TB/s, of 4.5; one row took 14 us with merging by that launch,
@@ -98,7 +98,7 @@ struct HeadTile {
 };
 
 // Merges the partial results of a tile's heads in the order of their keys, through shared memory:
-// `states` has room for `room` rows, three for each head at least. All parts that fit are copied at
+// `states` has room for `room` rows, two for each head at least. All parts that fit are copied at
 // once; what they merge to stands before those of the next copy.
 template <uint32_t D>
 struct PartMerge {
@@ -194,7 +194,7 @@ struct LastQuery {
     DEVICE uint32_t position(uint32_t) const { return first; }
 };
 
-template <uint32_t D, uint32_t SLOTS>
+template <uint32_t D, uint32_t SLOTS, bool E4M3>
 DEVICE void attend_piece(const AttentionParams<bf16>& params, const DecodeWork& work,
     const KeyPiece& piece, uint32_t head_tile) {
     bf16 *q = dynamic_shared<bf16>(), *ring = q + TILE_HEADS * D;
@@ -205,19 +205,19 @@ DEVICE void attend_piece(const AttentionParams<bf16>& params, const DecodeWork& 
     copy_wait<0>();
     __syncwarp();
     heads.copy_queries(params, q);
-    KvTiles<D, WARP> tiles(params, params.table(piece.sequence, piece.len), heads.kv_head);
+    KvTiles<D, WARP, E4M3> tiles(params, params.table(piece.sequence, piece.len), heads.kv_head);
     tiles.range = piece.keys;
     Accumulator<D, 1> acc;
-    attend<D, 1, 1, SLOTS>(acc, params, tiles, LastQuery{piece.len - 1, piece.len}, q, ring);
+    attend<D, 1, 1, SLOTS, E4M3>(acc, params, tiles, LastQuery{piece.len - 1, piece.len}, q, ring);
     heads.store_rows(params, acc, work.workspace);
     if (heads.partial == DecodeWork::ONLY) return;
     Range own = work.parts(heads.sequence, heads.partial);
     if (!work.is_last(heads.counter, own.end - own.begin)) return;
-    PartMerge<D> parts(params, heads, work, ring, SLOTS * TILE_KEYS * D * sizeof(bf16));
+    PartMerge<D> parts(params, heads, work, ring, SLOTS * TileSize<D, E4M3>::ALL * sizeof(bf16));
     PartMerge<D>::merge(parts, own);
 }
 
-template <uint32_t D, uint32_t SLOTS = 3>
+template <uint32_t D, uint32_t SLOTS = 3, bool E4M3 = false>
 DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work) {
     launch_dependents();
     uint32_t head_tiles = params.kv_heads * divide_up(params.group(), TILE_HEADS);
@@ -236,7 +236,7 @@ DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work) 
             // The next piece comes closer while this one is computed; in registers it would leave
             // too few.
             prefetch(work.pieces + min(at * 4 + 4, work.piece_words - 1));
-            attend_piece<D, SLOTS>(
+            attend_piece<D, SLOTS, E4M3>(
                 params, work, KeyPiece(params, work, work.piece(at)), item % head_tiles);
         }
     }
@@ -269,7 +269,7 @@ KERNEL __launch_bounds__(32, 5)
     decode<96>(ATTENTION_PARAMS(bf16), DECODE_WORK);
 }
 EXPORT(attention_decode_96_bf16)
-KERNEL __launch_bounds__(32)
+KERNEL __launch_bounds__(32, 8)
     attention_decode_128_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
     decode<128>(ATTENTION_PARAMS(bf16), DECODE_WORK);
 }
@@ -285,3 +285,18 @@ KERNEL __launch_bounds__(32)
     decode<256, 2>(ATTENTION_PARAMS(bf16), DECODE_WORK);
 }
 EXPORT(attention_decode_256_two_slots_bf16)
+KERNEL __launch_bounds__(32, 14)
+    attention_decode_64_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
+    decode<64, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
+}
+EXPORT(attention_decode_64_e4m3)
+KERNEL __launch_bounds__(32, 8)
+    attention_decode_128_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
+    decode<128, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
+}
+EXPORT(attention_decode_128_e4m3)
+KERNEL __launch_bounds__(32)
+    attention_decode_256_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
+    decode<256, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
+}
+EXPORT(attention_decode_256_e4m3)

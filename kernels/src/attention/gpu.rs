@@ -6,6 +6,7 @@ use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
+use crate::rope::{E4M3, cached};
 use crate::storage::{ensure, unsupported};
 use crate::{Error, Result, args};
 
@@ -116,6 +117,8 @@ pub struct HeadShape {
     pub head_dim: usize,
     /// As [`AttentionShape`] says.
     pub value_prefix: Option<usize>,
+    /// Whether K and V are kept as [`E4M3`].
+    pub e4m3: bool,
 }
 
 impl HeadShape {
@@ -129,16 +132,32 @@ impl HeadShape {
         self.heads / self.kv_heads
     }
 
-    /// Whether `decode.cu` and `prefill.cu` have kernels for such heads in bf16.
-    fn has_own_kernels(&self) -> bool {
-        self.value_prefix.is_none() && BF16.iter().any(|own| own.head_dim == self.head_dim)
+    /// The kernels of `decode.cu` and `prefill.cu` for such heads beside queries in bf16.
+    fn own_kernels(&self) -> impl Iterator<Item = &'static HeadKernels> {
+        let Self { head_dim, value_prefix, e4m3, .. } = *self;
+        let fits = move |own: &&HeadKernels| own.head_dim == head_dim && own.e4m3 == e4m3;
+        KERNELS.iter().filter(move |own| value_prefix.is_none() && fits(own))
+    }
+
+    /// Whether there are some.
+    ///
+    /// # Errors
+    /// When there are none, and K and V are kept as [`E4M3`], which no other kernels read.
+    fn has_own_kernels(&self) -> Result<bool> {
+        let found = self.own_kernels().next().is_some();
+        if self.e4m3 && !found {
+            let what = format!("heads of {} in a cache of fp8", self.head_dim);
+            return Err(unsupported(OP, format!("{what}: those of 64, 128 and 256 are, alone")));
+        }
+        Ok(found)
     }
 }
 
-impl From<&AttentionShape> for HeadShape {
-    fn from(shape: &AttentionShape) -> Self {
-        let &AttentionShape { heads, kv_heads, head_dim, value_prefix, .. } = shape;
-        Self { heads, kv_heads, head_dim, value_prefix }
+impl From<&PagedArgs> for HeadShape {
+    fn from(args: &PagedArgs) -> Self {
+        let AttentionShape { heads, kv_heads, head_dim, value_prefix, .. } = args.shape;
+        let e4m3 = args.k_cache.kind() == E4M3;
+        Self { heads, kv_heads, head_dim, value_prefix, e4m3 }
     }
 }
 
@@ -154,9 +173,11 @@ const MOST_RESIDENT: usize = 32;
 /// tests of exactness.
 const F32_BLOCKS: usize = 4;
 
-/// The kernels for a head size in bf16.
+/// The kernels for a head size, beside queries in bf16.
 struct HeadKernels {
     head_dim: usize,
+    /// Whether they read a cache of codes; others read bf16.
+    e4m3: bool,
     /// Tiles of keys in their rings.
     slots: usize,
     decode: &'static str,
@@ -168,23 +189,27 @@ struct HeadKernels {
 macro_rules! head_kernels {
     ($(($head_dim:expr, $slots:expr, $name:literal)),* $(,)?) => { [$(HeadKernels {
         head_dim: $head_dim,
+        e4m3: matches!($name.as_bytes(), [.., b'e', b'4', b'm', b'3']),
         slots: $slots,
-        decode: concat!("attention_decode_", $name, "_bf16"),
-        prefill: concat!("attention_prefill_", $name, "_bf16"),
-        part: concat!("attention_prefill_part_", $name, "_bf16"),
+        decode: concat!("attention_decode_", $name),
+        prefill: concat!("attention_prefill_", $name),
+        part: concat!("attention_prefill_part_", $name),
     }),*] };
 }
 
 /// The first that fits the device is used.
-const BF16: [HeadKernels; 8] = head_kernels![
-    (16, 3, "16"),
-    (32, 3, "32"),
-    (64, 3, "64"),
-    (80, 3, "80"),
-    (96, 3, "96"),
-    (128, 3, "128"),
-    (256, 3, "256"),
-    (256, 2, "256_two_slots"),
+const KERNELS: [HeadKernels; 11] = head_kernels![
+    (16, 3, "16_bf16"),
+    (32, 3, "32_bf16"),
+    (64, 3, "64_bf16"),
+    (64, 3, "64_e4m3"),
+    (80, 3, "80_bf16"),
+    (96, 3, "96_bf16"),
+    (128, 3, "128_bf16"),
+    (128, 3, "128_e4m3"),
+    (256, 3, "256_bf16"),
+    (256, 2, "256_two_slots_bf16"),
+    (256, 3, "256_e4m3"),
 ];
 
 /// The fewest tiles of keys in a part of prefill.
@@ -203,7 +228,7 @@ pub fn decode(
 ) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
-    let heads = HeadShape::from(&args.shape);
+    let heads = HeadShape::from(args);
     ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
     check_plan(plan, sequences)?;
     let grid = decode_grid(gpu, args.q.kind(), &heads)?;
@@ -227,8 +252,8 @@ pub fn partial_values(partials: usize, heads: &HeadShape) -> usize {
 
 /// The dimensions of keys and values, for kernels that are made for any.
 fn sizes(args: &PagedArgs) -> Vec<Arg> {
-    let heads = HeadShape::from(&args.shape);
-    if args.q.kind() == Kind::Bf16 && heads.has_own_kernels() {
+    let heads = HeadShape::from(args);
+    if args.q.kind() == Kind::Bf16 && heads.own_kernels().next().is_some() {
         return Vec::new();
     }
     args![heads.head_dim, heads.value_dim()].to_vec()
@@ -262,8 +287,8 @@ struct DecodeKernel {
 }
 
 fn decode_kernel(gpu: &dyn Gpu, heads: &HeadShape) -> Result<DecodeKernel> {
-    if heads.has_own_kernels() {
-        let (shared_bytes, own) = kernels(gpu, heads.head_dim, DECODE_ROWS)?;
+    if heads.has_own_kernels()? {
+        let (shared_bytes, own) = kernels(gpu, heads, DECODE_ROWS)?;
         return Ok(DecodeKernel { name: own.decode, rows: DECODE_ROWS, threads: 32, shared_bytes });
     }
     let (shared_bytes, any) = any::kernels(gpu, heads, heads.group())?;
@@ -309,7 +334,7 @@ pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Res
         let blocks = [n as u32, heads as u32, 1];
         let kernel = "attention_prefill_f32";
         (Launch { kernel, blocks, threads: 32, shared_bytes: 0 }, 1)
-    } else if HeadShape::from(&args.shape).has_own_kernels() {
+    } else if HeadShape::from(args).has_own_kernels()? {
         prefill_launch(gpu, args, queries, n)?
     } else {
         (any_prefill_launch(gpu, args, queries, n)?, 1)
@@ -334,7 +359,7 @@ fn any_prefill_launch(
     queries: &PrefillQueries,
     n: usize,
 ) -> Result<Launch> {
-    let (heads, group) = (HeadShape::from(&args.shape), args.shape.group());
+    let (heads, group) = (HeadShape::from(args), args.shape.group());
     let (shared_bytes, any) = any::kernels(gpu, &heads, n * group)?;
     let (sequences, most) = (args.sequences.seq_lens.len(), queries.most * group);
     let tiles = prefill_tiles(n * group, sequences, most, any.rows);
@@ -351,7 +376,7 @@ fn prefill_launch(
 ) -> Result<(Launch, usize)> {
     let AttentionShape { kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
-    let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
+    let (shared_bytes, kernels) = kernels(gpu, &HeadShape::from(args), rows)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
@@ -360,7 +385,7 @@ fn prefill_launch(
     // The queries of a tile see one window, and as many tokens more as there are other queries.
     let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
     let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
-    let room = queries.workspace.len() / partial_values(n, &(&args.shape).into());
+    let room = queries.workspace.len() / partial_values(n, &args.into());
     let parts = key_parts(prefill_blocks(gpu, shared_bytes), blocks, tiles).min(room).max(1);
     let kernel = if parts == 1 { kernels.prefill } else { kernels.part };
     let blocks = [blocks as u32, parts as u32, 1];
@@ -384,17 +409,20 @@ fn prefill_blocks(gpu: &dyn Gpu, shared_bytes: u32) -> usize {
 /// # Errors
 /// When no kernel for heads of `head_dim` fits the device.
 pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<usize> {
-    if kind == Kind::F32 || !heads.has_own_kernels() {
+    if kind == Kind::F32 || !heads.has_own_kernels()? {
         return Ok(0);
     }
     let rows = prefill_rows(heads.head_dim);
-    let (shared_bytes, _) = kernels(gpu, heads.head_dim, rows)?;
+    let (shared_bytes, _) = kernels(gpu, heads, rows)?;
     Ok(prefill_blocks(gpu, shared_bytes) * partial_values(rows, &HeadShape { heads: 1, ..*heads }))
 }
 
-/// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
-fn shared_bytes(rows: usize, head_dim: usize, slots: usize) -> u32 {
-    ((rows + slots * TILE) * head_dim * Kind::Bf16.bytes()) as u32
+/// Bytes of shared memory for a tile of `rows` queries and a ring of tiles of keys, as `tile.cuh`
+/// has them.
+fn shared_bytes(rows: usize, kernels: &HeadKernels) -> u32 {
+    let (dim, bf16) = (kernels.head_dim, Kind::Bf16.bytes());
+    let key = if kernels.e4m3 { cached(E4M3, 1, dim) } else { dim * bf16 };
+    (rows * dim * bf16 + kernels.slots * TILE * key) as u32
 }
 
 /// Rows (queries × heads of a group) of a block of prefill, as `prefill.cu` has them.
@@ -421,7 +449,7 @@ fn decode_launch(
     grid: &DecodeGrid,
     shares: usize,
 ) -> Result<Launch> {
-    let heads = HeadShape::from(&args.shape);
+    let heads = HeadShape::from(args);
     if args.q.kind() == Kind::F32 {
         let (kernel, blocks) = ("attention_decode_f32", [shares as u32, heads.heads as u32, 1]);
         return Ok(Launch { kernel, blocks, threads: 32, shared_bytes: 0 });
@@ -433,15 +461,13 @@ fn decode_launch(
 
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
 /// prefill whose ring of keys fits beside it.
-fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static HeadKernels)> {
+fn kernels(gpu: &dyn Gpu, heads: &HeadShape, rows: usize) -> Result<(u32, &'static HeadKernels)> {
     let most = gpu.properties().shared_bytes;
-    let mut fitting = BF16.iter().filter_map(|kernels| {
-        let bytes = shared_bytes(rows, head_dim, kernels.slots);
-        (kernels.head_dim == head_dim && bytes <= most).then_some((bytes, kernels))
-    });
-    fitting.next().ok_or_else(|| {
+    let mut sized = heads.own_kernels().map(|kernels| (shared_bytes(rows, kernels), kernels));
+    sized.find(|(bytes, _)| *bytes <= most).ok_or_else(|| {
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
-        unsupported(OP, format!("heads of {head_dim} in bf16: {has}, which is too little"))
+        let heads = format!("heads of {} in bf16", heads.head_dim);
+        unsupported(OP, format!("{heads}: {has}, which is too little"))
     })
 }
 
@@ -458,7 +484,8 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
         None => (scale * log2_e, 0.0),
         Some(cap) => (cap * log2_e, scale / cap),
     };
-    let &PagedArgs { q, k_cache, v_cache, sinks, out, .. } = args;
+    let &PagedArgs { q, sinks, out, .. } = args;
+    let [k_cache, v_cache] = [args.k_cache, args.v_cache].map(View::in_pairs);
     let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
     let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, table_starts].to_vec();
     params.extend(args![sinks, q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
@@ -474,7 +501,10 @@ fn check(args: &PagedArgs) -> Result<usize> {
     let words = [seq_lens, tables, table_starts].iter().all(|view| view.kind() == Kind::U32);
     let fits = words && table_starts.len() == seq_lens.len() + 1;
     ensure(OP, fits, || format!("{:?}", args.sequences))?;
-    let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
+    let kept = args.k_cache.kind();
+    let caches = (kept == kind || kept == E4M3 && kind == Kind::Bf16)
+        && block_size.is_power_of_two()
+        && block_size >= 16;
     ensure(OP, caches, || {
         format!(
             "caches {:?} in blocks of {block_size} tokens (a power of two, at least 16) for {:?}",

@@ -1,5 +1,5 @@
-// The last step of attention whose keys were cut: a warp merges the partial results of one head of a
-// row in the order of its keys. `decode.cu` has a way of its own for all heads of a tile.
+// The last step of attention whose keys were cut: a warp merges the partial results of one head of
+// a row in the order of its keys. `decode.cu` has a way of its own for all heads of a tile.
 #pragma once
 
 #include "attention/paged.cuh"

@@ -175,7 +175,7 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
         }
 }
 
-template <uint32_t D, uint32_t SLOTS = 3>
+template <uint32_t D, uint32_t SLOTS = 3, bool E4M3 = false>
 DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seqlens,
     const uint32_t* split_tokens, uint32_t n) {
     launch_dependents_and_wait();
@@ -189,12 +189,15 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
     Splits cut(
         {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
-    KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    KvTiles<D, WARPS * WARP, E4M3> made(
+        params, params.table(block.sequence, block.len), block.kv_head);
+    KvTiles<D, WARPS * WARP, E4M3>& tiles = E4M3 ? *in_memory(&made) : made;  // likewise
     Accumulator<D, MT> acc, before;
 #pragma unroll 1
     for (uint32_t split = 0; split < splits.count; split++) {
         tiles.range = splits.range(split);
-        attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+        attend<D, MT, WARPS, SLOTS, E4M3>(
+            acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
         if (split > 0) merge_before(in_memory(&before), acc);
         if (split + 1 < splits.count) *in_memory(&before) = acc;
     }
@@ -202,7 +205,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 }
 
 // One part of the keys, of any query that sees some of them.
-template <uint32_t D, uint32_t SLOTS = 3>
+template <uint32_t D, uint32_t SLOTS = 3, bool E4M3 = false>
 DEVICE void prefill_part(
     const AttentionParams<bf16>& params, const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
     launch_dependents_and_wait();
@@ -215,10 +218,11 @@ DEVICE void prefill_part(
     if (keys.begin < keys.end) found.copy_queries(params, q);
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
     WarpQueries<D> queries(block);
-    KvTiles<D, WARPS * WARP> tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    KvTiles<D, WARPS * WARP, E4M3> tiles(
+        params, params.table(block.sequence, block.len), block.kv_head);
     tiles.range = keys;
     Accumulator<D, MT> acc;
-    attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
+    attend<D, MT, WARPS, SLOTS, E4M3>(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
     block.store_states(params, acc, workspace);
 }
 
@@ -305,3 +309,33 @@ KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_two_slots_bf16(
     prefill_part<256, 2>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_256_two_slots_bf16)
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_64_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<64, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_64_e4m3)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<64, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_64_e4m3)
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_128_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<128, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_128_e4m3)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<128, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_128_e4m3)
+KERNEL __launch_bounds__(128, 1)
+    attention_prefill_256_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<256, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_256_e4m3)
+KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<256, 3, true>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_256_e4m3)
