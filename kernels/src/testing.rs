@@ -1,7 +1,9 @@
 //! Helpers for the tests of ops: seeded random tensors, poisoned outputs, a comparison.
 
+mod e4m3;
 mod packed;
 
+pub use e4m3::{e4m3_cache, e4m3_rounded};
 pub use packed::{Packed, random_blocks};
 
 use crate::Compute;

@@ -70,7 +70,7 @@ pub(crate) enum LayerPlace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayout {
     pub kinds: CacheKinds,
-    /// For each place of a block, the values that K has of a token there.
+    /// For each place of a block, the elements that K has of a token there.
     pub widths: Vec<usize>,
     /// For each group, the layers that share a place.
     pub parts: Vec<usize>,
@@ -89,7 +89,7 @@ impl CacheLayout {
             } else if let Some(donor) = config.donor(layer) {
                 places[donor]
             } else {
-                widths.push(config.kv_heads_of(layer).width());
+                widths.push(config.cached(config.kv_heads_of(layer)));
                 LayerPlace::Blocks { group: 0, index: widths.len() - 1 }
             });
         }
@@ -144,7 +144,7 @@ struct KindOfLayers {
 impl KindOfLayers {
     fn of(config: &ModelConfig, layers: &[bool], slides: bool) -> Self {
         let own = layers.iter().position(|layer| *layer == slides);
-        let width = own.map_or(config.kv_width(), |layer| config.kv_heads_of(layer).width());
+        let width = own.map_or(config.kv_width(), |layer| config.cached(config.kv_heads_of(layer)));
         let layers = layers.iter().filter(|layer| **layer == slides).count();
         Self { layers, parts: config.kv_width() / width }
     }

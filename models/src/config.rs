@@ -4,6 +4,7 @@ use cresset_kernels::attention::gpu::HeadShape;
 use cresset_kernels::experts::{MAX_CHOSEN, MAX_GROUPS};
 use cresset_kernels::gpu::Kind;
 use cresset_kernels::recurrence::{DeltaShape, ScanShape};
+use cresset_kernels::rope::{E4M3, cached};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -42,7 +43,8 @@ pub struct ModelConfig {
     pub logits_scale: f32,
     pub tied_embeddings: bool,
     /// The kind in which keys and values are kept. On the CPU it is f32, or f16 beside quantised
-    /// weights, whose own rounding is far coarser; on a device it is that of the activations.
+    /// weights, whose own rounding is far coarser; on a device it is that of the activations, or
+    /// [`E4M3`].
     pub kv_kind: Kind,
 }
 
@@ -237,18 +239,23 @@ impl ModelConfig {
         self.attention_layers() * self.kv_bytes(self.kv_width(), block_size)
     }
 
-    /// Bytes of the K and V of one layer for so many tokens, where K has `width` values of each.
+    /// Bytes of the K and V of one layer for so many tokens, where K has `width` elements of each.
     /// Latent attention has one vector for both.
     pub(crate) fn kv_bytes(&self, width: usize, tokens: usize) -> usize {
         let caches = if self.latent.is_some() { 1 } else { 2 };
         caches * width * tokens * self.kv_kind.bytes()
     }
 
-    /// The values that K has of one token, in the layers where it has most.
+    /// The elements that K has of one token, in the layers where it has most.
     pub(crate) fn kv_width(&self) -> usize {
         let sliding = self.sliding.as_ref().and_then(|sliding| sliding.heads);
         let model = KvHeads { count: self.kv_heads, dim: self.head_dim };
-        model.width().max(sliding.map_or(0, KvHeads::width))
+        self.cached(model).max(sliding.map_or(0, |heads| self.cached(heads)))
+    }
+
+    /// The elements that K of such heads takes in the cache for one token.
+    pub(crate) fn cached(&self, heads: KvHeads) -> usize {
+        cached(self.kv_kind, heads.count, heads.dim)
     }
 
     /// The heads of a layer's K and V, also where it reads another's.
@@ -262,7 +269,8 @@ impl ModelConfig {
     pub(crate) fn head_shape(&self, layer: usize) -> HeadShape {
         let KvHeads { count: kv_heads, dim: head_dim } = self.kv_heads_of(layer);
         let value_prefix = self.latent.map(|latent| latent.rank);
-        HeadShape { heads: self.heads, kv_heads, head_dim, value_prefix }
+        let e4m3 = self.kv_kind == E4M3;
+        HeadShape { heads: self.heads, kv_heads, head_dim, value_prefix, e4m3 }
     }
 
     /// The layer whose K and V a layer reads, if it has none of its own.

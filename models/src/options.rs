@@ -19,6 +19,8 @@ pub struct ModelOptions {
     /// CPU those with integers, for which not every machine has instructions; on a GPU those with
     /// weights of E4M3.
     pub byte_activations: bool,
+    /// On a GPU, with activations in bf16: keys and values are kept in eight bits.
+    pub fp8_cache: bool,
     /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
     /// always holds.
     pub deterministic: bool,
@@ -57,6 +59,7 @@ impl Default for ModelOptions {
             threads: 1,
             dequantise: false,
             byte_activations: false,
+            fp8_cache: false,
             deterministic: false,
             kv_bytes: 1 << 30,
             state_share: 0.25,

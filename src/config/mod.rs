@@ -20,7 +20,7 @@ pub use paths::{
 };
 pub use sections::{
     ClockSettings, ClusterSettings, CredentialSettings, DeviceSetting, EngineSettings,
-    GatewaySettings, GradeSetting, HttpSettings, HubSettings, InstructionSetSetting,
+    GatewaySettings, GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, KvTypeSetting,
     LedgerSettings, ListenSettings, ListenerName, LogFormat, LogSettings, Plan,
     QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings, TlsSettings,
     TraceSettings,

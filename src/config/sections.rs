@@ -119,6 +119,10 @@ pub struct EngineSettings {
     /// other activations stay in bf16 there.
     #[schemars(extend("enum" = [16, 8]))]
     pub activations: usize = 16,
+    /// How a GPU keeps keys and values: `auto` in the type of the activations, `fp8` in eight bits
+    /// (e4m3, with a scale for each token and head). That halves the memory and the reading of the
+    /// cache, answers less exactly, and is qualified for itself. Heads have 64, 128 or 256 values.
+    pub kv_dtype: KvTypeSetting = KvTypeSetting::Auto,
     /// Memory for the key-value cache of each loaded model on the CPU, MiB. On a GPU, `gpu_kv_mib`
     /// decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
@@ -555,6 +559,14 @@ pub struct QualificationSettings {
     #[schemars(range(min = 1, max = 1 << 10))]
     pub http_max_answer_mib: u64 = 8,
 }
+}
+
+/// The types of keys and values in the cache, as `engine.kv_dtype` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum KvTypeSetting {
+    Auto,
+    Fp8,
 }
 
 /// Instructions that a processor may lack, as `engine.instruction_set` names them.

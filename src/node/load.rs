@@ -3,6 +3,7 @@
 use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
 use crate::catalogue::{Manifest, QualifiedModel};
+use crate::config::KvTypeSetting;
 use crate::engine::boot_canary::{self, KnownAnswer};
 use crate::engine::model_runner::{LoadedInfo, ModelRunner};
 use crate::engine::runner::Runner;
@@ -213,6 +214,7 @@ impl Assembly {
             threads: self.config.threads(),
             dequantise: engine.dequantise,
             byte_activations: engine.activations == 8 && !engine.dequantise,
+            fp8_cache: engine.kv_dtype == KvTypeSetting::Fp8,
             deterministic: engine.deterministic,
             kv_bytes: self.kv_bytes(),
             state_share: engine.state_share,

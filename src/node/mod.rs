@@ -31,7 +31,7 @@ pub use rerun::RerunOutcome;
 
 pub use cresset_kernels::instruction_set;
 
-use crate::config::{Config, ConfigSource, EngineSettings};
+use crate::config::{Config, ConfigSource, EngineSettings, KvTypeSetting};
 use cresset_kernels::gpu::Properties;
 use cresset_kernels::{Compute, use_instruction_set};
 use std::fmt::Display;
@@ -94,6 +94,17 @@ fn check_activations(engine: &EngineSettings, gpu: Option<&Properties>) -> Resul
     bytes.map(drop).map_err(|why| format!("engine.activations = 8 cannot be used: {why}"))
 }
 
+/// Whether keys and values would be kept in the configured type.
+fn check_kv_type(engine: &EngineSettings, on_cpu: bool) -> Result<(), &'static str> {
+    match engine.kv_dtype {
+        KvTypeSetting::Fp8 if on_cpu => Err("engine.kv_dtype = fp8 is for GPUs"),
+        KvTypeSetting::Fp8 if engine.dequantise => {
+            Err("engine.kv_dtype = fp8 goes with bf16, and engine.dequantise computes in f32")
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
@@ -103,6 +114,8 @@ impl Assembly {
         )?;
         check_activations(&config.engine, device.properties())
             .map_err(|why| NodeError::new(why).remedy("set engine.activations to 16"))?;
+        check_kv_type(&config.engine, device.properties().is_none())
+            .map_err(|why| NodeError::new(why).remedy("set engine.kv_dtype to auto"))?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
         Ok(Self { data_dir, config, device, further_devices, max_age_days, source: None })
     }

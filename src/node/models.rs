@@ -6,7 +6,7 @@ use crate::catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
 use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::config::GradeSetting;
+use crate::config::{GradeSetting, KvTypeSetting};
 use crate::failpoint::failpoint;
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
@@ -80,6 +80,10 @@ impl Assembly {
     /// Types of the activations, and of keys and values in the cache.
     fn dtypes(&self) -> (&'static str, &'static str) {
         let engine = &self.config.engine;
+        let kept = match engine.kv_dtype {
+            KvTypeSetting::Auto => "bf16",
+            KvTypeSetting::Fp8 => "fp8 (e4m3)",
+        };
         match (self.device.properties().is_some(), engine.dequantise, engine.deterministic) {
             (_, true, false) | (false, true, _) => ("f32", "f32"),
             (false, false, _) if engine.activations == 8 => {
@@ -88,13 +92,13 @@ impl Assembly {
             (false, false, _) => ("f32", "f16 beside quantised weights"),
             (true, true, true) => ("f32, deterministic", "f32"),
             (true, false, true) if engine.activations == 8 => {
-                ("bf16, in products with E4M3 weights 8 bits, deterministic", "bf16")
+                ("bf16, in products with E4M3 weights 8 bits, deterministic", kept)
             }
             (true, false, false) if engine.activations == 8 => {
-                ("bf16, in products with E4M3 weights 8 bits", "bf16")
+                ("bf16, in products with E4M3 weights 8 bits", kept)
             }
-            (true, false, true) => ("bf16, deterministic", "bf16"),
-            (true, false, false) => ("bf16", "bf16"),
+            (true, false, true) => ("bf16, deterministic", kept),
+            (true, false, false) => ("bf16", kept),
         }
     }
 

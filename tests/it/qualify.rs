@@ -288,6 +288,21 @@ fn activations_of_eight_bits_are_qualified_for_themselves() {
     assert!(shown.document()["why"].as_str().unwrap().contains("serving setting"), "{shown:?}");
 }
 
+#[test]
+fn a_cache_in_fp8_is_for_gpus_and_qualified_for_itself() {
+    let folder = Folder::ready();
+    let fp8 = ("CRESSET_ENGINE__KV_DTYPE", "fp8");
+    let refused = qualify(&folder, &["--show"], &[fp8]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("engine.kv_dtype = fp8 is for GPUs"), "{refused:?}");
+    let gpu = [("EMULATED_GPUS", "1"), ("CRESSET_ENGINE__DEVICE", "cuda:0"), fp8];
+    let exact = [&gpu[..], &[("CRESSET_ENGINE__DEQUANTISE", "true")]].concat();
+    let refused = qualify(&folder, &["--show"], &exact);
+    assert!(refused.stderr.contains("engine.dequantise computes in f32"), "{refused:?}");
+    let shown = qualify(&folder, &["--show"], &gpu);
+    assert_eq!(shown.code, Some(12), "{shown:?}");
+}
+
 /// The priorities of all threads of the full suites that run on a folder.
 fn suites_beside(folder: &Folder) -> Vec<String> {
     let data = folder.path().to_str().unwrap();

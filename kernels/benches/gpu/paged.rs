@@ -5,11 +5,12 @@ use crate::data::{bf16s, output, value};
 use crate::{Model, Result};
 use cresset_kernels::attention::AttentionShape;
 use cresset_kernels::attention::gpu::{
-    DecodePieces, HeadShape, PagedArgs, PagedSequences, PrefillQueries, WHOLE, decode, decode_grid,
-    partial_values, prefill, prefill_values,
+    DecodePieces, DecodeWorkspace, HeadShape, PagedArgs, PagedSequences, PrefillQueries, WHOLE,
+    decode, decode_grid, partial_values, prefill, prefill_values,
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyCuts, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind};
+use cresset_kernels::rope::{E4M3, cached};
 use std::sync::Arc;
 
 /// Tokens of a block; attention is tried with other sizes too.
@@ -21,7 +22,8 @@ pub fn cases<'a>(
     model: &'a Model,
 ) -> impl Iterator<Item = Result<Case>> + 'a {
     let even = |n| vec![model.context; n];
-    let decoded = move |lens: &[usize], cuts, size| decoded(gpu, model, lens, cuts, size);
+    let decoded =
+        move |lens: &[usize], cuts, size| decoded(gpu, model, lens, Kind::Bf16, cuts, size);
     let anywhere = KeyCuts::Anywhere;
     let decodes = model.steps.iter().map(move |n| decoded(&even(*n), anywhere, BLOCK_SIZE));
     let splits = model.split_rows.iter().flat_map(move |n| {
@@ -32,6 +34,9 @@ pub fn cases<'a>(
         let rows = model.split_rows.iter();
         rows.map(move |n| decoded(&even(*n), anywhere, size))
     });
+    let coded = model.steps.iter();
+    let coded =
+        coded.map(move |n| self::decoded(gpu, model, &even(*n), E4M3, anywhere, BLOCK_SIZE));
     let (count, short, long) = model.crowd;
     let crowd = [vec![short; count], vec![long]].concat();
     let spread = vec![(count * short + long) / (count + 1); count + 1];
@@ -39,8 +44,12 @@ pub fn cases<'a>(
     let (queries, tokens) = model.behind_prefix;
     let prompts = model.prompts.iter().map(|n| (*n, *n)).chain([(queries, tokens)]);
     let prompts = prompts.map(|(queries, tokens)| prefilled(gpu, model, queries, tokens));
-    decodes.chain(splits).chain(sizes).chain(crowds).chain(prompts)
+    decodes.chain(coded).chain(splits).chain(sizes).chain(crowds).chain(prompts)
 }
+
+/// Fills a cache in e4m3: each value is the code of 1 times the scale of these two bytes.
+const CODE: u8 = 0x38;
+const CODED: f64 = 1.4375 / (1 << 15) as f64;
 
 /// A cache with a sequence of each length. All have the same keys and values, as far as they go,
 /// but each has its own blocks.
@@ -54,13 +63,23 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], block_size: usize) -> Result<Self> {
+    fn new(
+        gpu: &Arc<dyn Gpu>,
+        m: &Model,
+        lens: &[usize],
+        kind: Kind,
+        block_size: usize,
+    ) -> Result<Self> {
         let longest = lens.iter().copied().max().unwrap_or(1).div_ceil(block_size);
-        let block = block_size * m.kv_heads * m.head_dim;
+        let block = block_size * cached(kind, m.kv_heads, m.head_dim);
         let blocks: Vec<usize> = lens.iter().map(|len| len.div_ceil(block_size)).collect();
         let copies = |seed| -> Result<Arc<Buffer>> {
+            let all = output(gpu, kind, blocks.iter().sum::<usize>() * block)?;
+            if kind == E4M3 {
+                gpu.fill(all.view(), CODE)?;
+                return Ok(all);
+            }
             let first = bf16s(gpu, seed, longest * block)?;
-            let all = output(gpu, Kind::Bf16, blocks.iter().sum::<usize>() * block)?;
             let mut at = 0;
             for count in &blocks {
                 let part = first.view().slice(0..count * block);
@@ -120,9 +139,9 @@ fn queries(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<(Arc<Buffer>, Arc<
     Ok((q, output(gpu, Kind::Bf16, n * m.heads * m.head_dim)?))
 }
 
-fn heads(m: &Model) -> HeadShape {
+fn heads(m: &Model, kept: Kind) -> HeadShape {
     let &Model { heads, kv_heads, head_dim, .. } = m;
-    HeadShape { heads, kv_heads, head_dim, value_prefix: None }
+    HeadShape { heads, kv_heads, head_dim, value_prefix: None, e4m3: kept == E4M3 }
 }
 
 /// The plan of decode on the device, and its workspace.
@@ -131,23 +150,24 @@ struct Planned {
     pieces: Buffer,
     partials: Buffer,
     workspace: Arc<Buffer>,
+    counters: Buffer,
     count: usize,
 }
 
 impl Planned {
-    fn new(gpu: &Arc<dyn Gpu>, m: &Model, lens: &[usize], cuts: KeyCuts) -> Result<Self> {
+    fn new(gpu: &Arc<dyn Gpu>, heads: &HeadShape, lens: &[usize], cuts: KeyCuts) -> Result<Self> {
         let lens: Vec<u32> = lens.iter().map(|len| *len as u32).collect();
-        let heads = heads(m);
-        let grid = decode_grid(&**gpu, Kind::Bf16, &heads)?;
+        let grid = decode_grid(&**gpu, Kind::Bf16, heads)?;
         let plan = DecodePlan::new(&lens, None, cuts, &grid);
         let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
         let partials = plan.partials.last().copied().unwrap_or(0) as usize;
-        let values = partial_values(partials, &heads);
+        let values = partial_values(partials, heads);
         Ok(Self {
             shares: Buffer::from_slice(gpu, &plan.shares)?,
             pieces: Buffer::from_slice(gpu, &pieces)?,
             partials: Buffer::from_slice(gpu, &plan.partials)?,
             workspace: output(gpu, Kind::F32, values)?,
+            counters: Buffer::zeros(gpu, Kind::U32, lens.len() * grid.head_tiles)?,
             count: plan.pieces.len(),
         })
     }
@@ -157,49 +177,55 @@ impl Planned {
             [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
         DecodePieces { shares, pieces, partials }
     }
+
+    fn workspace(&self) -> DecodeWorkspace {
+        DecodeWorkspace { partials: self.workspace.view(), counters: self.counters.view() }
+    }
 }
 
-/// Decode: one query of each sequence.
+/// Decode: one query of each sequence, over a cache of the kind `kept`.
 fn decoded(
     gpu: &Arc<dyn Gpu>,
     m: &Model,
     lens: &[usize],
+    kept: Kind,
     cuts: KeyCuts,
     block_size: usize,
 ) -> Result<Case> {
     let (n, longest) = (lens.len(), lens.iter().copied().max().unwrap_or(1));
-    let plan = Planned::new(gpu, m, lens, cuts)?;
-    let cache = Cache::new(gpu, m, lens, block_size)?;
+    let plan = Planned::new(gpu, &heads(m, kept), lens, cuts)?;
+    let cache = Cache::new(gpu, m, lens, kept, block_size)?;
     let (q, out) = queries(gpu, m, n)?;
     let args = cache.args(m, &q, &out);
     let (on, pieces) = (gpu.clone(), plan.count);
     let launch = move |_| {
         let _alive = (&cache, &q);
-        decode(&*on, &args, &plan.views(), plan.workspace.view())
+        decode(&*on, &args, &plan.views(), &plan.workspace())
     };
     let (width, tokens) = (m.heads * m.head_dim, lens.iter().sum::<usize>());
     let mean = tokens / n;
     let lens = lens.to_vec();
     Ok(Case {
-        op: "decode attention",
+        op: if kept == E4M3 { "decode attention, fp8" } else { "decode attention" },
         shape: format!("{mean} tokens, at most {longest}, {pieces} pieces, blocks of {block_size}"),
         n,
-        bytes: (2 * tokens * m.kv_heads * m.head_dim + 2 * n * width) * 2,
+        bytes: 2 * tokens * cached(kept, m.kv_heads, m.head_dim) * kept.bytes() + 4 * n * width,
         flops: 4 * tokens * width,
         tolerance: TOLERANCE,
         out,
-        want: attended(m, move |query| lens[query]),
+        want: if kept == E4M3 { Box::new(|_| CODED) } else { attended(m, move |i| lens[i]) },
         launch: Box::new(launch),
     })
 }
 
 /// Prefill: the last queries of one sequence of `tokens` tokens.
 fn prefilled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize, tokens: usize) -> Result<Case> {
-    let cache = Cache::new(gpu, m, &[tokens], BLOCK_SIZE)?;
+    let cache = Cache::new(gpu, m, &[tokens], Kind::Bf16, BLOCK_SIZE)?;
     let (q, out) = queries(gpu, m, n)?;
     let spans = Buffer::from_slice(gpu, &[0, n as u32])?;
     let split = Buffer::from_slice(gpu, &[WHOLE])?;
-    let workspace = output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, &heads(m))?)?;
+    let workspace =
+        output(gpu, Kind::F32, prefill_values(&**gpu, Kind::Bf16, &heads(m, Kind::Bf16))?)?;
     let args = cache.args(m, &q, &out);
     let on = gpu.clone();
     let launch = move |_| {

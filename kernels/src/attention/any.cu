@@ -24,7 +24,7 @@
 // step); two blocks of a cluster that share a tile (sm_90 only). Prefill divides no keys into
 // parts. Its tests pass on an H200, its speed was not
 // measured.
-#include "attention/paged.cuh"
+#include "attention/merge.cuh"
 
 namespace {
 
@@ -323,11 +323,9 @@ DEVICE void store_results(const WarpSums<R>& sums, const AttentionParams<bf16>& 
 // Leaves what the rows' results have of a piece of keys in the workspace.
 template <uint32_t R>
 DEVICE void store_states(const WarpSums<R>& sums, const AttentionParams<bf16>& params,
-    const HeadSizes& sizes, const BlockRows& rows, float* workspace, uint32_t partials,
-    uint32_t partial) {
+    const HeadSizes& sizes, const BlockRows& rows, float* workspace, uint32_t partial) {
     auto state = [&](uint32_t row) {
-        return PartialState(
-            workspace, partials, params.heads, sizes.value_dim, partial, rows.head_of(row));
+        return PartialState(workspace, params.heads, sizes.value_dim, partial, rows.head_of(row));
     };
     auto factor = [&](uint32_t row, float row_max, float row_sum) {
         if (warp() == 0 && lane() % 4 == 0)
@@ -338,9 +336,23 @@ DEVICE void store_states(const WarpSums<R>& sums, const AttentionParams<bf16>& p
     write_values(sums, sizes, rows, factor, write);
 }
 
+// Leaves a partial result of a piece of keys, and merges those of all if it is the last one.
 template <uint32_t R>
-DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work, float* workspace,
-    const HeadSizes& sizes) {
+DEVICE void store_part(const WarpSums<R>& sums, const AttentionParams<bf16>& params,
+    const HeadSizes& sizes, const BlockRows& rows, const DecodeWork& work, uint32_t partial) {
+    store_states(sums, params, sizes, rows, work.workspace, partial);
+    Range own = work.parts(rows.sequence, partial);
+    uint32_t tiles = divide_up(rows.group, R),
+             tile = (rows.sequence * params.kv_heads + rows.kv_head) * tiles + rows.first / R;
+    if (!work.is_last(tile, own.end - own.begin)) return;
+    for (uint32_t row = warp(); row < rows.count; row += WARPS)
+        merge_partials<32>(work.workspace, params.out, params.sinks, own, rows.sequence,
+            rows.head_of(0) + row, params.heads, sizes.value_dim);
+}
+
+template <uint32_t R>
+DEVICE void decode(
+    const AttentionParams<bf16>& params, const DecodeWork& work, const HeadSizes& sizes) {
     launch_dependents_and_wait();
     ASSERT(sizes.value_dim <= PAIRS * WARPS * 16);
     Shared<R> shared(sizes);
@@ -350,7 +362,8 @@ DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work, 
         Range share = work.share(item / head_tiles);
         for (uint32_t at = share.begin; at < share.end; at++) {
             KeyPiece piece(params, work, work.piece(at));
-            BlockRows rows;
+            BlockRows found;
+            BlockRows& rows = *in_memory(&found);  // Registers are needed for sums.
             rows.sequence = rows.query = piece.sequence, rows.len = piece.len;
             rows.position = piece.len - 1, rows.group = group;
             rows.kv_head = item % head_tiles / tiles, rows.first = item % tiles * R;
@@ -362,7 +375,7 @@ DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work, 
             if (piece.partial == DecodeWork::ONLY)
                 store_results(sums, params, sizes, rows);
             else
-                store_states(sums, params, sizes, rows, workspace, work.partials, piece.partial);
+                store_part(sums, params, sizes, rows, work, piece.partial);
         }
     }
 }
@@ -418,7 +431,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 
 KERNEL __launch_bounds__(256, 2) attention_decode_any_16_bf16(
     ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    decode<16>(ATTENTION_PARAMS(bf16), DECODE_WORK, workspace, HeadSizes{head_dim, value_dim});
+    decode<16>(ATTENTION_PARAMS(bf16), DECODE_WORK, HeadSizes{head_dim, value_dim});
 }
 EXPORT(attention_decode_any_16_bf16)
 KERNEL __launch_bounds__(256, 2) attention_prefill_any_16_bf16(
@@ -429,7 +442,7 @@ KERNEL __launch_bounds__(256, 2) attention_prefill_any_16_bf16(
 EXPORT(attention_prefill_any_16_bf16)
 KERNEL __launch_bounds__(256, 1) attention_decode_any_64_bf16(
     ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    decode<64>(ATTENTION_PARAMS(bf16), DECODE_WORK, workspace, HeadSizes{head_dim, value_dim});
+    decode<64>(ATTENTION_PARAMS(bf16), DECODE_WORK, HeadSizes{head_dim, value_dim});
 }
 EXPORT(attention_decode_any_64_bf16)
 KERNEL __launch_bounds__(256, 1) attention_prefill_any_64_bf16(

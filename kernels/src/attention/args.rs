@@ -4,6 +4,7 @@ use super::OP;
 use crate::Result;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
+use crate::rope::cached;
 use crate::storage::ensure;
 
 /// Causal attention of each query over the keys of its own sequence. `S` says which queries and
@@ -85,7 +86,7 @@ impl<V: Operand, S> AttentionArgs<V, S> {
 
     fn check_caches(&self) -> Result<()> {
         let &Self { k_cache, v_cache, shape, .. } = self;
-        let (block, block_size) = (shape.block_values(), shape.block_size);
+        let (block, block_size) = (shape.block_values(k_cache.kind()), shape.block_size);
         let fits = block > 0
             && k_cache.len().is_multiple_of(block)
             && k_cache.len() == v_cache.len()
@@ -98,14 +99,14 @@ impl<V: Operand, S> AttentionArgs<V, S> {
 
     /// Blocks of the caches.
     pub(super) fn blocks(&self) -> usize {
-        self.k_cache.len() / self.shape.block_values()
+        self.k_cache.len() / self.shape.block_values(self.k_cache.kind())
     }
 }
 
 impl AttentionShape {
-    /// Values of one block in each cache.
-    fn block_values(&self) -> usize {
-        self.block_size * self.kv_heads * self.head_dim
+    /// Elements of one block in each cache of `kind`.
+    fn block_values(&self, kind: Kind) -> usize {
+        self.block_size * cached(kind, self.kv_heads, self.head_dim)
     }
 
     /// Dimensions of a value.

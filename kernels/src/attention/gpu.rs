@@ -6,6 +6,7 @@ use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
+use crate::rope::{E4M3, cached};
 use crate::storage::{ensure, unsupported};
 use crate::{Error, Result, args};
 
@@ -33,6 +34,16 @@ pub struct DecodePieces {
     pub partials: View,
 }
 
+/// Memory that the blocks of decode share.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeWorkspace {
+    /// f32, aligned to 16 bytes: partial results, [`partial_values`] of the most that a plan has.
+    pub partials: View,
+    /// u32: a counter for each tile of heads of each sequence, that is [`DecodeGrid::head_tiles`]
+    /// times the sequences. They are 0 before a launch and after it.
+    pub counters: View,
+}
+
 /// All sequences of a step. Everything that changes from step to step is read on the device, so a
 /// recorded launch stays right; a block or length out of bounds there ends the step.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +52,7 @@ pub struct StepSequences<'a> {
     pub decodes: PagedSequences,
     /// Their plan for each window that layers have.
     pub plans: &'a [(Option<usize>, DecodePieces)],
-    /// f32 values for partial results: `partial_values` of the most that a plan has.
-    pub workspace: View,
+    pub workspace: DecodeWorkspace,
     /// The other sequences, with any number of queries.
     pub prefills: PagedSequences,
     pub queries: PrefillQueries,
@@ -80,7 +90,7 @@ impl Attention for DeviceOps {
         if decodes > 0 {
             let (q, out) = (q.slice(0..decodes * stride), out.slice(0..decodes * width));
             let args = paged(step.decodes, q, out);
-            decode(&**self, &args, step.plan(shape.window)?, step.workspace)?;
+            decode(&**self, &args, step.plan(shape.window)?, &step.workspace)?;
         }
         if !step.prefills.seq_lens.is_empty() {
             let q = q.slice(decodes * stride..q.len());
@@ -107,6 +117,8 @@ pub struct HeadShape {
     pub head_dim: usize,
     /// As [`AttentionShape`] says.
     pub value_prefix: Option<usize>,
+    /// Whether K and V are kept as [`E4M3`].
+    pub e4m3: bool,
 }
 
 impl HeadShape {
@@ -120,16 +132,32 @@ impl HeadShape {
         self.heads / self.kv_heads
     }
 
-    /// Whether `decode.cu` and `prefill.cu` have kernels for such heads in bf16.
-    fn has_own_kernels(&self) -> bool {
-        self.value_prefix.is_none() && BF16.iter().any(|own| own.head_dim == self.head_dim)
+    /// The kernels of `decode.cu` and `prefill.cu` for such heads beside queries in bf16.
+    fn own_kernels(&self) -> impl Iterator<Item = &'static HeadKernels> {
+        let Self { head_dim, value_prefix, e4m3, .. } = *self;
+        let fits = move |own: &&HeadKernels| own.head_dim == head_dim && own.e4m3 == e4m3;
+        KERNELS.iter().filter(move |own| value_prefix.is_none() && fits(own))
+    }
+
+    /// Whether there are some.
+    ///
+    /// # Errors
+    /// When there are none, and K and V are kept as [`E4M3`], which no other kernels read.
+    fn has_own_kernels(&self) -> Result<bool> {
+        let found = self.own_kernels().next().is_some();
+        if self.e4m3 && !found {
+            let what = format!("heads of {} in a cache of fp8", self.head_dim);
+            return Err(unsupported(OP, format!("{what}: those of 64, 128 and 256 are, alone")));
+        }
+        Ok(found)
     }
 }
 
-impl From<&AttentionShape> for HeadShape {
-    fn from(shape: &AttentionShape) -> Self {
-        let &AttentionShape { heads, kv_heads, head_dim, value_prefix, .. } = shape;
-        Self { heads, kv_heads, head_dim, value_prefix }
+impl From<&PagedArgs> for HeadShape {
+    fn from(args: &PagedArgs) -> Self {
+        let AttentionShape { heads, kv_heads, head_dim, value_prefix, .. } = args.shape;
+        let e4m3 = args.k_cache.kind() == E4M3;
+        Self { heads, kv_heads, head_dim, value_prefix, e4m3 }
     }
 }
 
@@ -145,9 +173,11 @@ const MOST_RESIDENT: usize = 32;
 /// tests of exactness.
 const F32_BLOCKS: usize = 4;
 
-/// The kernels for a head size in bf16.
+/// The kernels for a head size, beside queries in bf16.
 struct HeadKernels {
     head_dim: usize,
+    /// Whether they read a cache of codes; others read bf16.
+    e4m3: bool,
     /// Tiles of keys in their rings.
     slots: usize,
     decode: &'static str,
@@ -159,23 +189,27 @@ struct HeadKernels {
 macro_rules! head_kernels {
     ($(($head_dim:expr, $slots:expr, $name:literal)),* $(,)?) => { [$(HeadKernels {
         head_dim: $head_dim,
+        e4m3: matches!($name.as_bytes(), [.., b'e', b'4', b'm', b'3']),
         slots: $slots,
-        decode: concat!("attention_decode_", $name, "_bf16"),
-        prefill: concat!("attention_prefill_", $name, "_bf16"),
-        part: concat!("attention_prefill_part_", $name, "_bf16"),
+        decode: concat!("attention_decode_", $name),
+        prefill: concat!("attention_prefill_", $name),
+        part: concat!("attention_prefill_part_", $name),
     }),*] };
 }
 
 /// The first that fits the device is used.
-const BF16: [HeadKernels; 8] = head_kernels![
-    (16, 3, "16"),
-    (32, 3, "32"),
-    (64, 3, "64"),
-    (80, 3, "80"),
-    (96, 3, "96"),
-    (128, 3, "128"),
-    (256, 3, "256"),
-    (256, 2, "256_two_slots"),
+const KERNELS: [HeadKernels; 11] = head_kernels![
+    (16, 3, "16_bf16"),
+    (32, 3, "32_bf16"),
+    (64, 3, "64_bf16"),
+    (64, 3, "64_e4m3"),
+    (80, 3, "80_bf16"),
+    (96, 3, "96_bf16"),
+    (128, 3, "128_bf16"),
+    (128, 3, "128_e4m3"),
+    (256, 3, "256_bf16"),
+    (256, 2, "256_two_slots_bf16"),
+    (256, 3, "256_e4m3"),
 ];
 
 /// Prefill's kernels for a head size on a device.
@@ -191,18 +225,18 @@ struct PrefillKernels {
 
 impl PrefillKernels {
     /// With warp groups there are four slots, each for a tile of keys and one of values.
-    fn find(gpu: &dyn Gpu, head_dim: usize) -> Result<Self> {
-        let rows = prefill_rows(head_dim);
-        if head_dim == 128 && gpu.properties().warp_groups {
+    fn find(gpu: &dyn Gpu, heads: &HeadShape) -> Result<Self> {
+        let rows = prefill_rows(heads.head_dim);
+        if heads.head_dim == 128 && !heads.e4m3 && gpu.properties().warp_groups {
             return Ok(Self {
                 whole: "attention_prefill_128_group_bf16",
                 part: "attention_prefill_part_128_group_bf16",
                 threads: 256,
-                shared_bytes: shared_bytes(rows, head_dim, 4 * 2),
+                shared_bytes: ((rows + 4 * 2 * TILE) * 128 * Kind::Bf16.bytes()) as u32,
                 resident: 1,
             });
         }
-        let (shared_bytes, kernels) = kernels(gpu, head_dim, rows)?;
+        let (shared_bytes, kernels) = kernels(gpu, heads, rows)?;
         let HeadKernels { prefill: whole, part, .. } = *kernels;
         Ok(Self { whole, part, threads: 128, shared_bytes, resident: 2 })
     }
@@ -221,37 +255,42 @@ const LEAST_TILES: usize = 4;
 const DECODE_ROWS: usize = 16;
 
 /// Attention of one query a sequence: query i belongs to sequence i. Every piece of the plan is
-/// computed by some block; partial results go to `workspace` (f32), which has room for as many as
-/// [`partial_values`] says.
-pub fn decode(gpu: &dyn Gpu, args: &PagedArgs, plan: &DecodePieces, workspace: View) -> Result<()> {
+/// computed by some block; the block that leaves the last partial result of a sequence and of a
+/// tile of heads in `workspace` merges them.
+pub fn decode(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    plan: &DecodePieces,
+    workspace: &DecodeWorkspace,
+) -> Result<()> {
     let n = check(args)?;
     let sequences = args.sequences.seq_lens.len();
-    let heads = HeadShape::from(&args.shape);
+    let heads = HeadShape::from(args);
     ensure(OP, n == sequences, || format!("{n} queries of {sequences} sequences"))?;
     check_plan(plan, sequences)?;
-    let fits = workspace.kind() == Kind::F32 && workspace.address().is_multiple_of(8);
-    ensure(OP, fits, || format!("a workspace of {workspace:?}; it is f32, aligned to 8 bytes"))?;
+    let grid = decode_grid(gpu, args.q.kind(), &heads)?;
+    check_workspace(workspace, sequences * grid.head_tiles)?;
     if n == 0 {
         return Ok(());
     }
-    let partials = workspace.len() / partial_values(1, &heads);
-    let shares = plan.shares.len() - 1;
+    let &DecodeWorkspace { partials, counters } = workspace;
+    let (shares, most) = (plan.shares.len() - 1, partials.len() / partial_values(1, &heads));
     let mut params = parameters(args);
-    params.extend(args![plan.shares, plan.pieces, workspace, shares, plan.pieces.len(), partials]);
+    params.extend(args![plan.shares, plan.pieces, plan.partials, partials, counters, shares]);
+    params.extend(args![plan.pieces.len(), most]);
     params.extend(sizes(args));
-    gpu.launch(&decode_launch(gpu, args, shares)?, &params)?;
-    if partials > 0 { combine(gpu, args, plan, workspace, partials) } else { Ok(()) }
+    gpu.launch(&decode_launch(gpu, args, &grid, shares)?, &params)
 }
 
 /// The number of f32 values that so many partial results of `decode` take.
 pub fn partial_values(partials: usize, heads: &HeadShape) -> usize {
-    partials * heads.heads * (heads.value_dim() + 2)
+    partials * heads.heads * (heads.value_dim() + 2).next_multiple_of(4)
 }
 
 /// The dimensions of keys and values, for kernels that are made for any.
 fn sizes(args: &PagedArgs) -> Vec<Arg> {
-    let heads = HeadShape::from(&args.shape);
-    if args.q.kind() == Kind::Bf16 && heads.has_own_kernels() {
+    let heads = HeadShape::from(args);
+    if args.q.kind() == Kind::Bf16 && heads.own_kernels().next().is_some() {
         return Vec::new();
     }
     args![heads.head_dim, heads.value_dim()].to_vec()
@@ -266,6 +305,15 @@ fn check_plan(plan: &DecodePieces, sequences: usize) -> Result<()> {
     ensure(OP, fits, || format!("{plan:?} for {sequences} sequences"))
 }
 
+fn check_workspace(workspace: &DecodeWorkspace, counters: usize) -> Result<()> {
+    let DecodeWorkspace { partials, counters: own } = workspace;
+    let fits = partials.kind() == Kind::F32
+        && partials.address().is_multiple_of(16)
+        && own.kind() == Kind::U32
+        && own.len() >= counters;
+    ensure(OP, fits, || format!("{workspace:?} for {counters} counters"))
+}
+
 /// The kernel of decode for some heads, and what its blocks take.
 struct DecodeKernel {
     name: &'static str,
@@ -276,8 +324,8 @@ struct DecodeKernel {
 }
 
 fn decode_kernel(gpu: &dyn Gpu, heads: &HeadShape) -> Result<DecodeKernel> {
-    if heads.has_own_kernels() {
-        let (shared_bytes, own) = kernels(gpu, heads.head_dim, DECODE_ROWS)?;
+    if heads.has_own_kernels()? {
+        let (shared_bytes, own) = kernels(gpu, heads, DECODE_ROWS)?;
         return Ok(DecodeKernel { name: own.decode, rows: DECODE_ROWS, threads: 32, shared_bytes });
     }
     let (shared_bytes, any) = any::kernels(gpu, heads, heads.group())?;
@@ -323,7 +371,7 @@ pub fn prefill(gpu: &dyn Gpu, args: &PagedArgs, queries: &PrefillQueries) -> Res
         let blocks = [n as u32, heads as u32, 1];
         let kernel = "attention_prefill_f32";
         (Launch { kernel, blocks, threads: 32, shared_bytes: 0 }, 1)
-    } else if HeadShape::from(&args.shape).has_own_kernels() {
+    } else if HeadShape::from(args).has_own_kernels()? {
         prefill_launch(gpu, args, queries, n)?
     } else {
         (any_prefill_launch(gpu, args, queries, n)?, 1)
@@ -348,7 +396,7 @@ fn any_prefill_launch(
     queries: &PrefillQueries,
     n: usize,
 ) -> Result<Launch> {
-    let (heads, group) = (HeadShape::from(&args.shape), args.shape.group());
+    let (heads, group) = (HeadShape::from(args), args.shape.group());
     let (shared_bytes, any) = any::kernels(gpu, &heads, n * group)?;
     let (sequences, most) = (args.sequences.seq_lens.len(), queries.most * group);
     let tiles = prefill_tiles(n * group, sequences, most, any.rows);
@@ -365,7 +413,8 @@ fn prefill_launch(
 ) -> Result<(Launch, usize)> {
     let AttentionShape { kv_heads, head_dim, window, .. } = args.shape;
     let (rows, group) = (prefill_rows(head_dim), args.shape.group());
-    let kernels = PrefillKernels::find(gpu, head_dim)?;
+    let heads = HeadShape::from(args);
+    let kernels = PrefillKernels::find(gpu, &heads)?;
     ensure(OP, group <= rows, || {
         format!("{group} query heads for each KV head, where {rows} are the most")
     })?;
@@ -374,7 +423,7 @@ fn prefill_launch(
     // The queries of a tile see one window, and as many tokens more as there are other queries.
     let visible = |longest: usize| window.map_or(longest, |window| longest.min(window + per_tile));
     let tiles = queries.longest.map_or(0, |longest| visible(longest).div_ceil(TILE));
-    let room = queries.workspace.len() / partial_values(n, &(&args.shape).into());
+    let room = queries.workspace.len() / partial_values(n, &heads);
     let parts = key_parts(kernels.blocks(gpu), blocks, tiles).min(room).max(1);
     let kernel = if parts == 1 { kernels.whole } else { kernels.part };
     let blocks = [blocks as u32, parts as u32, 1];
@@ -394,17 +443,20 @@ fn key_parts(at_once: usize, blocks: usize, tiles: usize) -> usize {
 /// # Errors
 /// When no kernel for heads of `head_dim` fits the device.
 pub fn prefill_values(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<usize> {
-    if kind == Kind::F32 || !heads.has_own_kernels() {
+    if kind == Kind::F32 || !heads.has_own_kernels()? {
         return Ok(0);
     }
-    let kernels = PrefillKernels::find(gpu, heads.head_dim)?;
+    let kernels = PrefillKernels::find(gpu, heads)?;
     let of_a_block = HeadShape { heads: 1, ..*heads };
     Ok(kernels.blocks(gpu) * partial_values(prefill_rows(heads.head_dim), &of_a_block))
 }
 
-/// Bytes of shared memory for a tile of `rows` queries and a ring of `slots` tiles of keys.
-fn shared_bytes(rows: usize, head_dim: usize, slots: usize) -> u32 {
-    ((rows + slots * TILE) * head_dim * Kind::Bf16.bytes()) as u32
+/// Bytes of shared memory for a tile of `rows` queries and a ring of tiles of keys, as `tile.cuh`
+/// has them.
+fn shared_bytes(rows: usize, kernels: &HeadKernels) -> u32 {
+    let (dim, bf16) = (kernels.head_dim, Kind::Bf16.bytes());
+    let key = if kernels.e4m3 { cached(E4M3, 1, dim) } else { dim * bf16 };
+    (rows * dim * bf16 + kernels.slots * TILE * key) as u32
 }
 
 /// Rows (queries × heads of a group) of a block of prefill, as `prefill.cu` has them.
@@ -425,44 +477,31 @@ fn prefill_tiles(
 }
 
 /// Launches as many blocks as the device runs at once, or as many as there are work items.
-fn decode_launch(gpu: &dyn Gpu, args: &PagedArgs, shares: usize) -> Result<Launch> {
-    let heads = HeadShape::from(&args.shape);
+fn decode_launch(
+    gpu: &dyn Gpu,
+    args: &PagedArgs,
+    grid: &DecodeGrid,
+    shares: usize,
+) -> Result<Launch> {
+    let heads = HeadShape::from(args);
     if args.q.kind() == Kind::F32 {
         let (kernel, blocks) = ("attention_decode_f32", [shares as u32, heads.heads as u32, 1]);
         return Ok(Launch { kernel, blocks, threads: 32, shared_bytes: 0 });
     }
     let DecodeKernel { name: kernel, threads, shared_bytes, .. } = decode_kernel(gpu, &heads)?;
-    let grid = decode_grid(gpu, args.q.kind(), &heads)?;
     let blocks = (shares * grid.head_tiles).min(grid.multiprocessors * grid.resident);
     Ok(Launch { kernel, blocks: [blocks as u32, 1, 1], threads, shared_bytes })
 }
 
-fn combine(
-    gpu: &dyn Gpu,
-    args: &PagedArgs,
-    plan: &DecodePieces,
-    workspace: View,
-    partials: usize,
-) -> Result<()> {
-    let kernel = args.q.kind().kernel("attention_combine_f32", "attention_combine_bf16");
-    let (sequences, heads) = (args.sequences.seq_lens.len(), args.shape.heads);
-    let blocks = [(sequences * heads).div_ceil(4) as u32, 1, 1];
-    let work = args![workspace, args.out, args.sinks, plan.partials, sequences, heads];
-    let params = [&work[..], &args![args.shape.value_dim(), partials]].concat();
-    gpu.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &params)
-}
-
 /// Bytes of shared memory of a block with a tile of `rows` queries, and the kernels of decode and
 /// prefill whose ring of keys fits beside it.
-fn kernels(gpu: &dyn Gpu, head_dim: usize, rows: usize) -> Result<(u32, &'static HeadKernels)> {
+fn kernels(gpu: &dyn Gpu, heads: &HeadShape, rows: usize) -> Result<(u32, &'static HeadKernels)> {
     let most = gpu.properties().shared_bytes;
-    let mut fitting = BF16.iter().filter_map(|kernels| {
-        let bytes = shared_bytes(rows, head_dim, kernels.slots);
-        (kernels.head_dim == head_dim && bytes <= most).then_some((bytes, kernels))
-    });
-    fitting.next().ok_or_else(|| {
+    let mut sized = heads.own_kernels().map(|kernels| (shared_bytes(rows, kernels), kernels));
+    sized.find(|(bytes, _)| *bytes <= most).ok_or_else(|| {
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
-        unsupported(OP, format!("heads of {head_dim} in bf16: {has}, which is too little"))
+        let heads = format!("heads of {} in bf16", heads.head_dim);
+        unsupported(OP, format!("{heads}: {has}, which is too little"))
     })
 }
 
@@ -479,7 +518,8 @@ fn parameters(args: &PagedArgs) -> Vec<Arg> {
         None => (scale * log2_e, 0.0),
         Some(cap) => (cap * log2_e, scale / cap),
     };
-    let &PagedArgs { q, k_cache, v_cache, sinks, out, .. } = args;
+    let &PagedArgs { q, sinks, out, .. } = args;
+    let [k_cache, v_cache] = [args.k_cache, args.v_cache].map(View::in_pairs);
     let PagedSequences { seq_lens, tables, table_starts } = args.sequences;
     let mut params = args![q, k_cache, v_cache, out, seq_lens, tables, table_starts].to_vec();
     params.extend(args![sinks, q_stride, heads, kv_heads, seq_lens.len(), blocks, block_size]);
@@ -495,7 +535,10 @@ fn check(args: &PagedArgs) -> Result<usize> {
     let words = [seq_lens, tables, table_starts].iter().all(|view| view.kind() == Kind::U32);
     let fits = words && table_starts.len() == seq_lens.len() + 1;
     ensure(OP, fits, || format!("{:?}", args.sequences))?;
-    let caches = args.k_cache.kind() == kind && block_size.is_power_of_two() && block_size >= 16;
+    let kept = args.k_cache.kind();
+    let caches = (kept == kind || kept == E4M3 && kind == Kind::Bf16)
+        && block_size.is_power_of_two()
+        && block_size >= 16;
     ensure(OP, caches, || {
         format!(
             "caches {:?} in blocks of {block_size} tokens (a power of two, at least 16) for {:?}",

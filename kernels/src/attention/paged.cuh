@@ -54,11 +54,11 @@ struct AttentionParams {
             blocks, block_size, table_len, window, to_log2, cap_in                                 \
     }
 #define PREFILL_PARAMETERS const uint32_t *cu_seqlens, const uint32_t *split_tokens, uint32_t n
-#define DECODE_PARAMETERS                                                                   \
-    const uint32_t *shares, const uint32_t *pieces, float *workspace, uint32_t share_count, \
-        uint32_t piece_words, uint32_t partials
+#define DECODE_PARAMETERS                                                                     \
+    const uint32_t *shares, const uint32_t *pieces, const uint32_t *firsts, float *workspace, \
+        uint32_t *counters, uint32_t share_count, uint32_t piece_words, uint32_t partials
 #define DECODE_WORK \
-    DecodeWork { shares, pieces, share_count, piece_words, partials }
+    DecodeWork { shares, pieces, firsts, workspace, counters, share_count, piece_words, partials }
 
 // Splits of the keys of a tile of prefill. They start at multiples of `tokens`, whatever the window
 // is, as decode's pieces do where cuts are fixed: a query's splits do not depend on the batch.
@@ -82,10 +82,16 @@ struct Splits {
 // What decode computes, as `plan.rs` plans it: shares of consecutive pieces, each a range of the
 // keys of one sequence. All of it is read on the device, so a recorded launch follows each step's
 // plan.
+//
+// The pieces of a sequence leave partial results in the workspace. The block that leaves the last
+// one of a tile of heads finds that by the tile's counter, and merges all of them in the order of
+// the keys, so the result does not depend on which block that is.
 struct DecodeWork {
     static constexpr uint32_t ONLY = 0xffffffffu;
 
-    const uint32_t *shares, *pieces;
+    const uint32_t *shares, *pieces, *firsts;
+    float* workspace;
+    uint32_t* counters;  // of each tile of heads of each sequence; 0 between launches
     uint32_t share_count, piece_words, partials;
 
     // The pieces of a share.
@@ -96,6 +102,24 @@ struct DecodeWork {
     }
     DEVICE Vec<uint32_t, 4> piece(uint32_t index) const {
         return load<uint32_t, 4>(pieces + static_cast<size_t>(index) * 4);
+    }
+    // The partial results of a sequence, of which `partial` is one.
+    DEVICE Range parts(uint32_t sequence, uint32_t partial) const {
+        Range own{firsts[sequence], firsts[sequence + 1]};
+        ASSERT(own.begin <= partial && partial < own.end && own.end <= partials);
+        return own;
+    }
+    // Whether this block, which has written a partial result, is the last of `count`. It then sees
+    // those of all. Every thread of the block calls it.
+    DEVICE bool is_last(uint32_t counter, uint32_t count) const {
+        __syncthreads();
+        bool last = false;
+        if (threadIdx.x == 0) {
+            __threadfence();  // The results are visible before the count is.
+            last = atomicInc(counters + counter, count - 1) == count - 1;
+            if (last) __threadfence();  // No result is read before the count was.
+        }
+        return __syncthreads_or(last);
     }
 };
 
@@ -156,17 +180,20 @@ DEVICE float normaliser(float row_max, float row_sum, const float* sinks, uint32
     return own / fmaf(row_sum, own, exp2_approx(sink - largest));
 }
 
-// The place in the workspace at which decode and prefill leave a partial result for `combine.cu`,
-// in f32: `[partials, heads, 2]` holds the largest score and the sum of weights; after them,
-// `[partials, heads, value_dim]` holds the output that is not normalised yet.
+// The place in the workspace at which decode and prefill leave a partial result, in f32:
+// `[partials, heads, stride]` holds the output that is not normalised yet, and at the end of a row
+// the largest score and the sum of weights.
 struct PartialState {
-    float *max_and_sum, *out;
+    float *out, *max_and_sum;
 
-    DEVICE PartialState(float* workspace, size_t partials, size_t heads, uint32_t value_dim,
-        size_t partial, size_t head) {
-        size_t index = partial * heads + head;
-        max_and_sum = workspace + index * 2;
-        out = workspace + partials * heads * 2 + index * value_dim;
+    DEVICE PartialState(
+        float* workspace, size_t heads, uint32_t value_dim, size_t partial, size_t head)
+        : out(workspace + (partial * heads + head) * stride(value_dim)),
+          max_and_sum(out + stride(value_dim) - 2) {}
+
+    // Rows begin at multiples of 16 bytes.
+    DEVICE static constexpr uint32_t stride(uint32_t value_dim) {
+        return (value_dim + 2 + 3) / 4 * 4;
     }
 };
 

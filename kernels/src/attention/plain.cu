@@ -2,7 +2,7 @@
 // share of the keys, in decode), 32 keys at a time, a lane for a key's score and then for every
 // 32nd dimension of the output. Values have up to 512 dimensions, and may be parts of keys. It
 // reads each key once for every query and is not meant to be fast.
-#include "attention/paged.cuh"
+#include "attention/merge.cuh"
 
 namespace {
 
@@ -92,9 +92,12 @@ KERNEL __launch_bounds__(32) attention_decode_f32(
             write(params, state, value_dim, piece.sequence, head);
             continue;
         }
-        PartialState to(workspace, partials, heads, value_dim, piece.partial, head);
+        PartialState to(workspace, heads, value_dim, piece.partial, head);
         for (uint32_t i = 0, d = lane(); d < value_dim; i++, d += WARP) to.out[d] = state.o[i];
         if (lane() == 0) store(to.max_and_sum, Vec<float, 2>{state.row_max, state.row_sum});
+        Range own = work.parts(piece.sequence, piece.partial);
+        if (work.is_last(piece.sequence * heads + head, own.end - own.begin))
+            merge_partials<32>(workspace, out, sinks, own, piece.sequence, head, heads, value_dim);
     }
 }
 EXPORT(attention_decode_f32)

@@ -123,7 +123,7 @@ struct QueryTile {
     // queries.
     template <uint32_t MT>
     DEVICE void store_states(const AttentionParams<bf16>& params, const Accumulator<D, MT>& acc,
-        float* workspace, size_t queries) const {
+        float* workspace) const {
 #pragma unroll
         for (uint32_t m = 0; m < MT; m++)
 #pragma unroll
@@ -131,8 +131,7 @@ struct QueryTile {
                 uint32_t row = warp() * 16 * MT + row_of(m, half);
                 if (row >= rows) continue;
                 size_t partial = static_cast<size_t>(query + row / group) * gridDim.y + blockIdx.y;
-                PartialState to(
-                    workspace, queries * gridDim.y, params.heads, D, partial, head(row));
+                PartialState to(workspace, params.heads, D, partial, head(row));
 #pragma unroll
                 for (uint32_t n = 0; n < D / 8; n++) {
                     const float* pair = &acc.o[m][n][half * 2];
@@ -188,15 +187,17 @@ DEVICE void merge_before(const Accumulator<D, MT>* before, Accumulator<D, MT>& a
 }
 
 // The attention of a block's warps over the keys of `tiles.range`, as `attend` computes it.
-template <uint32_t D, uint32_t SLOTS>
+template <uint32_t D, uint32_t SLOTS = 3, bool E4M3 = false>
 struct PlainAttention {
     static constexpr uint32_t DIMENSIONS = D, MT = ROW_TILES<D>, THREADS = WARPS * WARP;
-    using Tiles = KvTiles<D, THREADS>;
+    // Registers are needed for tiles of other things where codes are widened.
+    static constexpr bool TILES_IN_MEMORY = E4M3;
+    using Tiles = KvTiles<D, THREADS, E4M3>;
 
     DEVICE static bf16* shared() { return dynamic_shared<bf16>(); }
     DEVICE static void run(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
         Tiles& tiles, const WarpQueries<D, MT>& queries, const bf16* q, bf16* ring) {
-        attend<D, MT, WARPS, SLOTS>(acc, params, tiles, queries, q, ring);
+        attend<D, MT, WARPS, SLOTS, E4M3>(acc, params, tiles, queries, q, ring);
     }
 };
 
@@ -214,7 +215,9 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
     Splits cut(
         {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
-    typename Attention::Tiles tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    using Tiles = typename Attention::Tiles;
+    Tiles made(params, params.table(block.sequence, block.len), block.kv_head);
+    Tiles& tiles = Attention::TILES_IN_MEMORY ? *in_memory(&made) : made;  // likewise
     Accumulator<D, MT> acc, before;
 #pragma unroll 1
     for (uint32_t split = 0; split < splits.count; split++) {
@@ -244,7 +247,7 @@ DEVICE void prefill_part(
     tiles.range = keys;
     Accumulator<D, MT> acc;
     Attention::run(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
-    block.store_states(params, acc, workspace, n);
+    block.store_states(params, acc, workspace);
 }
 
 // ---- warp groups, at 128 dimensions
@@ -254,8 +257,8 @@ constexpr uint32_t TILE_VALUES = TILE_KEYS * GROUP_D, HALF_TILE = TILE_VALUES / 
 
 // Tiles of keys and values as products of warp groups take them: 64 dimensions of all keys, and
 // then the others.
-struct GroupTiles : KvTiles<GROUP_D, GROUP_THREADS> {
-    using KvTiles<GROUP_D, GROUP_THREADS>::KvTiles;
+struct GroupTiles : KvTiles<GROUP_D, GROUP_THREADS, false> {
+    using KvTiles<GROUP_D, GROUP_THREADS, false>::KvTiles;
 
     // Starts copying a tile whose pages lie in these blocks, as `locate` finds them.
     DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile, uint32_t blocks) const {
@@ -380,6 +383,7 @@ struct GroupAttention {
 
     // The interface of PlainAttention.
     static constexpr uint32_t DIMENSIONS = GROUP_D, MT = 1, THREADS = GROUP_THREADS;
+    static constexpr bool TILES_IN_MEMORY = false;
     using Tiles = GroupTiles;
 
     DEVICE static bf16* shared() { return reinterpret_cast<bf16*>(swizzled_shared()); }
@@ -501,3 +505,33 @@ KERNEL __launch_bounds__(256, 1) attention_prefill_part_128_group_bf16(
     prefill_part_by_groups<GroupAttention>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
 }
 EXPORT(attention_prefill_part_128_group_bf16)
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_64_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<PlainAttention<64, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_64_e4m3)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<PlainAttention<64, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_64_e4m3)
+KERNEL __launch_bounds__(128, 2)
+    attention_prefill_128_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<PlainAttention<128, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_128_e4m3)
+KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<PlainAttention<128, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_128_e4m3)
+KERNEL __launch_bounds__(128, 1)
+    attention_prefill_256_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
+    prefill<PlainAttention<256, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
+}
+EXPORT(attention_prefill_256_e4m3)
+KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_e4m3(
+    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
+    prefill_part<PlainAttention<256, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
+}
+EXPORT(attention_prefill_part_256_e4m3)

@@ -10,6 +10,7 @@ use candle_core::{D, DType, Device, Tensor, WithDType};
 use half::f16;
 
 /// A ragged batch over a paged cache whose unused slots are NaN.
+#[derive(Clone)]
 pub(super) struct Case {
     pub heads: usize,
     pub kv_heads: usize,

@@ -84,6 +84,14 @@ impl View {
         self.len * self.kind.bytes()
     }
 
+    /// Bytes in pairs, for kernels that take them in place of bf16; other views as they are.
+    pub(crate) fn in_pairs(self) -> Self {
+        match self.kind {
+            Kind::U8 => Self::new(self.address, self.len / 2, Kind::Bf16),
+            _ => self,
+        }
+    }
+
     /// The elements in `range`.
     ///
     /// # Panics

@@ -153,8 +153,8 @@ pub struct Launch {
     pub shared_bytes: u32,
 }
 
-/// The most parameters that a kernel may have. Attention in f32 has the most, 20.
-pub(crate) const MAX_PARAMETERS: usize = 26;
+/// The most parameters that a kernel may have. Decode in f32 has the most, 28.
+pub(crate) const MAX_PARAMETERS: usize = 32;
 
 /// An argument of a kernel. A view becomes a pointer to its elements; the caller checks its length.
 #[derive(Clone, Copy, Debug)]

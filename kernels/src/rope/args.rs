@@ -27,10 +27,22 @@ pub struct RopeArgs<V: Operand> {
     ///
     /// On the CPU they are f32 or f16: K is `[blocks, kv_heads, head_dim, block_size]`, V is
     /// `[blocks, kv_heads, block_size, head_dim]`. On a device they are of the kind of `qkv`, and
-    /// both are `[blocks, block_size, kv_heads, head_dim]`.
+    /// both are `[blocks, block_size, kv_heads, head_dim]`. Beside `qkv` in bf16 they may be of the
+    /// kind [`E4M3`] there: codes of that shape, each 16 dimensions of a head in an order of their
+    /// own, and behind all of them the scales, `[blocks, kv_heads, block_size]` in bf16. A value is
+    /// its code times the scale, which gives the largest value of a head of a token the code 448.
     pub k_cache: V,
     pub v_cache: V,
     pub block_size: usize,
+}
+
+/// The kind of a cache in floats of eight bits, which are stored as bytes.
+pub const E4M3: Kind = Kind::U8;
+
+/// The elements of a cache of `kind` that the K, or the V, of one token takes.
+pub fn cached(kind: Kind, kv_heads: usize, head_dim: usize) -> usize {
+    let scale = if kind == E4M3 { Kind::Bf16.bytes() } else { 0 };
+    kv_heads * (head_dim + scale)
 }
 
 /// The cosines and sines of all positions, each `[positions, rotary_dim / 2]` f32.
@@ -152,7 +164,7 @@ impl<V: Operand> RopeArgs<V> {
 
     fn check_caches(&self) -> Result<()> {
         let &Self { k_cache, v_cache, kv_heads, head_dim, block_size, .. } = self;
-        let block = block_size * kv_heads * head_dim;
+        let block = block_size * cached(k_cache.kind(), kv_heads, head_dim);
         let fits = k_cache.kind() == v_cache.kind()
             && k_cache.len() == v_cache.len()
             && block_size * head_dim > 0

@@ -1,8 +1,8 @@
 //! Launches the kernels of `rope.cu` and `latent.cu` on a device: QK-norm, rotary embedding and the
 //! write into the paged cache.
 
-use super::{LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable};
-use crate::gpu::{Launch, View};
+use super::{E4M3, LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable, cached};
+use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
@@ -15,8 +15,11 @@ impl Rope for DeviceOps {
     fn rope_kv_write(&self, args: &RopeArgs<View>) -> Result<()> {
         let n = args.check()?;
         let &RopeArgs { qkv, heads, kv_heads, head_dim, positions, slots, .. } = args;
-        let &RopeArgs { table, qk_norm: norm, k_cache, v_cache, .. } = args;
-        ensure(OP, k_cache.kind() == qkv.kind(), || format!("{k_cache:?} for {qkv:?}"))?;
+        let &RopeArgs { table, qk_norm: norm, k_cache, v_cache, block_size, .. } = args;
+        let (kind, e4m3) = (k_cache.kind(), k_cache.kind() == E4M3);
+        let fits =
+            kind == qkv.kind() || e4m3 && qkv.kind() == Kind::Bf16 && head_dim.is_multiple_of(16);
+        ensure(OP, fits, || format!("{k_cache:?} for {qkv:?} and heads of {head_dim}"))?;
         let items = n * (heads + 2 * kv_heads);
         if items == 0 {
             return Ok(());
@@ -27,11 +30,13 @@ impl Rope for DeviceOps {
         let kernel = qkv.kind().kernel("rope_f32", "rope_bf16");
         let (q_norm, k_norm) = (norm.map(|norm| norm.q), norm.map(|norm| norm.k));
         let eps = norm.map_or(0.0, |norm| norm.eps);
-        let slots_cached = k_cache.len().checked_div(kv_heads * head_dim).unwrap_or(0);
+        let slots_cached = k_cache.len().checked_div(cached(kind, kv_heads, head_dim)).unwrap_or(0);
+        let [k_cache, v_cache] = [k_cache, v_cache].map(View::in_pairs);
+        let block_size = if e4m3 { block_size } else { 0 };
         let interleaved = u32::from(style == RopeStyle::Interleaved);
         let buffers = args![qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache];
         let sizes = args![n, heads, kv_heads, head_dim, half, max_positions, slots_cached];
-        let args = [&buffers[..], &sizes, &args![interleaved]].concat();
+        let args = [&buffers[..], &sizes, &args![block_size, interleaved]].concat();
         let blocks = [items.div_ceil(HEADS_PER_BLOCK) as u32, 1, 1];
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
     }

@@ -10,7 +10,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use args::{QkNorm, RopeArgs, RopeLatentArgs, RopeTable};
+pub use args::{E4M3, QkNorm, RopeArgs, RopeLatentArgs, RopeTable, cached};
 
 use crate::Result;
 use crate::operand::OpMemory;

@@ -10,7 +10,7 @@
 use super::plans::KINDS;
 use crate::{ForwardBatch, Result};
 use cresset_kernels::attention::gpu::{
-    DecodePieces, PagedSequences, PrefillQueries, StepSequences,
+    DecodePieces, DecodeWorkspace, PagedSequences, PrefillQueries, StepSequences,
 };
 use cresset_kernels::attention::plan::{DecodePlan, KeyPiece};
 use cresset_kernels::gpu::{Buffer, Gpu, Kind, Staging, View};
@@ -195,7 +195,7 @@ impl Inputs {
         shape: &StepShape,
         plans: &'a [(Option<usize>, DecodePieces)],
         in_parts: bool,
-        workspace: View,
+        workspace: DecodeWorkspace,
     ) -> StepSequences<'a> {
         let (all, first, last) = (self.all(shape), shape.decodes, shape.sequences);
         let part = |from: usize, to: usize| PagedSequences {
@@ -213,7 +213,7 @@ impl Inputs {
                 most: shape.most_queries,
                 split: self.prefill_split(shape),
                 longest: in_parts.then_some(shape.longest_prompt),
-                workspace,
+                workspace: workspace.partials,
             },
         }
     }

@@ -30,6 +30,7 @@ use cresset_kernels::embedding::DeviceTokens;
 use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
 use cresset_kernels::linear::gpu::{LIBRARY_ROWS, ROUNDED_ROWS, uses_scratch};
+use cresset_kernels::rope::E4M3;
 use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
 use graphs::Graphs;
@@ -49,9 +50,13 @@ const PIECES_PER_ROW: usize = 4;
 const BLOCKS_PER_ROW: usize = 256;
 
 impl ModelOptions {
-    /// The kind of weights, activations and cache on a device.
+    /// The kind of weights and activations on a device.
     fn kind(&self) -> Kind {
         if self.dequantise { Kind::F32 } else { Kind::Bf16 }
+    }
+
+    fn kv_kind(&self) -> Kind {
+        if self.fp8_cache { E4M3 } else { self.kind() }
     }
 
     fn max_tokens(&self) -> usize {
@@ -132,7 +137,7 @@ impl CudaModel {
             rounds: options.byte_activations,
         };
         let mut decoder = Decoder::load(gpu.clone(), source, &mut store, Reading::Whole, &sizes)?;
-        decoder.config.kv_kind = kind;
+        decoder.config.kv_kind = options.kv_kind();
         let weight_bytes = store.bytes;
         drop(store);
         tracing::info!(weight_bytes, "the weights are on the GPU");
@@ -411,7 +416,7 @@ impl CudaModel {
         let Self { workspace: w, cache, inputs, .. } = self;
         let plans = inputs.plans(shape, &self.attention.windows());
         let in_parts = !self.options.deterministic;
-        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention.view());
+        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention());
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,

@@ -83,6 +83,11 @@ impl AttentionKinds {
         self.kinds.iter().map(values).max().unwrap_or(0)
     }
 
+    /// The counters of decode when up to `rows` sequences decode.
+    pub(super) fn counters(&self, rows: usize) -> usize {
+        self.kinds.iter().map(|kind| rows * kind.grid.head_tiles).max().unwrap_or(0)
+    }
+
     /// A plan of each kind for the first `decodes` sequences of a step. Sequences that it lacks are
     /// padding, of one token.
     pub(super) fn plan(&self, seq_lens: &[u32], decodes: usize) -> Vec<DecodePlan> {

@@ -3,6 +3,7 @@
 use super::plans::AttentionKinds;
 use crate::{ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
+use cresset_kernels::attention::gpu::DecodeWorkspace;
 use cresset_kernels::gpu::{Buffer, Kind, View};
 use cresset_kernels::sampling::gpu as sampling;
 
@@ -10,7 +11,9 @@ pub(super) struct StepWorkspace {
     /// `[rows, vocab_size]` f32.
     pub logits: Buffer,
     /// Partial results of attention, f32.
-    pub attention: Buffer,
+    partials: Buffer,
+    /// The counters of decode's attention, which each launch leaves as it found them.
+    counters: Buffer,
     /// `[rows]` u32: the sampled tokens of the last step, until this step samples.
     pub tokens: Buffer,
     /// `[rows, sampling::RESULT_WORDS]` u32.
@@ -31,12 +34,17 @@ impl StepWorkspace {
         let (rows, vocab_size) = (options.max_rows, config.vocab_size);
         Ok(Self {
             logits: Buffer::new(gpu, Kind::F32, rows * vocab_size)?,
-            attention: Buffer::new(gpu, Kind::F32, attention.workspace(rows))?,
+            partials: Buffer::new(gpu, Kind::F32, attention.workspace(rows))?,
+            counters: Buffer::zeros(gpu, Kind::U32, attention.counters(rows))?,
             tokens: Buffer::zeros(gpu, Kind::U32, rows)?,
             results: Buffer::new(gpu, Kind::U32, rows * sampling::RESULT_WORDS)?,
             sampling: Buffer::new(gpu, Kind::U8, sampling::workspace(rows, vocab_size))?,
             vocab_size,
         })
+    }
+
+    pub(super) fn attention(&self) -> DecodeWorkspace {
+        DecodeWorkspace { partials: self.partials.view(), counters: self.counters.view() }
     }
 
     /// `[rows, vocab_size]` of the last step, until they are sampled from.

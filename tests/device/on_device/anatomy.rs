@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Name, and the beginnings of the names of its kernels.
-const SMALL_PARTS: [(&str, &[&str]); 7] = [
+const SMALL_PARTS: [(&str, &[&str]); 6] = [
     ("attention", &["attention_decode"]),
-    ("merging of splits", &["attention_combine"]),
     ("norms", &["norm"]),
     ("rope and KV write", &["rope"]),
     ("activation", &["silu", "gelu"]),

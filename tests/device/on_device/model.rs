@@ -91,6 +91,7 @@ impl Source {
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
             byte_activations: false,
+            fp8_cache: false,
             further_ranks: Vec::new(),
             kv_bytes: 0,
             state_share: 0.0,

@@ -5,12 +5,18 @@ use super::super::plan::{DecodePlan, KeyCuts};
 use super::super::tests::Case;
 use super::*;
 use crate::gpu::{Buffer, Emulator, Properties};
-use crate::testing::{assert_close, downloaded, gpu, poisoned_buffer, rounded, upload, values};
+use crate::testing::{
+    assert_close, downloaded, e4m3_cache, e4m3_rounded, gpu, poisoned_buffer, rounded, upload,
+    values,
+};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
 /// The weights before the product with V, and the result, are rounded to bf16.
 const TOLERANCES: [(Kind, f32); 2] = [(Kind::F32, 2e-5), (Kind::Bf16, 1.2e-2)];
+/// With K and V in e4m3 against exact ones: a code of four significant bits is off by up to 3.6 % of
+/// the largest value of its head, and weights follow from keys that are.
+const E4M3_TOLERANCE: f32 = 6e-2;
 /// Columns of a row of queries that are not Q.
 const BESIDE: usize = 8;
 
@@ -80,19 +86,24 @@ struct Plan {
     pieces: Buffer,
     partials: Buffer,
     workspace: Buffer,
+    counters: Buffer,
 }
 
 impl Plan {
-    fn new(gpu: &Arc<dyn Gpu>, plan: &DecodePlan, shape: &AttentionShape) -> Self {
+    fn new(paging: &Paging, plan: &DecodePlan) -> Self {
+        let (gpu, heads) = (&paging.gpu, paging.heads());
         let words = |words: &[u32]| Buffer::from_slice(gpu, words).unwrap();
         let pieces: Vec<u32> = plan.pieces.iter().flat_map(KeyPiece::words).collect();
         let partials = plan.partials.last().copied().unwrap() as usize;
-        let values = partial_values(partials, &shape.into());
+        let values = partial_values(partials, &heads);
+        let grid = decode_grid(&**gpu, paging.kind, &heads).unwrap();
+        let counters = (plan.partials.len() - 1) * grid.head_tiles;
         Self {
             shares: words(&plan.shares),
             pieces: words(&pieces),
             partials: words(&plan.partials),
             workspace: poisoned_buffer(gpu, Kind::F32, values),
+            counters: Buffer::zeros(gpu, Kind::U32, counters).unwrap(),
         }
     }
 
@@ -100,6 +111,10 @@ impl Plan {
         let [shares, pieces, partials] =
             [&self.shares, &self.pieces, &self.partials].map(Buffer::view);
         DecodePieces { shares, pieces, partials }
+    }
+
+    fn workspace(&self) -> DecodeWorkspace {
+        DecodeWorkspace { partials: self.workspace.view(), counters: self.counters.view() }
     }
 }
 
@@ -126,6 +141,22 @@ impl Paging {
         Self { gpu, kind, case, block_size, k, v, sinks, tables }
     }
 
+    /// The same with K and V in e4m3. The case then has the values that are left of its own.
+    fn in_e4m3(mut self) -> Self {
+        let (case, block_size) = (&mut self.case, self.block_size);
+        let (heads, dim, (tables, blocks)) = (case.kv_heads, case.dim, case.tables(block_size));
+        let cache = |rows: &[Tensor]| {
+            let slots = values(&case.cache_by_token(rows, &tables, blocks, block_size));
+            Buffer::from_slice(&self.gpu, &e4m3_cache(&slots, heads, dim, block_size)).unwrap()
+        };
+        (self.k, self.v) = (cache(&case.keys), Some(cache(&case.vals)));
+        for rows in case.keys.iter_mut().chain(&mut case.vals) {
+            let left = e4m3_rounded(&values(rows), dim);
+            *rows = Tensor::from_vec(left, rows.dims(), &Device::Cpu).unwrap();
+        }
+        self
+    }
+
     /// Values of a row of queries.
     fn width(&self) -> usize {
         self.case.heads * self.case.dim
@@ -137,7 +168,9 @@ impl Paging {
     }
 
     fn heads(&self) -> HeadShape {
-        (&self.case.shape(self.width(), self.block_size)).into()
+        let &Case { heads, kv_heads, dim: head_dim, value_prefix, .. } = &self.case;
+        let e4m3 = self.k.view().kind() == E4M3;
+        HeadShape { heads, kv_heads, head_dim, value_prefix, e4m3 }
     }
 
     /// All queries of the case.
@@ -215,8 +248,8 @@ impl Paging {
     }
 
     fn decode(&self, args: &PagedArgs, plan: &DecodePlan) -> Result<()> {
-        let plan = Plan::new(&self.gpu, plan, &args.shape);
-        decode(&*self.gpu, args, &plan.views(), plan.workspace.view())?;
+        let plan = Plan::new(self, plan);
+        decode(&*self.gpu, args, &plan.views(), &plan.workspace())?;
         self.gpu.synchronise()
     }
 
@@ -310,6 +343,59 @@ fn decode_equals_the_reference() {
     }
 }
 
+fn in_e4m3() -> Vec<Case> {
+    vec![
+        Case::new(4, 1, 64, &[(1, 1), (1, 19), (1, 65), (1, 300)]),
+        Case::new(14, 2, 128, &[(1, 989), (1, 40)]),
+        Case::new(40, 2, 64, &[(1, 200), (1, 70)]).windowed(33),
+        Case::new(8, 1, 256, &[(1, 130)]).capped(5.0),
+        Case::new(16, 2, 64, &[(1, 1), (1, 300), (1, 70)]).windowed(100).with_sinks(),
+    ]
+}
+
+/// All ways, for queries that are the last of their sequences and for whole prompts.
+#[test]
+fn a_cache_in_e4m3_is_read_as_the_reference_does() {
+    for case in in_e4m3() {
+        for (block_size, how, split) in [
+            (16, How::Decode, WHOLE),
+            (64, How::Decode, 64),
+            (16, How::EvenDecode, WHOLE),
+            (32, How::Prefill, 64),
+            (16, How::PrefillInParts, WHOLE),
+        ] {
+            let what = format!("{:?} dim {} {how:?} split {split}", case.spans, case.dim);
+            let paging = Paging::new(Kind::Bf16, case.clone(), block_size).in_e4m3();
+            let got = paging.run(&paging.parts(), split, how).unwrap();
+            assert_close(&got, &paging.case.want(), 1.2e-2, &what);
+            assert_close(&got, &case.want(), E4M3_TOLERANCE, &what);
+        }
+    }
+    for case in [
+        Case::new(9, 3, 64, &[(1, 200), (64, 64), (33, 130), (2, 65)]),
+        Case::new(4, 1, 128, &[(150, 150)]).windowed(70),
+        Case::new(2, 1, 256, &[(20, 90)]),
+    ] {
+        for how in [How::Prefill, How::PrefillInParts] {
+            let paging = Paging::new(Kind::Bf16, case.clone(), 16).in_e4m3();
+            let got = paging.run(&paging.parts(), 64, how).unwrap();
+            assert_close(&got, &paging.case.want(), 1.2e-2, "prompts");
+            assert_close(&got, &case.want(), E4M3_TOLERANCE, "prompts");
+        }
+    }
+}
+
+#[test]
+fn a_cache_in_e4m3_has_limits() {
+    let paging = Paging::new(Kind::Bf16, Case::new(2, 1, 80, &[(1, 20)]), 16).in_e4m3();
+    for how in [How::Decode, How::Prefill] {
+        let error = paging.run(&paging.parts(), 64, how).unwrap_err().to_string();
+        assert!(error.contains("heads of 80 in a cache of fp8"), "{error}");
+    }
+    let paging = Paging::new(Kind::F32, Case::new(2, 1, 64, &[(1, 20)]), 16).in_e4m3();
+    assert!(paging.run(&paging.parts(), 64, How::Prefill).is_err());
+}
+
 #[test]
 fn prefill_equals_the_reference() {
     for (kind, tolerance) in TOLERANCES {
@@ -399,12 +485,17 @@ fn heads_have_the_same_bits_on_every_card() {
 
 #[test]
 fn prefill_has_warp_groups_where_the_card_has_them() {
-    for (card, dim, threads, blocks) in
-        [("h200", 128, 256, 132), ("h200", 64, 128, 264), ("a100", 128, 128, 108 * 2)]
-    {
+    for (card, head_dim, e4m3, threads, blocks) in [
+        ("h200", 128, false, 256, 132),
+        ("h200", 128, true, 128, 264),
+        ("h200", 64, false, 128, 264),
+        ("a100", 128, false, 128, 108 * 2),
+    ] {
         let gpu = Emulator::of(Emulator::card(card, 1 << 24).unwrap());
-        let kernels = PrefillKernels::find(&*gpu, dim).unwrap();
-        assert_eq!((kernels.threads, kernels.blocks(&*gpu)), (threads, blocks), "{card}, {dim}");
+        let heads = HeadShape { heads: 8, kv_heads: 2, head_dim, value_prefix: None, e4m3 };
+        let kernels = PrefillKernels::find(&*gpu, &heads).unwrap();
+        let found = (kernels.threads, kernels.blocks(&*gpu));
+        assert_eq!(found, (threads, blocks), "{card}, {head_dim}, {e4m3}");
     }
 }
 
@@ -457,18 +548,21 @@ fn latent_attention_has_the_same_bits_on_every_card() {
 fn bits_depend_on_the_query_alone() {
     let case =
         |heads, kv_heads, dim| Case::new(heads, kv_heads, dim, &[(170, 170), (3, 40)]).with_sinks();
-    let makes: [fn(&dyn Fn(usize, usize, usize) -> Case) -> (Kind, Case); 6] = [
+    let makes: [fn(&dyn Fn(usize, usize, usize) -> Case) -> (Kind, Case); 7] = [
         |case| (Kind::F32, case(6, 2, 32)),
         |case| (Kind::Bf16, case(6, 2, 32)),
         |case| (Kind::Bf16, case(6, 2, 32).windowed(70).capped(8.0)),
         |case| (Kind::Bf16, case(8, 2, 128).windowed(70).capped(8.0)),
         |case| (Kind::Bf16, case(20, 1, 40).with_values_in_keys(32)),
         |case| (Kind::Bf16, case(3, 1, 24).windowed(70)),
+        |case| (Kind::Bf16, case(6, 2, 64).windowed(70)),
     ];
     for make in makes {
         let make = |block_size| {
             let (kind, case) = make(&case);
-            Paging::new(kind, case, block_size)
+            let in_e4m3 = case.dim == 64;
+            let paging = Paging::new(kind, case, block_size);
+            if in_e4m3 { paging.in_e4m3() } else { paging }
         };
         let (paging, other) = (make(16), make(32));
         let part = |from: usize, to: usize| Part { sequence: 0, queries: to - from, len: to };
@@ -514,9 +608,9 @@ fn a_recorded_step_reads_lengths_and_plans_anew() {
     let args = paging.args(&q, &paged, &out);
     // The plan with the most pieces makes the room.
     let largest = paging.plan(&[200, 150], KeyCuts::Every(64)).unwrap();
-    let room = Plan::new(&paging.gpu, &largest, &args.shape);
+    let room = Plan::new(&paging, &largest);
     let put = |plan: &DecodePlan| {
-        let new = Plan::new(&paging.gpu, plan, &args.shape);
+        let new = Plan::new(&paging, plan);
         let pieces = room.pieces.view().slice(0..new.pieces.view().len());
         for (new, old) in [
             (new.shares.view(), room.shares.view()),
@@ -528,12 +622,13 @@ fn a_recorded_step_reads_lengths_and_plans_anew() {
         paging.gpu.synchronise().unwrap();
     };
     put(&paging.plan(&[1, 1], KeyCuts::Anywhere).unwrap());
-    let mut record = || decode(&*paging.gpu, &args, &room.views(), room.workspace.view());
+    let mut record = || decode(&*paging.gpu, &args, &room.views(), &room.workspace());
     let graph = paging.gpu.capture(&mut record).unwrap();
     for cuts in [KeyCuts::Every(64), KeyCuts::Anywhere, KeyCuts::Every(WHOLE as usize)] {
         let new = words(&[200, 150]);
         paging.gpu.copy(new.view(), paged.lens.view()).unwrap();
         put(&paging.plan(&[200, 150], cuts).unwrap());
+        paging.gpu.fill(out.view(), 0xff).unwrap();
         paging.gpu.replay(&graph).unwrap();
         assert_close(&downloaded(&out), &paging.case.want(), 1.2e-2, "replayed");
     }
@@ -553,7 +648,7 @@ fn a_plan_out_of_bounds_fails() {
         ("keys.end % 64 == 0", |plan| plan.pieces[1].end = 127),
         ("partial < work.partials", |plan| plan.pieces[1].partial = 9),
         ("found.end <= piece_words / 4", |plan| *plan.shares.last_mut().unwrap() = 99),
-        ("own.begin <= own.end", |plan| plan.partials[0] = 9),
+        ("own.begin <= partial", |plan| plan.partials[0] = 9),
     ];
     for (kind, _) in TOLERANCES {
         for (expect, change) in changes {
@@ -648,13 +743,13 @@ fn a_call_that_does_not_fit_is_refused() {
         [&[0u32, 1, 2, 3][..], &[64], &[0, 4]].map(|w| Buffer::from_slice(gpu, w).unwrap());
     let paged = Paged { lens, tables, starts };
     let args = paging.args(&q, &paged, &out);
-    let plan = Plan::new(gpu, &paging.plan(&[64], KeyCuts::Anywhere).unwrap(), &args.shape);
-    let (views, workspace) = (plan.views(), plan.workspace.view());
-    decode(&**gpu, &args, &views, workspace).unwrap();
+    let plan = Plan::new(&paging, &paging.plan(&[64], KeyCuts::Anywhere).unwrap());
+    let (views, workspace) = (plan.views(), plan.workspace());
+    decode(&**gpu, &args, &views, &workspace).unwrap();
     for (i, change) in changes.iter().enumerate() {
         let mut args = args;
         change(&mut args);
-        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i}");
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i}");
     }
     let changes: [fn(&mut DecodePieces); 4] = [
         |plan| plan.partials = plan.partials.slice(0..1),
@@ -665,7 +760,17 @@ fn a_call_that_does_not_fit_is_refused() {
     for (i, change) in changes.iter().enumerate() {
         let mut views = views;
         change(&mut views);
-        assert!(decode(&**gpu, &args, &views, workspace).is_err(), "change {i} of the plan");
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i} of the plan");
+    }
+    let changes: [fn(&mut DecodeWorkspace); 3] = [
+        |workspace| workspace.counters = workspace.counters.slice(0..1),
+        |workspace| workspace.counters = workspace.partials,
+        |workspace| workspace.partials = workspace.counters,
+    ];
+    for (i, change) in changes.iter().enumerate() {
+        let mut workspace = workspace;
+        change(&mut workspace);
+        assert!(decode(&**gpu, &args, &views, &workspace).is_err(), "change {i} of the workspace");
     }
 }
 
@@ -688,10 +793,13 @@ fn the_grid_of_decode_follows_the_card() {
     for (card, heads, kv_heads, dim, prefix, resident, head_tiles) in table {
         let gpu = Emulator::of(Emulator::card(card, 1 << 20).unwrap());
         let multiprocessors = gpu.properties().multiprocessors as usize;
-        let heads = HeadShape { heads, kv_heads, head_dim: dim, value_prefix: prefix };
+        let heads = HeadShape { heads, kv_heads, head_dim: dim, value_prefix: prefix, e4m3: false };
         let grid = decode_grid(&*gpu, Kind::Bf16, &heads).unwrap();
         assert_eq!(grid, DecodeGrid { multiprocessors, resident, head_tiles }, "{card} {dim}");
     }
+    let gpu = Emulator::of(Emulator::card("h200", 1 << 20).unwrap());
+    let heads = HeadShape { heads: 32, kv_heads: 8, head_dim: 128, value_prefix: None, e4m3: true };
+    assert_eq!(decode_grid(&*gpu, Kind::Bf16, &heads).unwrap().resident, 7);
 }
 
 #[test]

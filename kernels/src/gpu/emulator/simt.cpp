@@ -66,6 +66,68 @@ struct GroupBarrier {
     uint64_t round = 0;
 };
 
+// What the blocks of a launch see of each other: memory as it was before the launch, and what was
+// shown since.
+struct Shown {
+    std::vector<simt::Range> ranges;
+    std::vector<std::vector<unsigned char>> bytes;  // of each range
+    std::vector<std::pair<unsigned char*, unsigned char>> hidden;
+
+    // Watches launches that are small enough for a comparison of their memory after each block.
+    void begin(const Grid& grid, uint64_t blocks) {
+        ranges.clear(), bytes.clear(), hidden.clear();
+        uint64_t all = 0;
+        for (size_t i = 0; i < grid.memory_count; i++) all += grid.memory[i].bytes;
+        if (all * blocks > MOST_COMPARED) return;
+        for (size_t i = 0; i < grid.memory_count; i++) {
+            const simt::Range& range = grid.memory[i];
+            auto same = [&](const simt::Range& other) { return other.start == range.start; };
+            if (std::any_of(ranges.begin(), ranges.end(), same)) continue;
+            auto* start = static_cast<unsigned char*>(range.start);
+            ranges.push_back(range);
+            bytes.emplace_back(start, start + range.bytes);
+        }
+    }
+    // Calls `change(now, shown)` with the place of each byte that differs.
+    template <class F>
+    void each_change(F change) {
+        for (size_t i = 0; i < ranges.size(); i++) {
+            auto* now = static_cast<unsigned char*>(ranges[i].start);
+            for (size_t at = 0; at < ranges[i].bytes; at += CHUNK) {
+                size_t end = std::min(at + CHUNK, ranges[i].bytes);
+                if (memcmp(now + at, &bytes[i][at], end - at) == 0) continue;
+                for (size_t b = at; b < end; b++)
+                    if (now[b] != bytes[i][b]) change(now + b, &bytes[i][b]);
+            }
+        }
+    }
+    void show_all() {
+        each_change([](unsigned char* now, unsigned char* shown) { *shown = *now; });
+    }
+    void show(const void* written, size_t count) {
+        auto* from = static_cast<const unsigned char*>(written);
+        for (size_t i = 0; i < ranges.size(); i++) {
+            size_t at = from - static_cast<unsigned char*>(ranges[i].start);
+            if (at < ranges[i].bytes) memcpy(&bytes[i][at], from, count);
+        }
+    }
+    // After a block: the next ones do not see the rest of what it wrote.
+    void hide_rest() {
+        each_change([this](unsigned char* now, unsigned char* shown) {
+            hidden.push_back({now, *now});
+            *now = *shown;
+        });
+    }
+    // After the launch, all is seen.
+    void end() {
+        for (auto [at, value] : hidden) *at = value;
+    }
+
+  private:
+    static constexpr uint64_t MOST_COMPARED = 64 << 20;  // bytes of all blocks: some 10 ms
+    static constexpr size_t CHUNK = 256;
+};
+
 struct Machine {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
@@ -75,6 +137,8 @@ struct Machine {
     size_t shared_used = 0, dynamic_bytes = 0;
     uint32_t threads = 0, at_barrier = 0, live = 0;
     uint64_t barriers = 0, progress = 0;
+    bool votes[2] = {};  // of this barrier and of the one before
+    Shown shown;
     const Grid* grid = nullptr;
     // Whether global memory is inaccessible: until all threads of the launch's first block have
     // waited for earlier launches.
@@ -300,11 +364,12 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
     m.failed = false;
     m.dynamic_bytes = grid.shared_bytes;
     m.grid = &grid;
+    uint64_t count = static_cast<uint64_t>(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2];
+    m.shown.begin(grid, count);
     close_memory(true);
     std::mt19937_64 random(grid.seed);
     std::vector<uint32_t> order(grid.threads);
     for (uint32_t i = 0; i < grid.threads; i++) order[i] = i;
-    uint64_t count = static_cast<uint64_t>(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2];
     std::vector<uint64_t> blocks(count);
     for (uint64_t i = 0; i < count; i++) blocks[i] = i;
     std::shuffle(blocks.begin(), blocks.end(), random);
@@ -330,7 +395,9 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
                       std::to_string(at.y) + ", " + std::to_string(at.z) + "): " + m.error;
             return m.error.c_str();
         }
+        m.shown.hide_rest();
     }
+    m.shown.end();
     return nullptr;
 }
 
@@ -378,6 +445,16 @@ void block_barrier() {
     release_barrier();
     while (machine.barriers == round) yield();
 }
+
+bool block_vote(bool vote) {
+    bool& any = machine.votes[machine.barriers % 2];
+    any = vote || (machine.at_barrier > 0 && any);
+    block_barrier();
+    return any;
+}
+
+void show(const void* written, size_t bytes) { machine.shown.show(written, bytes); }
+void show_all() { machine.shown.show_all(); }
 
 const unsigned char (*exchange(const void* mine, size_t bytes))[64] {
     Warp& warp = machine.warps[machine.current->place.thread.x / 32];

@@ -1,8 +1,9 @@
 // Runs kernels on the CPU: a fiber for every thread of a block, one block after the other.
 //
 // Faults become visible that a test could miss on a device: blocks and threads run in a shuffled
-// order, shared memory is full of NaN at the start of each block, and copied bytes are NaN until
-// the kernel has waited for them.
+// order, shared memory is full of NaN at the start of each block, copied bytes are NaN until
+// the kernel has waited for them, and in launches that are small enough, blocks do not see what
+// another one wrote after its last fence, other than by atomic operations.
 //
 // These are errors: threads that wait for each other in vain; threads that return without having
 // waited for earlier launches, or use global memory before that (watched in one block of a launch);
@@ -12,7 +13,8 @@
 // outside an allocation (nearer ones are found when they are written, or when the value that was
 // read is used).
 //
-// Only a device can show memory ordering between blocks, timing, and the cost of instructions.
+// Only a device can show timing, the cost of instructions, and reads that a block does too early
+// for want of a fence.
 #pragma once
 
 #include <math.h>
@@ -110,6 +112,11 @@ inline void check_prefetch(const void* from, uint32_t bytes) {
 void* shared(const void* site, size_t bytes);
 void* dynamic_shared();
 void block_barrier();
+bool block_vote(bool vote);  // a barrier that tells whether any thread votes for it
+// Lets other blocks of the launch see what an atomic operation wrote, or what the block wrote so
+// far.
+void show(const void* written, size_t bytes);
+void show_all();
 // Gives each lane the `bytes` (at most 64) of every lane of its warp. They are valid until the
 // warp's next exchange but one.
 const unsigned char (*exchange(const void* mine, size_t bytes))[64];
@@ -191,7 +198,8 @@ std::string signature(void (*)(A...)) {
 
 inline void __syncthreads() { simt::block_barrier(); }
 inline void __syncwarp(uint32_t = 0xffffffffu) { simt::exchange(nullptr, 0); }
-inline void __threadfence() {}
+inline void __threadfence() { simt::show_all(); }
+inline int __syncthreads_or(int vote) { return simt::block_vote(vote != 0); }
 template <class T>
 T __shfl_xor_sync(uint32_t, T x, uint32_t mask) {
     return simt::shuffle(x, (simt::self().thread.x % 32) ^ mask);
@@ -270,33 +278,33 @@ T max(T a, T b) {
 }
 
 // One OS thread runs all threads of a launch, so plain updates are atomic.
+template <class T, class F>
+T atomic_update(T* at, F next) {
+    T old = *at;
+    *at = next(old);
+    simt::show(at, sizeof(T));
+    return old;
+}
 template <class T>
 T atomicAdd(T* to, T by) {
-    T old = *to;
-    *to = old + by;
-    return old;
+    return atomic_update(to, [=](T old) { return old + by; });
 }
 template <class T>
 T atomicMax(T* to, T other) {
-    T old = *to;
-    *to = other > old ? other : old;
-    return old;
+    return atomic_update(to, [=](T old) { return max(old, other); });
 }
 template <class T>
 T atomicMin(T* to, T other) {
-    T old = *to;
-    *to = other < old ? other : old;
-    return old;
+    return atomic_update(to, [=](T old) { return min(old, other); });
 }
 template <class T>
 T atomicExch(T* to, T value) {
-    T old = *to;
-    *to = value;
-    return old;
+    return atomic_update(to, [=](T) { return value; });
 }
 template <class T>
 T atomicCAS(T* to, T expected, T value) {
-    T old = *to;
-    if (old == expected) *to = value;
-    return old;
+    return atomic_update(to, [=](T old) { return old == expected ? value : old; });
+}
+inline uint32_t atomicInc(uint32_t* to, uint32_t last) {
+    return atomic_update(to, [=](uint32_t old) { return old >= last ? 0 : old + 1; });
 }

@@ -6,7 +6,8 @@ use crate::gpu::{Buffer, Emulator, Gpu, Kind};
 use crate::norm::reference::rms_norm;
 use crate::rope::QkNorm;
 use crate::testing::{
-    KINDS, assert_close, downloaded, gpu, poisoned_buffer, random, rounded, upload, values,
+    KINDS, assert_close, downloaded, e4m3_cache, gpu, poisoned_buffer, random, rounded, upload,
+    values,
 };
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ struct Case {
     rotary: usize,
     style: RopeStyle,
     normed: bool,
+    /// Whether values differ by many powers of two.
+    spread: bool,
 }
 
 /// Operands and the caches they were run with.
@@ -38,12 +41,29 @@ struct Run {
 
 impl Case {
     fn run(self, gpu: &Arc<dyn Gpu>, kind: Kind, positions: &[u32], slots: &[u32]) -> Run {
-        let Self { n, heads, kv_heads, dim, rotary, style, normed } = self;
-        let qkv = rounded(kind, &values(&random(&[n, (heads + 2 * kv_heads) * dim], 1)));
+        self.run_into(gpu, [kind; 2], positions, slots)
+    }
+
+    /// Runs with a kind of activations and one of caches.
+    fn run_into(
+        self,
+        gpu: &Arc<dyn Gpu>,
+        [kind, cache]: [Kind; 2],
+        positions: &[u32],
+        slots: &[u32],
+    ) -> Run {
+        let Self { n, heads, kv_heads, dim, rotary, style, normed, spread } = self;
+        let mut qkv = values(&random(&[n, (heads + 2 * kv_heads) * dim], 1));
+        if spread {
+            let exponent = |i: usize| (i % 29) as i32 - if i % 2 == 0 { 20 } else { 10 };
+            qkv.iter_mut().enumerate().for_each(|(i, x)| *x *= 2f32.powi(exponent(i)));
+        }
+        let qkv = rounded(kind, &qkv);
         let [cos, sin] = [2, 3].map(|seed| values(&random(&[POSITIONS, rotary / 2], seed)));
         let weights = [4, 5].map(|seed| values(&random(&[dim], seed)));
         let out = upload(gpu, kind, &qkv);
-        let caches = [(); 2].map(|()| poisoned_buffer(gpu, kind, SLOTS * kv_heads * dim));
+        let caches =
+            [(); 2].map(|()| poisoned_buffer(gpu, cache, SLOTS * cached(cache, kv_heads, dim)));
         let [cos_on, sin_on, q, k] =
             [&cos, &sin, &weights[0], &weights[1]].map(|v| upload(gpu, Kind::F32, v));
         let [positions, slots] = [positions, slots].map(|v| Buffer::from_slice(gpu, v).unwrap());
@@ -62,6 +82,44 @@ impl Case {
         };
         let outcome = gpu.rope_kv_write(&args).and_then(|()| gpu.synchronise());
         Run { qkv, cos, sin, weights, out, caches, outcome }
+    }
+
+    /// Heads whose values differ widely become the codes that the layout asks for.
+    fn check_codes(self) {
+        let positions: Vec<u32> = (0..self.n as u32).collect();
+        let slots: Vec<u32> = positions.iter().map(|i| (i * 11 + 47) % SLOTS as u32).collect();
+        let run = |cache| self.run_into(&gpu(), [Kind::Bf16, cache], &positions, &slots);
+        let (exact, coded) = (run(Kind::Bf16), run(E4M3));
+        coded.outcome.as_ref().unwrap();
+        let q_width = self.heads * self.dim;
+        let q = |run: &Run| {
+            let rows = downloaded(&run.out);
+            let rows = rows.chunks(rows.len() / self.n).flat_map(|row| &row[..q_width]);
+            rows.copied().collect::<Vec<f32>>()
+        };
+        assert_eq!(q(&exact), q(&coded), "{self:?}");
+        for (exact, coded) in exact.caches.iter().zip(&coded.caches) {
+            let want = e4m3_cache(&downloaded(exact), self.kv_heads, self.dim, 16);
+            let got = coded.to_vec::<u8>().unwrap();
+            let (vectors, codes) = (SLOTS * self.kv_heads, SLOTS * self.kv_heads * self.dim);
+            for vector in 0..vectors {
+                let (slot, head) = (vector / self.kv_heads, vector % self.kv_heads);
+                let scale = slot / 16 * 16 * self.kv_heads + head * 16 + slot % 16;
+                let own = [
+                    vector * self.dim..(vector + 1) * self.dim,
+                    codes + 2 * scale..codes + 2 * scale + 2,
+                ];
+                for own in own {
+                    let written = slots.contains(&(slot as u32));
+                    let same = if written {
+                        got[own.clone()] == want[own]
+                    } else {
+                        got[own].iter().all(|b| *b == 0xff)
+                    };
+                    assert!(same, "{self:?}: slot {slot}");
+                }
+            }
+        }
     }
 
     fn check(self, kind: Kind, tolerance: f32) {
@@ -120,7 +178,7 @@ fn the_kernel_equals_the_reference() {
         {
             for normed in [false, true] {
                 for (n, heads, kv_heads) in [(1, 4, 1), (37, 3, 2), (5, 3, 0)] {
-                    let case = Case { n, heads, kv_heads, dim, rotary, style, normed };
+                    let case = Case { n, heads, kv_heads, dim, rotary, style, normed, ..SMALL };
                     for (kind, tolerance) in KINDS {
                         case.check(kind, tolerance);
                     }
@@ -130,8 +188,30 @@ fn the_kernel_equals_the_reference() {
     }
 }
 
-const SMALL: Case =
-    Case { n: 2, heads: 2, kv_heads: 1, dim: 8, rotary: 8, style: RopeStyle::Neox, normed: false };
+const SMALL: Case = Case {
+    n: 2,
+    heads: 2,
+    kv_heads: 1,
+    dim: 8,
+    rotary: 8,
+    style: RopeStyle::Neox,
+    normed: false,
+    spread: false,
+};
+
+#[test]
+fn a_cache_in_e4m3_gets_codes_and_scales() {
+    for (n, kv_heads, dim, rotary) in [(1, 1, 64, 64), (37, 3, 128, 96), (5, 2, 256, 256)] {
+        for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+            let case = Case { n, kv_heads, dim, rotary, style, spread: true, ..SMALL };
+            case.check_codes();
+            Case { normed: true, ..case }.check_codes();
+        }
+    }
+    let run = |case: Case, kinds| case.run_into(&gpu(), kinds, &[0, 1], &[0, 1]).outcome;
+    assert!(run(SMALL, [Kind::Bf16, E4M3]).is_err());
+    assert!(run(Case { dim: 64, ..SMALL }, [Kind::F32, E4M3]).is_err());
+}
 
 #[test]
 fn the_last_slot_and_position_are_the_last() {
