@@ -55,7 +55,7 @@ impl Case {
         let Self { n, heads, kv_heads, dim, rotary, style, normed, spread } = self;
         let mut qkv = values(&random(&[n, (heads + 2 * kv_heads) * dim], 1));
         if spread {
-            let exponent = |i: usize| (i % 29) as i32 - if i % 2 == 0 { 20 } else { 10 };
+            let exponent = |i: usize| (i % 29) as i32 - 10 * (1 + (i % 2) as i32);
             qkv.iter_mut().enumerate().for_each(|(i, x)| *x *= 2f32.powi(exponent(i)));
         }
         let qkv = rounded(kind, &qkv);
