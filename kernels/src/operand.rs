@@ -252,12 +252,12 @@ pub enum MatrixInputs {
     /// They are put into the order of the columns. All parts are packed.
     InOrder(ColumnsView),
     /// They are rounded to eight bits. All parts have codes of E4M3.
-    Rounded(Rounded<View>),
+    Rounded(RoundedInputs<View>),
 }
 
 /// What products need that round activations to eight bits.
 #[derive(Clone, Copy, Debug)]
-pub struct Rounded<V> {
+pub struct RoundedInputs<V> {
     /// Memory for activations, bf16: for one row at least, and for as many as are multiplied at a
     /// time.
     pub memory: V,
@@ -303,7 +303,7 @@ pub struct MatrixBuffer {
     pub scratch: Option<Arc<Buffer>>,
     pub order: Option<ColumnsBuffer>,
     /// Matrices of as many columns may share the memory.
-    pub rounded: Option<Rounded<Arc<Buffer>>>,
+    pub rounded: Option<RoundedInputs<Arc<Buffer>>>,
 }
 
 /// The order of columns and the memory for inputs, as [`ColumnsView`] says. Matrices may share the
@@ -345,10 +345,12 @@ impl OpMemory for DeviceOps {
                 inputs: inputs.view(),
                 gathered: gathered.view(),
             }),
-            (None, Some(Rounded { memory, scaled_by_rows })) => MatrixInputs::Rounded(Rounded {
-                memory: memory.view(),
-                scaled_by_rows: *scaled_by_rows,
-            }),
+            (None, Some(RoundedInputs { memory, scaled_by_rows })) => {
+                MatrixInputs::Rounded(RoundedInputs {
+                    memory: memory.view(),
+                    scaled_by_rows: *scaled_by_rows,
+                })
+            }
             (None, None) => MatrixInputs::Plain,
         };
         MatrixView { parts, rows, cols: matrix.cols, scratch, inputs }

@@ -1,5 +1,6 @@
-//! The products of a decoder: in the fast mode, in the batch-invariant one, by the library where the
-//! fast mode uses a kernel of ours, and by each kernel among which the batch-invariant mode chooses.
+//! The products of a decoder: in the fast mode, in the batch-invariant one, by the library where
+//! the fast mode uses a kernel of ours, and by each kernel among which the batch-invariant mode
+//! chooses.
 
 use crate::case::{Case, TOLERANCE};
 use crate::data::{bf16s, output, value};

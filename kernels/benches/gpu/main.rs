@@ -2,9 +2,9 @@
 //! cuda --bench gpu`. Each is checked before it is timed, and its speed is given as a share of the
 //! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
 //! `--check` it launches each case once and times nothing, which is for profilers. With
-//! `--plain-launches` no kernel begins before the one ahead of it has ended, and with `--warp-groups`
-//! kernels of warp groups are used where the device has them. Without a GPU it runs small shapes in
-//! the emulator, to test itself.
+//! `--plain-launches` no kernel begins before the one ahead of it has ended, and with
+//! `--warp-groups` kernels of warp groups are used where the device has them. Without a GPU it runs
+//! small shapes in the emulator, to test itself.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 

@@ -540,10 +540,8 @@ fn check(args: &PagedArgs) -> Result<usize> {
         && block_size.is_power_of_two()
         && block_size >= 16;
     ensure(OP, caches, || {
-        format!(
-            "caches {:?} in blocks of {block_size} tokens (a power of two, at least 16) for {:?}",
-            args.k_cache, args.q
-        )
+        let blocks = format!("in blocks of {block_size} tokens (a power of two, at least 16)");
+        format!("caches {:?} {blocks} for {:?}", args.k_cache, args.q)
     })?;
     let values = args.shape.value_dim();
     if values > MOST_VALUES {

@@ -57,8 +57,8 @@ pub trait Gpu: Send + Sync {
     /// Runs a kernel. The number and sizes of the arguments are checked; that views are long enough
     /// is the caller's promise.
     fn launch(&self, launch: &Launch, args: &[Arg]) -> Result<()>;
-    /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32, and times their scales if the operands
-    /// are codes.
+    /// `out[n, rows] = x[n, cols] · wᵀ (+ bias)`, sums in f32, and times their scales if the
+    /// operands are codes.
     fn gemm(&self, gemm: &Gemm) -> Result<()>;
     /// Marks the point in the stream after all work given so far.
     fn record(&self) -> Result<StreamEvent>;
@@ -200,8 +200,8 @@ macro_rules! args {
 
 /// The operands of a matrix product, row-major: `x: [n, cols]` and `w: [rows, cols]` of one kind
 /// (bf16, f32 or codes of E4M3), `out: [n, rows]` of that kind or f32, `bias: [rows]` of the
-/// operands' kind; bf16 stands for that kind where the operands are codes. Rows of `x` and `out` may
-/// be further apart than they are long: strides are in elements.
+/// operands' kind; bf16 stands for that kind where the operands are codes. Rows of `x` and `out`
+/// may be further apart than they are long: strides are in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     pub x: View,
@@ -310,10 +310,9 @@ pub struct Graph(pub Box<dyn Any + Send + Sync>);
 /// When there is a device and it cannot be used: a test that fell back to the emulator would prove
 /// nothing about the device. When there is no card of that name.
 #[cfg(feature = "emulator")]
-#[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
     static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| {
-        let warp_groups = std::env::var_os("CRESSET_TEST_WARP_GROUPS").is_some();
+        let warp_groups = emulator::tests_want_warp_groups();
         open_with(0, &DeviceOptions { warp_groups, ..DeviceOptions::default() })
     });
     match &*DEVICE {

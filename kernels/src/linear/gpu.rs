@@ -274,11 +274,9 @@ fn choose_group_tile(n: usize, rows: usize, properties: &Properties) -> &'static
 fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
     let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
     let multiprocessors = gpu.properties().multiprocessors as usize;
-    let launch = |kernel, blocks: [usize; 2], threads, shared_bytes| Launch {
-        kernel,
-        blocks: [blocks[0] as u32, blocks[1] as u32, 1],
-        threads,
-        shared_bytes,
+    let launch = |kernel, [across, down]: [usize; 2], threads, shared_bytes| {
+        let blocks = [across as u32, down as u32, 1];
+        Launch { kernel, blocks, threads, shared_bytes }
     };
     let launch = match algorithm {
         Algorithm::Library => return gpu.gemm(product),
@@ -290,10 +288,12 @@ fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
             launch(tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
         }
         Algorithm::GroupGemm(tile) => tile.launch(n, rows, gpu.properties()),
-        Algorithm::Dot => {
-            let kernel = x.kind().kernel("dot_f32", "dot_bf16");
-            launch(kernel, [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
-        }
+        Algorithm::Dot => launch(
+            x.kind().kernel("dot_f32", "dot_bf16"),
+            [rows.div_ceil(4), n.div_ceil(8)],
+            128,
+            0,
+        ),
     };
     let f32_out = u32::from(out.kind() == Kind::F32);
     gpu.launch(&launch, &args![x, w, bias, out, f32_out, n, rows, cols, out_stride])

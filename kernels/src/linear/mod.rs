@@ -53,8 +53,8 @@ pub trait Linear: OpMemory {
     /// gives the same bits alone and in a batch.
     fn linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()>;
 
-    /// The same where the rows of `x` are rounded already, if products with the matrix round them: by
-    /// a norm or an activation. The result is that of `linear`, which rounds them once more.
+    /// The same where the rows of `x` are rounded already, if products with the matrix round them:
+    /// by a norm or an activation. The result is that of `linear`, which rounds them once more.
     fn rounded_linear(&self, args: &LinearArgs<Self::View<'_>>) -> Result<()> {
         self.linear(args)
     }

@@ -32,9 +32,9 @@ pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()
 }
 
-/// Rows of `cols` values in bf16, each rounded to the nearest number of E4M3, to the even code among
-/// two, times the smallest power of two for which no value of the row is beyond 448, and 2^-117 at
-/// least.
+/// Rows of `cols` values in bf16, each rounded to the nearest number of E4M3, to the even code
+/// among two, times the smallest power of two for which no value of the row is beyond 448, and
+/// 2^-117 at least.
 pub fn rounded_to_e4m3(x: &[f32], cols: usize) -> Vec<f32> {
     let numbers: Vec<f32> = (0..0x7f).map(|code| e4m3(code) * E4M3_UNIT).collect();
     let nearest = |x: f32| {

@@ -10,7 +10,7 @@ use cresset_kernels::linear::WeightType;
 use cresset_kernels::linear::gpu::{GATHERED_ROWS, SCRATCH_BYTES};
 use cresset_kernels::linear::{BAND_ROWS, DeviceFormat};
 use cresset_kernels::operand::{
-    ColumnsBuffer, DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart, Rounded,
+    ColumnsBuffer, DeviceOps, MOST_PARTS, MatrixBuffer, MatrixPart, RoundedInputs,
 };
 use half::bf16;
 use std::collections::BTreeMap;
@@ -230,7 +230,7 @@ impl DeviceStore {
         };
         let e4m3 = |run: &Run| run.format.is_some_and(|format| format.is_e4m3());
         let rounded = if rounds && runs.iter().all(e4m3) {
-            Some(Rounded { memory: self.rounded.of(&self.gpu, cols)?, scaled_by_rows })
+            Some(RoundedInputs { memory: self.rounded.of(&self.gpu, cols)?, scaled_by_rows })
         } else {
             None
         };

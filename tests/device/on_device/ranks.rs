@@ -1,6 +1,6 @@
-//! Exchanges between all GPUs of the machine, each with a thread of its own: that every rank gets the
-//! sum of all, in launches and recorded, and how long it takes. One GPU shows that NCCL is found and
-//! answers.
+//! Exchanges between all GPUs of the machine, each with a thread of its own: that every rank gets
+//! the sum of all, in launches and recorded, and how long it takes. One GPU shows that NCCL is
+//! found and answers.
 
 use crate::Result;
 use crate::targets::{head, row};

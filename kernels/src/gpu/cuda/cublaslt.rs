@@ -332,10 +332,8 @@ impl MatmulDescriptors {
         new.description = lt::create_matmul_desc(f32_sums, sys::cudaDataType::CUDA_R_32F)?;
         new.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
         if gemm.bias.is_some() {
-            new.set(
-                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-            )?;
+            let adds_bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            new.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, adds_bias)?;
         }
         if gemm.scales.is_some() {
             let mode = scale_mode(gemm.scaled_by_rows());

@@ -123,12 +123,16 @@ fn open_as(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Resul
     }
 }
 
+/// The build may have left sm_90 out.
+fn properties(ordinal: usize, options: &DeviceOptions) -> Result<Properties> {
+    let found = probe(ordinal)?;
+    let has_warp_groups = found.capability == (9, 0) && modules::WARP_GROUPS;
+    Ok(Properties { warp_groups: options.warp_groups && has_warp_groups, ..found })
+}
+
 impl Cuda {
     fn new(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Result<Self> {
-        let mut properties = probe(ordinal)?;
-        // The build may have left sm_90 out.
-        properties.warp_groups =
-            options.warp_groups && properties.capability == (9, 0) && modules::WARP_GROUPS;
+        let properties = properties(ordinal, options)?;
         let _quiet = not_recording();
         let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
             return Err(failed("open", "candle gave another device"));

@@ -6,7 +6,7 @@
 use super::{by_parts, uses_scratch};
 use crate::gpu::{Arg, Gemm, GemmScales, Gpu, Kind, Launch, SCALED_COLUMNS, View};
 use crate::linear::{BAND_ROWS, DeviceFormat, LinearArgs};
-use crate::operand::{DeviceOps, MatrixPart, Rounded};
+use crate::operand::{DeviceOps, MatrixPart, RoundedInputs};
 use crate::storage::ensure;
 use crate::{Result, args};
 
@@ -17,13 +17,13 @@ pub const ROUNDED_ROWS: usize = 8192;
 /// Columns that a block takes to unpack codes.
 const UNPACKED_COLUMNS: usize = 4 * 64;
 
-/// Rounds and multiplies as many of the `n` rows at a time as there is memory for. `rounded_before`:
-/// whether the rows are rounded already.
+/// Rounds and multiplies as many of the `n` rows at a time as there is memory for.
+/// `rounded_before`: whether the rows are rounded already.
 pub(super) fn multiply(
     gpu: &DeviceOps,
     args: &LinearArgs<View>,
     n: usize,
-    rounded: Rounded<View>,
+    rounded: RoundedInputs<View>,
     rounded_before: bool,
 ) -> Result<()> {
     check(args, rounded.memory)?;
@@ -116,7 +116,7 @@ fn by_codes(
     gpu: &dyn Gpu,
     args: &LinearArgs<View>,
     n: usize,
-    rounded: Rounded<View>,
+    rounded: RoundedInputs<View>,
     scratch: View,
 ) -> Result<()> {
     let &LinearArgs { x, w, bias, out, .. } = args;

@@ -1,5 +1,5 @@
-//! Rounding against its specification, bit by bit; products with rounded rows against the reference,
-//! by the library and by kernels; and the same bits in any company.
+//! Rounding against its specification, bit by bit; products with rounded rows against the
+//! reference, by the library and by kernels; and the same bits in any company.
 
 use super::*;
 use crate::gpu::{Buffer, Emulator};
@@ -122,7 +122,7 @@ impl Case {
             cols,
             scratch: Some(Arc::new(poisoned_buffer(&gpu, Kind::Bf16, 45 * cols))),
             order: None,
-            rounded: Some(Rounded { memory, scaled_by_rows: by_rows }),
+            rounded: Some(RoundedInputs { memory, scaled_by_rows: by_rows }),
         };
         let bias = bf16s(rows.iter().sum(), 7);
         Self { gpu, parts, matrix, bias }
@@ -264,7 +264,7 @@ fn other_operands_are_refused() {
     run(&case, Kind::Bf16).unwrap();
     assert!(run(&case, Kind::F32).is_err());
     let memory = Arc::new(Buffer::new(&gpu, Kind::Bf16, 127).unwrap());
-    case.matrix.rounded = Some(Rounded { memory, scaled_by_rows: true });
+    case.matrix.rounded = Some(RoundedInputs { memory, scaled_by_rows: true });
     assert!(run(&case, Kind::Bf16).is_err(), "no memory for a row");
     let case = Case::new(gpu.clone(), WeightType::E5M2By32, &[48], 128, false);
     assert!(run(&case, Kind::Bf16).is_err(), "codes of another type");
