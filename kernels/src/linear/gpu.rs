@@ -190,22 +190,12 @@ fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
     let (cols, out_stride) = (w.cols, w.rows);
     let mut first = 0;
     for part in w.parts() {
-        let (rows, from) = (part.rows, first);
+        let (rows, values, from, scales) = (part.rows, part.values, first, None);
         first += rows;
         let bias = bias.map(|bias| bias.slice(from..first));
         let out = out.slice(from..out.len());
-        let product = Gemm {
-            x,
-            x_stride: cols,
-            w: part.values,
-            bias,
-            out,
-            out_stride,
-            n,
-            rows,
-            cols,
-            scales: None,
-        };
+        let product =
+            Gemm { x, x_stride: cols, w: values, bias, out, out_stride, n, rows, cols, scales };
         if let Some(format) = part.format {
             packed::run(gpu, &product, &format, mode, w.scratch)?;
         } else {
@@ -288,12 +278,10 @@ fn run(gpu: &dyn Gpu, product: &Gemm, algorithm: &Algorithm) -> Result<()> {
             launch(tile.kernel, [tile.blocks(n, rows), 1], tile.threads, tile.shared_bytes())
         }
         Algorithm::GroupGemm(tile) => tile.launch(n, rows, gpu.properties()),
-        Algorithm::Dot => launch(
-            x.kind().kernel("dot_f32", "dot_bf16"),
-            [rows.div_ceil(4), n.div_ceil(8)],
-            128,
-            0,
-        ),
+        Algorithm::Dot => {
+            let kernel = x.kind().kernel("dot_f32", "dot_bf16");
+            launch(kernel, [rows.div_ceil(4), n.div_ceil(8)], 128, 0)
+        }
     };
     let f32_out = u32::from(out.kind() == Kind::F32);
     gpu.launch(&launch, &args![x, w, bias, out, f32_out, n, rows, cols, out_stride])

@@ -28,8 +28,8 @@ impl Rope for DeviceOps {
         let half = rotary_dim / 2;
         let max_positions = cos.len().checked_div(half).unwrap_or(u32::MAX as usize);
         let kernel = qkv.kind().kernel("rope_f32", "rope_bf16");
-        let (q_norm, k_norm) = (norm.map(|norm| norm.q), norm.map(|norm| norm.k));
-        let eps = norm.map_or(0.0, |norm| norm.eps);
+        let (q_norm, k_norm, eps) =
+            (norm.map(|n| n.q), norm.map(|n| n.k), norm.map_or(0.0, |n| n.eps));
         let slots_cached = k_cache.len().checked_div(cached(kind, kv_heads, head_dim)).unwrap_or(0);
         let [k_cache, v_cache] = [k_cache, v_cache].map(View::in_pairs);
         let block_size = if e4m3 { block_size } else { 0 };

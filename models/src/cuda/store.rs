@@ -224,16 +224,14 @@ impl DeviceStore {
             self.scratch = Some(Arc::new(Buffer::new(&self.gpu, Kind::Bf16, len)?));
         }
         let packed = runs.iter().all(|run| run.format.is_some());
-        let order = match common_order(parts).filter(|_| packed) {
-            Some(order) => Some(self.columns(order)?),
-            None => None,
-        };
+        let order = common_order(parts).filter(|_| packed);
+        let order = order.map(|order| self.columns(order)).transpose()?;
         let e4m3 = |run: &Run| run.format.is_some_and(|format| format.is_e4m3());
-        let rounded = if rounds && runs.iter().all(e4m3) {
-            Some(RoundedInputs { memory: self.rounded.of(&self.gpu, cols)?, scaled_by_rows })
-        } else {
-            None
-        };
+        let rounded = (rounds && runs.iter().all(e4m3)).then(|| {
+            let memory = self.rounded.of(&self.gpu, cols)?;
+            Ok(RoundedInputs { memory, scaled_by_rows })
+        });
+        let rounded = rounded.transpose()?;
         Ok(MatrixBuffer { parts: kept, cols, scratch: self.scratch.clone(), order, rounded })
     }
 

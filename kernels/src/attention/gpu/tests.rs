@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// The weights before the product with V, and the result, are rounded to bf16.
 const TOLERANCES: [(Kind, f32); 2] = [(Kind::F32, 2e-5), (Kind::Bf16, 1.2e-2)];
 /// With K and V in e4m3 against exact ones: a code of four significant bits is off by up to 3.6 %
-/// of the largest value of its head, and weights follow from keys that are. Up to 8 % was seen with
-/// these values, which leave few keys most of the weight.
-const E4M3_TOLERANCE: f32 = 0.12;
+/// of the largest value of its head, and weights follow from keys that are. 8 % were seen in decode
+/// and 10 % in prompts, with values that leave few keys most of the weight.
+const E4M3_TOLERANCE: f32 = 1.5e-1;
 /// Columns of a row of queries that are not Q.
 const BESIDE: usize = 8;
 
