@@ -15,7 +15,7 @@ use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_kernels::linear::{
     BAND_ROWS, DeviceFormat, Linear, LinearArgs, Mode, Weight, WeightType, rounded_to_e4m3,
 };
-use cresset_kernels::operand::{DeviceOps, MatrixBuffer, OpMemory, Rounded};
+use cresset_kernels::operand::{DeviceOps, MatrixBuffer, OpMemory, RoundedInputs};
 use std::sync::Arc;
 
 const TYPE: WeightType = WeightType::E4M3By128;
@@ -89,7 +89,7 @@ fn matrices(gpu: &Arc<dyn Gpu>, (_, rows, cols): Shape, by: By, model: &Model) -
         let most = model.products.iter().max().copied().unwrap_or(0);
         let memory = output(gpu, Kind::Bf16, most * cols)?;
         for copy in &mut copies {
-            copy.rounded = Some(Rounded { memory: memory.clone(), scaled_by_rows });
+            copy.rounded = Some(RoundedInputs { memory: memory.clone(), scaled_by_rows });
         }
     }
     Ok(Arc::new(copies))

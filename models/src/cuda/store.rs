@@ -227,7 +227,7 @@ impl DeviceStore {
         let order = common_order(parts).filter(|_| packed);
         let order = order.map(|order| self.columns(order)).transpose()?;
         let e4m3 = |run: &Run| run.format.is_some_and(|format| format.is_e4m3());
-        let rounded = (rounds && runs.iter().all(e4m3)).then(|| {
+        let rounded: Option<Result<_>> = (rounds && runs.iter().all(e4m3)).then(|| {
             let memory = self.rounded.of(&self.gpu, cols)?;
             Ok(RoundedInputs { memory, scaled_by_rows })
         });
