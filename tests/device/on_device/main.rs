@@ -61,6 +61,8 @@ const NO_DEVICE: u8 = 3;
 const MEMORY: usize = 64 << 20;
 /// Its multiprocessors: few, because each block of a grid that fills the device takes time.
 const MULTIPROCESSORS: u32 = 4;
+/// More than machines have.
+const MOST_GPUS: usize = 64;
 
 fn main() -> Result<ExitCode> {
     let began = Instant::now();
@@ -124,7 +126,7 @@ fn emulator(options: &gpu::DeviceOptions) -> Arc<dyn Gpu> {
 fn all_gpus(options: &gpu::DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
     let first = gpu::probe(0)?;
     let alike = |number: &usize| gpu::probe(*number).is_ok_and(|found| found.name == first.name);
-    let numbers: Vec<usize> = (0..).take_while(alike).collect();
+    let numbers: Vec<usize> = (0..MOST_GPUS).take_while(alike).collect();
     Ok(gpu::open_group(&numbers, options)?)
 }
 
