@@ -254,7 +254,8 @@ fn doctor_tells_the_instruction_set_of_the_configuration() {
     let checks = document["checks"].as_array().unwrap();
     assert_eq!(checks[0]["check"], "processor");
     assert!(checks[0]["detail"].as_str().unwrap().ends_with("portable"), "{}", checks[0]);
-    assert!(checks.iter().all(|check| check["verdict"] != "wrong"), "{document}");
+    // It would tell that the kernels run on another one.
+    assert!(checks.iter().all(|check| check["check"] != "gpu"), "{document}");
 }
 
 #[test]
