@@ -301,18 +301,7 @@ fn a_graph_is_recorded_once_and_replayed() {
     let step = || {
         gpu.copy(a, b)?;
         gpu.launch(&NORM, &args![a, None, a, b, 8usize, 1.0f32])?;
-        gpu.gemm(&Gemm {
-            x: a,
-            x_stride: 4,
-            w: a,
-            bias: None,
-            out: b,
-            out_stride: 2,
-            n: 2,
-            rows: 2,
-            cols: 4,
-            scales: None,
-        })
+        gpu.gemm(&Gemm::contiguous(a, a, b, [2, 2, 4]))
     };
     fake.calls();
     let graph = gpu.capture(&mut || step()).unwrap();
@@ -536,18 +525,7 @@ fn products_that_the_library_cannot_compute_are_refused() {
     let x = Buffer::from_slice(&gpu, &[bf16::ONE; 16]).unwrap();
     let out = Buffer::from_slice(&gpu, &[0f32; 16]).unwrap();
     let (x, out) = (x.view(), out.view());
-    let gemm = Gemm {
-        x,
-        x_stride: 4,
-        w: x,
-        bias: None,
-        out,
-        out_stride: 4,
-        n: 4,
-        rows: 4,
-        cols: 4,
-        scales: None,
-    };
+    let gemm = Gemm::contiguous(x, x, out, [4, 4, 4]);
     gpu.gemm(&gemm).unwrap();
     let bias = Gemm { bias: Some(x.slice(0..4)), ..gemm };
     assert!(matches!(gpu.gemm(&bias), Err(Error::Unsupported { .. })));

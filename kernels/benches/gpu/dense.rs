@@ -125,18 +125,7 @@ fn case(
                 let [bias, f32_out] = [Arg::Null, Arg::U32(u32::from(kind == Kind::F32))];
                 on.launch(&launch, &args![x, w, bias, out, f32_out, n, rows, cols, rows])
             }
-            By::Library => on.gemm(&Gemm {
-                x,
-                x_stride: cols,
-                w,
-                bias: None,
-                out,
-                out_stride: rows,
-                n,
-                rows,
-                cols,
-                scales: None,
-            }),
+            By::Library => on.gemm(&Gemm::contiguous(x, w, out, [n, rows, cols])),
         }
     };
     let want = move |i: usize| {

@@ -59,18 +59,7 @@ fn library_seconds(gpu: &Arc<dyn Gpu>, n: usize, rows: usize, cols: usize) -> Re
     let [x, w] = [bf16s(gpu, 1, n * cols)?, bf16s(gpu, 2, rows * cols)?];
     let out = output(gpu, Kind::Bf16, n * rows)?;
     let (x, w, out) = (x.view(), w.view(), out.view());
-    let gemm = Gemm {
-        x,
-        x_stride: cols,
-        w,
-        bias: None,
-        out,
-        out_stride: rows,
-        n,
-        rows,
-        cols,
-        scales: None,
-    };
+    let gemm = Gemm::contiguous(x, w, out, [n, rows, cols]);
     // The first run is outside a recording, as it may allocate or measure.
     gpu.gemm(&gemm)?;
     seconds(gpu, &|_| gpu.gemm(&gemm))

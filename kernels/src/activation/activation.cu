@@ -2,8 +2,8 @@
 // GELU's tanh form is x · sigmoid(2 √(2/π) (x + 0.044715 x³)), times up; the clamped SwiGLU is that
 // of GPT-OSS. Rows of gate and up may stand among other columns. It computes in f32 and rounds
 // once.
-// *_rounded: the same, with each row rounded as linear/e4m3.cuh tells. A block has a whole row,
-// since all of its values decide how they are rounded, and enough threads for two rounds.
+// *_rounded: the same, with each row rounded as linear/rounded_rows.cuh tells. A block has a whole
+// row, since all of its values decide how they are rounded, and enough threads for two rounds.
 // gate: x[n] = x · sigmoid(gate), in place, likewise.
 //
 // Grid: (n, width / (128 threads × one 16-byte vector)); gate's is n / the same. Bytes moved: 3 n
@@ -12,7 +12,7 @@
 // blocks are bound by latency. About 15 instructions a value: half of the time that the memory
 // takes. Division is the approximate one (2 ulp; 0 for quotients below 2^-126).
 // On an H200 a row of 14336 values takes 0.8 us, 256 rows 4.7.
-#include "linear/e4m3.cuh"
+#include "linear/rounded_rows.cuh"
 
 namespace {
 

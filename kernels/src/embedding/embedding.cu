@@ -77,14 +77,14 @@ EXPORT(gather_bf16)
 KERNEL __launch_bounds__(256) gather_packed_bf16(const unsigned char* table, uint32_t rows,
     uint32_t width, const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
     uint32_t previous_len, float scale, bf16* out, const uint32_t* slots, uint32_t* history,
-    uint32_t history_len, const uint32_t* order, uint32_t bits, FORMAT_NUMBERS) {
+    uint32_t history_len, const uint32_t* order, uint32_t bits, FORMAT_PARAMETERS) {
     uint32_t id = token_of(ids, feedback, previous, previous_len);
     record_token(id, slots, history, history_len);
     ASSERT(id < rows);
     uint32_t column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= width) return;
     float value = 0.0f;
-    with_any_format(bits, scales, minimum, columns, exponent,
+    with_any_format(bits, FORMAT_NUMBERS,
         [&](const auto& format) { value = weight_at(table, id, column, width, format); });
     if (order != nullptr) column = order[column];
     ASSERT(column < width);

@@ -124,19 +124,19 @@ DEVICE void expert_gemm(const bf16* x, const Experts& all, const bf16* bias, bf1
         uint32_t choices_per_row
 #define EXPERT_PLAN \
     Plan { ids, begins, order, choices, experts, choices_per_row }
-#define PACKED_GEMV(name, bits, floats)                                                         \
-    KERNEL __launch_bounds__(512, 1)                                                            \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
-        with_format<bits, floats>(scales, minimum, columns, exponent, [&](const auto& format) { \
-            expert_gemv<3>(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);   \
-        });                                                                                     \
+#define PACKED_GEMV(name, bits, floats)                                                       \
+    KERNEL __launch_bounds__(512, 1)                                                          \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) {   \
+        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                   \
+            expert_gemv<3>(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN); \
+        });                                                                                   \
     }
-#define PACKED_GEMM(name, bits, floats)                                                         \
-    KERNEL __launch_bounds__(128, 2)                                                            \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_NUMBERS) {        \
-        with_format<bits, floats>(scales, minimum, columns, exponent, [&](const auto& format) { \
-            expert_gemm(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);      \
-        });                                                                                     \
+#define PACKED_GEMM(name, bits, floats)                                                     \
+    KERNEL __launch_bounds__(128, 2)                                                        \
+        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) { \
+        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                 \
+            expert_gemm(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);  \
+        });                                                                                 \
     }
 
 KERNEL __launch_bounds__(256, 2) expert_gemv_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {

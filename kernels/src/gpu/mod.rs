@@ -229,6 +229,13 @@ pub struct GemmScales {
 pub const SCALED_COLUMNS: usize = 128;
 
 impl Gemm {
+    /// Operands whose rows follow each other, without a bias: `x: [n, cols]`, `w: [rows, cols]`,
+    /// `out: [n, rows]`.
+    pub const fn contiguous(x: View, w: View, out: View, [n, rows, cols]: [usize; 3]) -> Self {
+        let (bias, scales) = (None, None);
+        Self { x, x_stride: cols, w, bias, out, out_stride: rows, n, rows, cols, scales }
+    }
+
     /// Whether the library computes it. It adds no bias to an output of another kind. It multiplies
     /// codes in rows of whole multiples of 16 bytes, and takes their scales by groups of columns
     /// for whole multiples of four rows.

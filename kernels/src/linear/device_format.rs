@@ -127,7 +127,7 @@ impl DeviceFormat {
         self.bits == 8 && self.exponent == 4
     }
 
-    /// The arguments by which kernels know the format, `FORMAT_NUMBERS` of `packed.cuh`.
+    /// The arguments by which kernels know the format, `FORMAT_PARAMETERS` of `packed.cuh`.
     pub(crate) fn numbers(&self) -> [Arg; 4] {
         let &Self { exponent, group, scales, minimum, .. } = self;
         args![scales as u32, u32::from(minimum), u32::from(group), u32::from(exponent)]

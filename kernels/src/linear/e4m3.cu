@@ -1,4 +1,5 @@
-// The operands of products whose activations have eight bits (e4m3.cuh tells how rows are rounded).
+// The operands of products whose activations have eight bits (rounded_rows.cuh tells how rows are
+// rounded).
 //
 // round_rows: out[n, cols] = rounded x[n, cols], both bf16: for the kernels that multiply bf16.
 // code_rows: codes[n, cols] of x, and scales[groups, n] in f32: each row's power of two, for each
@@ -11,7 +12,7 @@
 //   row, and scales[groups, rows] in f32: those of each group of columns, or of the first alone.
 //   A block of 4 warps takes 4 tiles of a band, and turns them in shared memory, so that four lanes
 //   write 64 bytes of a row at once. Bytes: those of the packed form, and about as many written.
-#include "linear/e4m3.cuh"
+#include "linear/rounded_rows.cuh"
 #include "linear/packed.cuh"
 
 namespace {

@@ -106,18 +106,18 @@ DEVICE void dequantise(bf16* tiles, const unsigned char* w, bf16* out, uint32_t 
 #define PACKED_PRODUCT(name, threads, blocks, product, bits, floats)                               \
     KERNEL __launch_bounds__(threads, blocks)                                                      \
         name(const bf16* x, const unsigned char* w, const bf16* bias, void* out, uint32_t f32_out, \
-            uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_NUMBERS) {           \
-        with_format<bits, floats>(scales, minimum, columns, exponent, [&](const auto& format) {    \
+            uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_PARAMETERS) {        \
+        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                        \
             product(AllRows{x, n, cols}, packed_weights(w, rows, cols, format), bias, out,         \
                 f32_out, rows, cols, stride);                                                      \
         });                                                                                        \
     }
-#define PACKED_DEQUANTISE(name, bits, floats)                                                   \
-    KERNEL __launch_bounds__(128)                                                               \
-        name(const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, FORMAT_NUMBERS) { \
-        SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);                                        \
-        with_format<bits, floats>(scales, minimum, columns, exponent,                           \
-            [&](const auto& format) { dequantise(tiles, w, out, rows, cols, format); });        \
+#define PACKED_DEQUANTISE(name, bits, floats)                                                      \
+    KERNEL __launch_bounds__(128)                                                                  \
+        name(const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, FORMAT_PARAMETERS) { \
+        SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);                                           \
+        with_format<bits, floats>(FORMAT_NUMBERS,                                                  \
+            [&](const auto& format) { dequantise(tiles, w, out, rows, cols, format); });           \
     }
 
 PACKED_PRODUCT(gemv_4_q4_bf16, 512, 1, (gemv<32, 4, 4>), 4, false)

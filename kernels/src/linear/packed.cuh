@@ -55,12 +55,19 @@ struct PackedFormat {
     }
 };
 
-// The parameters of a kernel that are the numbers of a format.
-#define FORMAT_NUMBERS uint32_t scales, uint32_t minimum, uint32_t columns, uint32_t exponent
+// The numbers of a format that a kernel is given.
+struct FormatNumbers {
+    uint32_t scales, minimum, columns, exponent;
+};
+// The parameters of a kernel that are these numbers, and the numbers.
+#define FORMAT_PARAMETERS uint32_t scales, uint32_t minimum, uint32_t columns, uint32_t exponent
+#define FORMAT_NUMBERS \
+    FormatNumbers { scales, minimum, columns, exponent }
 
 // Calls `body` with the format of these numbers, among those of so many bits.
 template <uint32_t BITS, bool FLOATS, class Body>
-DEVICE void with_format(FORMAT_NUMBERS, Body body) {
+DEVICE void with_format(const FormatNumbers& numbers, Body body) {
+    uint32_t columns = numbers.columns, exponent = numbers.exponent;
     if constexpr (FLOATS) {
         constexpr uint32_t SCALES = BITS == 4 ? EXPONENTS : HEADERS;
         body(PackedFormat<BITS, true, SCALES, false>{columns, exponent});
@@ -69,12 +76,12 @@ DEVICE void with_format(FORMAT_NUMBERS, Body body) {
     } else {
         // No format of five bits has its scales in headers.
         if constexpr (BITS != 5)
-            if (scales == HEADERS)
+            if (numbers.scales == HEADERS)
                 return body(PackedFormat<BITS, false, HEADERS, false>{columns, exponent});
         if constexpr (BITS != 8) {
-            if (scales == BYTES)
+            if (numbers.scales == BYTES)
                 return body(PackedFormat<BITS, false, BYTES, true>{columns, exponent});
-            if (minimum != 0)
+            if (numbers.minimum != 0)
                 return body(PackedFormat<BITS, false, HALVES, true>{columns, exponent});
         }
         body(PackedFormat<BITS, false, HALVES, false>{columns, exponent});
@@ -83,14 +90,14 @@ DEVICE void with_format(FORMAT_NUMBERS, Body body) {
 
 // The same for any number of bits.
 template <class Body>
-DEVICE void with_any_format(uint32_t bits, FORMAT_NUMBERS, Body body) {
-    if (exponent != 0 && bits == 4)
-        return with_format<4, true>(scales, minimum, columns, exponent, body);
-    if (exponent != 0) return with_format<8, true>(scales, minimum, columns, exponent, body);
-    if (bits == 4) return with_format<4, false>(scales, minimum, columns, exponent, body);
-    if (bits == 5) return with_format<5, false>(scales, minimum, columns, exponent, body);
-    if (bits == 6) return with_format<6, false>(scales, minimum, columns, exponent, body);
-    with_format<8, false>(scales, minimum, columns, exponent, body);
+DEVICE void with_any_format(uint32_t bits, const FormatNumbers& numbers, Body body) {
+    bool floats = numbers.exponent != 0;
+    if (floats && bits == 4) return with_format<4, true>(numbers, body);
+    if (floats) return with_format<8, true>(numbers, body);
+    if (bits == 4) return with_format<4, false>(numbers, body);
+    if (bits == 5) return with_format<5, false>(numbers, body);
+    if (bits == 6) return with_format<6, false>(numbers, body);
+    with_format<8, false>(numbers, body);
 }
 
 // Two codes of eight bits less 128, in bf16. The low seven bits are added to 128. Then 128 is

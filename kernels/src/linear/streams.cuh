@@ -62,6 +62,7 @@ struct InOrder {
 
 // Starts the copy of TILE_K columns from `k` on of COUNT rows from `first` on, by THREADS threads;
 // rows and columns beyond the matrix become zeros. Row r of the slot is row `order(r)` of them.
+// gemm copies so: it has no registers for what TileCopies keeps.
 template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, class Rows, class Order = InOrder>
 DEVICE void copy_tile(
     bf16* to, const Rows& from, uint32_t first, uint32_t cols, uint32_t k, Order order = {}) {

@@ -1,13 +1,13 @@
 // norm: out[n, width] = x / rms(x) * weight, optionally after x += delta (in place).
 // add_normed: x += delta / rms(delta) * weight. norm_columns: x = x / rms(x) * weight, of the
 // columns from `first` on of rows that are `stride` apart. Sums and weights are f32. norm_rounded
-// also writes out as linear/e4m3.cuh rounds rows.
+// also writes out as linear/rounded_rows.cuh rounds rows.
 //
 // Grid: a block of 256 threads for each row. Bytes moved a row: (2 + 2 if delta) * width elements
 // read and written, the second reading of x from cache. One block a row keeps a decode step's rows
 // on different multiprocessors; at one row it is bound by latency, so whole 16-byte vectors are
 // loaded where `width` allows.
-#include "linear/e4m3.cuh"
+#include "linear/rounded_rows.cuh"
 
 namespace {
 

@@ -78,19 +78,8 @@ impl LaunchChain {
             })?;
             last = out;
             if link % 8 == 4 {
-                let (n, rows, cols, out) = (ROWS, WIDTH, WIDTH, product);
-                self.gpu.gemm(&Gemm {
-                    x: last,
-                    x_stride: cols,
-                    w,
-                    bias: None,
-                    out,
-                    out_stride: rows,
-                    n,
-                    rows,
-                    cols,
-                    scales: None,
-                })?;
+                let sizes = [ROWS, WIDTH, WIDTH];
+                self.gpu.gemm(&Gemm::contiguous(last, w, product, sizes))?;
                 last = product;
             }
         }

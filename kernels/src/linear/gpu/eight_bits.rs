@@ -1,7 +1,7 @@
-//! Products whose activations are rounded to eight bits, with weights of E4M3. `e4m3.cuh` tells how
-//! rows are rounded. The library multiplies many rows by their codes; other products take the
-//! rounded rows in bf16, which holds them exactly. So both compute the same but for the order of
-//! sums, and a row's rounded values do not depend on other rows.
+//! Products whose activations are rounded to eight bits, with weights of E4M3. `rounded_rows.cuh`
+//! tells how rows are rounded. The library multiplies many rows by their codes; other products take
+//! the rounded rows in bf16, which holds them exactly. So both compute the same but for the order
+//! of sums, and a row's rounded values do not depend on other rows.
 
 use super::{by_parts, uses_scratch};
 use crate::gpu::{Arg, Gemm, GemmScales, Gpu, Kind, Launch, SCALED_COLUMNS, View};

@@ -168,18 +168,7 @@ fn the_algorithm_is_chosen_by_kind_rows_and_mode() {
     let view = |kind, shift: u64| View::new(4096 + shift, 1 << 30, kind);
     let product = |kind, n, cols, shift| {
         let [x, w, out] = [shift, 0, 0].map(|shift| view(kind, shift));
-        Gemm {
-            x,
-            x_stride: cols,
-            w,
-            bias: None,
-            out,
-            out_stride: 4096,
-            n,
-            rows: 4096,
-            cols,
-            scales: None,
-        }
+        Gemm::contiguous(x, w, out, [n, 4096, cols])
     };
     let check = |kind, n, cols, shift, fast, invariant| {
         let product = product(kind, n, cols, shift);

@@ -206,7 +206,8 @@ fn rows_can_be_rounded_before() {
     assert_ne!(before(&x[..256]), case.run(&x[..256], Mode::Fast));
 }
 
-/// What rounding changes is seen, so that the comparison above finds a product that does not round.
+/// Rounding changes the result by more than the comparison above allows, so that it finds a product
+/// that does not round.
 #[test]
 fn products_of_rows_as_they_are_differ() {
     let case = Case::new(gpu(), WeightType::E4M3By128, &[48], 128, true);

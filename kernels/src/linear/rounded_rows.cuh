@@ -8,7 +8,7 @@
 // largest and less. Rounding a rounded row changes nothing.
 #pragma once
 
-#include "common.cuh"
+#include "e4m3.cuh"
 
 namespace {
 
@@ -20,16 +20,10 @@ DEVICE uint32_t power_of_row(uint32_t largest) {
     return (exponent < 18 ? 18 : exponent) - 8;
 }
 
-// The code of a number of at most 448, rounded to the nearest, ties to even. That of infinity and
-// NaN is NaN.
+// The code of a number of at most 448. That of infinity and NaN is NaN, so that these are seen.
 DEVICE uint32_t e4m3_code(float x) {
-    uint32_t bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu;
-    float subnormal = __uint_as_float(magnitude) + 0x1p14f;  // its last bit is worth 2^-9
-    uint32_t normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1)) >> 20) - (120u << 3),
-             code = magnitude < 121u << 23 ? __float_as_uint(subnormal) - __float_as_uint(0x1p14f)
-                    : normal < 0x7f        ? normal
-                                           : 0x7f;
-    return (bits >> 24 & 0x80u) | code;
+    uint32_t bits = __float_as_uint(x);
+    return (bits & 0x7fffffffu) < 0x7f800000u ? to_e4m3(x) : (bits >> 24 & 0x80u) | 0x7fu;
 }
 
 // The number of a code.
