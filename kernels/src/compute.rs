@@ -42,13 +42,11 @@ impl Compute {
     /// instead of sixteen.
     ///
     /// # Errors
-    /// When the kernels do not run on AVX-512, whose VNNI instructions alone make that faster.
+    /// When the kernels do not run with VNNI instructions, which alone make that faster.
     pub fn with_byte_activations(self) -> Result<Self, InstructionSetError> {
-        match Isa::best() {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Ok(Self { byte_activations: true, ..self }),
-            other => Err(InstructionSetError::NoBytes(other.name())),
-        }
+        let isa = Isa::best();
+        let bytes = Self { byte_activations: true, ..self };
+        isa.has_byte_products().then_some(bytes).ok_or(InstructionSetError::NoBytes(isa.name()))
     }
 
     /// Whether [`Self::with_byte_activations`] made it.

@@ -27,6 +27,13 @@ import time
 PINNED = {"llama-cpp-python": "0.3.36", "numpy": "2.4.1"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OURS = ROOT / "target/release/examples/against_llama_cpp"
+# How llama.cpp is built beside each of our sets of instructions.
+AVX2 = "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+BUILDS = {
+    "": "-DGGML_NATIVE=ON",
+    "avx_vnni": f"{AVX2} -DGGML_AVX_VNNI=ON -DGGML_AVX512=OFF",
+    "avx2": f"{AVX2} -DGGML_AVX512=OFF",
+}
 PROMPT, COUNT, STREAM_PROMPT, STREAM_COUNT = 512, 32, 128, 16
 TEXT = """A lighthouse keeper writes down the weather four times a day. In the morning the wind \
 came from the north-west, and
@@ -51,7 +58,7 @@ people who live high up? Answer: give
 them more time, or a pot that keeps the pressure in."""
 
 
-def in_environment(folder):
+def in_environment(folder, instructions):
     """Restarts this script inside an environment that has the pinned packages."""
     try:
         import llama_cpp
@@ -68,9 +75,13 @@ def in_environment(folder):
     if not python.exists():
         subprocess.check_call([sys.executable, "-m", "venv", folder])
         packages = [f"{name}=={version}" for name, version in PINNED.items()]
-        build = {**os.environ, "CMAKE_ARGS": "-DGGML_NATIVE=ON"}
+        build = {**os.environ, "CMAKE_ARGS": BUILDS[instructions]}
         subprocess.check_call(
-            [python, "-m", "pip", "install", "--no-binary=llama-cpp-python", *packages], env=build
+            [
+                *[python, "-m", "pip", "install", "--no-cache-dir"],
+                *["--no-binary=llama-cpp-python", *packages],
+            ],
+            env=build,
         )
     os.execv(python, [python, *sys.argv])
 
@@ -213,6 +224,8 @@ def converted(lib, model, name, folder):
 
 def measure(lib, model, name, options):
     words = ["processor-time"] * options.processor_time + ["bytes"] * options.bytes
+    if options.instructions:
+        words.append(f"instructions={options.instructions}")
     ours = Ours(model, options.threads, *words)
     theirs = LlamaCpp(
         lib,
@@ -269,13 +282,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--bytes", action="store_true", help="our activations in eight bits")
+    parser.add_argument(
+        "--instructions", choices=BUILDS, default="", help="of both sides; else all of the machine"
+    )
     parser.add_argument("--no-kl", dest="kl", action="store_false", help="speed alone")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "target/against_llama_cpp")
     parser.add_argument("--processor-time", action="store_true", help="of one thread")
     options = parser.parse_args()
     if options.processor_time:
         options.threads = 1
-    in_environment(options.folder / "venv")
+    instructions = options.instructions
+    in_environment(options.folder / f"venv{instructions}", instructions)
     if not OURS.exists():
         sys.exit(
             f"{OURS} is missing: cargo build --release -p cresset-models --example against_llama_cpp"

@@ -1,6 +1,6 @@
 //! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
-//! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]`, then
-//! `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes` rounds activations to
+//! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]
+//! [instructions=SET]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes` rounds activations to
 //! eight bits.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
@@ -31,9 +31,14 @@ fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [path, threads, rest @ ..] = &args[..] else {
         return Err(
-            "usage: against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]".into()
+            "usage: against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time] \
+             [instructions=SET]"
+                .into(),
         );
     };
+    if let Some(set) = rest.iter().find_map(|word| word.strip_prefix("instructions=")) {
+        cresset_kernels::use_instruction_set(set)?;
+    }
     let wants = |word: &str| rest.iter().any(|r| r == word);
     // The system gives memory to the cache only where it is written, so a large cache costs
     // nothing.

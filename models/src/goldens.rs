@@ -213,9 +213,9 @@ pub struct KernelError {
     pub rounded: bool,
 }
 
-/// Computes every model in f32 and multiplies with every format, on the CPU with so many threads.
-/// Writes the models' files into `scratch`, one after the other.
-pub fn kernel_errors(threads: usize, scratch: &Path) -> Result<Vec<KernelError>> {
+/// Computes every model in f32 with as many threads as `compute` has, and multiplies with every
+/// format as it does. Writes the models' files into `scratch`, one after the other.
+pub fn kernel_errors(compute: &Compute, scratch: &Path) -> Result<Vec<KernelError>> {
     let logits = logits();
     let mut all = Vec::new();
     for model in goldens().cases {
@@ -224,7 +224,7 @@ pub fn kernel_errors(threads: usize, scratch: &Path) -> Result<Vec<KernelError>>
         let tokens = model.tokens.len();
         // The products with blocks are compared on their own, since they round activations.
         let dequantise = model.is_quantised();
-        let options = ModelOptions { dequantise, ..options(threads, tokens) };
+        let options = ModelOptions { dequantise, ..options(compute.threads(), tokens) };
         let source = ModelSource::hf_folder(scratch.to_owned());
         let mut loaded = crate::load(&source, &options)?;
         for chunk in [1, 7, tokens] {
@@ -232,9 +232,8 @@ pub fn kernel_errors(threads: usize, scratch: &Path) -> Result<Vec<KernelError>>
             all.push(distance(format!("{} by {chunk}", model.name), &found, &want));
         }
     }
-    let compute = Compute::new(threads);
     for dtype in FORMATS {
-        all.push(product(&compute, dtype)?);
+        all.push(product(compute, dtype)?);
     }
     Ok(all)
 }

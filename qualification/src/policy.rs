@@ -63,6 +63,7 @@ pub(crate) struct KernelBounds {
     pub most: Threshold,
     pub relative: Threshold,
     pub rounded: Threshold,
+    pub bytes: Threshold,
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,6 +91,7 @@ pub(crate) struct LikeBounds {
 pub(crate) struct MarginBounds {
     pub exact: Threshold,
     pub stored: Threshold,
+    pub bytes: Threshold,
     pub bf16: Threshold,
     pub foreign: Threshold,
     pub like: Threshold,
@@ -108,6 +110,7 @@ pub(crate) struct SoakBounds {
 pub(crate) struct WitnessTiers {
     pub exact: PrecisionBounds,
     pub stored: PrecisionBounds,
+    pub bytes: PrecisionBounds,
     pub bf16: PrecisionBounds,
 }
 
@@ -140,6 +143,7 @@ mod tests {
         (7, "b3056c40d643c35cc0d4ee410c3c221eef5a6a40afe1b02c0439ddf2bc1b992e"),
         (8, "d6940f1f452848df03fa299bc4ce2db1654b136636ce24b3642dd5d1cb5de9d0"),
         (9, "c1fc6b01f484635d3bc4f5c8f6b2ca0422536706fcbb49109795a5c271a832bf"),
+        (10, "f9984af3cdb6e2030a08ef1ff5f981bd51889a3f6e1e0e30a23efc99e84c6cfb"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

@@ -1,5 +1,6 @@
 //! The subject of a qualification: it tokenises, renders and generates.
 
+use crate::policy::policy;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -141,8 +142,25 @@ pub enum Precision {
     Exact,
     /// f32 with activations of sixteen bits at quantised weights, and K and V in f16.
     Stored,
+    /// As `Stored`, with activations of eight bits.
+    Bytes,
     /// bf16 on a device.
     Bf16,
+}
+
+impl Precision {
+    /// The lead of the most likely token over the second up to which two engines, of which one
+    /// computes so and the other in f32, may choose differently, nat.
+    pub fn decisive_margin(self) -> f32 {
+        let margins = &policy().margin;
+        let margin = match self {
+            Self::Exact => &margins.exact,
+            Self::Stored => &margins.stored,
+            Self::Bytes => &margins.bytes,
+            Self::Bf16 => &margins.bf16,
+        };
+        margin.value as f32
+    }
 }
 
 /// What a second implementation of the same model says of a text.

@@ -114,9 +114,9 @@ pub struct EngineSettings {
     pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
     /// Bits to which activations are rounded where they are multiplied by quantised weights. 8
     /// reads prompts faster and answers less exactly, and is qualified for itself. The CPU rounds
-    /// them beside integers, and needs the instruction set `avx512`. A GPU of compute capability
-    /// 9.0 (H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same form; all
-    /// other activations stay in bf16 there.
+    /// them beside integers, and needs the instruction set `avx512` or `avx_vnni`. A GPU of compute
+    /// capability 9.0 (H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same
+    /// form; all other activations stay in bf16 there.
     #[schemars(extend("enum" = [16, 8]))]
     pub activations: usize = 16,
     /// How a GPU keeps keys and values: `auto` in the type of the activations, `fp8` in eight bits
@@ -571,10 +571,11 @@ pub enum KvTypeSetting {
 
 /// Instructions that a processor may lack, as `engine.instruction_set` names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum InstructionSetSetting {
     Auto,
     Avx512,
+    AvxVnni,
     Avx2,
     Portable,
 }
@@ -585,6 +586,7 @@ impl InstructionSetSetting {
         match self {
             Self::Auto => None,
             Self::Avx512 => Some("avx512"),
+            Self::AvxVnni => Some("avx_vnni"),
             Self::Avx2 => Some("avx2"),
             Self::Portable => Some("portable"),
         }

@@ -14,6 +14,7 @@ use crate::text::{self, TemplateLimits, TextModel};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_qualification::CanaryCase;
+use cresset_qualification::subject::Precision;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,10 +144,15 @@ impl Assembly {
         }
     }
 
-    /// The lead, nats, below which two tokens may change places: as the suite has it for the type
-    /// of the activations.
-    fn decisive_margin(&self) -> f32 {
-        if self.host().settings.dtype.starts_with("bf16") { 0.5 } else { 0.03 }
+    /// How exactly models with quantised weights are computed.
+    pub(super) fn precision(&self) -> Precision {
+        let engine = &self.config.engine;
+        match self.device.properties() {
+            _ if engine.dequantise => Precision::Exact,
+            Some(_) => Precision::Bf16,
+            None if engine.activations == 8 => Precision::Bytes,
+            None => Precision::Stored,
+        }
     }
 
     pub(super) fn template_limits(&self) -> TemplateLimits {
@@ -176,7 +182,7 @@ impl Assembly {
         let blocks = checked.as_ref().map_or(usize::MAX, |checked| checked.blocks);
         let options = self.engine_options(&info, blocks);
         let patience = Duration::from_secs(engine.boot_canary_seconds);
-        let decisive = self.decisive_margin();
+        let decisive = self.precision().decisive_margin();
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
         let most_rows = if on_gpu { options.max_rows } else { usize::MAX };
         let scoring = checked.map(|checked| checked.scoring);

@@ -15,6 +15,7 @@ use crate::server::wire::json::JsonTree;
 use crate::text::tool_format::ToolDefinition;
 use crate::text::tools::ReadCall;
 use crate::text::{self, AnswerPart, ChatMessage, TextModel, Unwanted};
+use cresset_kernels::Compute;
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, Witness};
 use cresset_models::{ModelCard, ModelSource};
@@ -23,8 +24,7 @@ use cresset_qualification::subject::{
     TOP_LOGPROBS, ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall,
 };
 use cresset_qualification::{
-    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, ServingSettings, Subject,
-    SubjectError,
+    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -96,10 +96,17 @@ impl Subject for EngineSubject {
 
     fn kernels(&mut self) -> SubjectResult<Option<Vec<KernelDistance>>> {
         let Some(all_threads) = self.cpu_threads else { return Ok(None) };
+        let bytes = self.precision == Precision::Bytes;
         let scratch = KernelScratch::within(&self.assembly.data_dir).map_err(broken)?;
         let mut found = Vec::new();
         for threads in [1, all_threads] {
-            let errors = kernel_errors(threads, &scratch.0).map_err(broken)?;
+            let mut compute = Compute::new(threads);
+            if bytes {
+                compute = compute
+                    .with_byte_activations()
+                    .map_err(|why| broken(cresset_models::Error::Unsupported(why.to_string())))?;
+            }
+            let errors = kernel_errors(&compute, &scratch.0).map_err(broken)?;
             found.extend(errors.into_iter().map(
                 |KernelError { name, most, relative, rounded }| {
                     let name = format!("{name} in {threads} threads");
@@ -268,16 +275,6 @@ impl EngineSubject {
     }
 }
 
-fn precision(settings: &ServingSettings, card: &ModelCard) -> Precision {
-    if settings.dtype.starts_with("bf16") {
-        Precision::Bf16
-    } else if settings.dequantise || card.is_dense() {
-        Precision::Exact
-    } else {
-        Precision::Stored
-    }
-}
-
 /// Generations that together produce every token of a text, side by side.
 fn decoded_spans(tenant: u32, ids: &[u32]) -> Vec<Request> {
     const SPANS: usize = 16;
@@ -325,9 +322,12 @@ impl EngineSubject {
     ) -> Result<Self, String> {
         let UnqualifiedModel { text, engine, bytes, source, scoring } = model;
         let cache = assembly.kv_bytes() as u64;
-        let (settings, card) = (assembly.host().settings, super::card(&source)?);
-        let precision =
-            if scoring.rounds_to_bf16() { Precision::Bf16 } else { precision(&settings, &card) };
+        let card = super::card(&source)?;
+        let precision = match assembly.precision() {
+            _ if scoring.rounds_to_bf16() => Precision::Bf16,
+            Precision::Stored | Precision::Bytes if card.is_dense() => Precision::Exact,
+            precision => precision,
+        };
         let witness_bytes = (assembly.config.qualification.witness_memory_mib as u64) << 20;
         Ok(Self {
             engine,

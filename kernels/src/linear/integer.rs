@@ -24,17 +24,9 @@
 
 use super::format::{BLOCK, Format, HeaderScale, Quant, Scales, with_format};
 use super::rounding::Rounded;
-use super::tile::{PANELS, PanelOperands};
+use super::tile::{DenseLanes, PANELS, PanelOperands};
 use crate::linear::WeightType;
 use crate::simd::{LANES, Lanes};
-
-/// The integer products of an instruction set.
-pub(super) trait IntegerLanes: Lanes {
-    /// With activations in sixteen bits.
-    type Words: IntegerProduct<Lanes = Self>;
-    /// With activations in eight bits, where the instructions are faster then; else `Words`.
-    type Bytes: IntegerProduct<Lanes = Self>;
-}
 
 /// The integer product of an instruction set with activations of some width.
 ///
@@ -42,7 +34,7 @@ pub(super) trait IntegerLanes: Lanes {
 /// Every function needs the instructions of `Lanes`; `planes` points to a block's codes in the
 /// format.
 pub(super) trait IntegerProduct {
-    type Lanes: Lanes;
+    type Lanes: DenseLanes;
     /// The codes of four consecutive columns of a panel.
     type Codes: Copy;
     /// The sums of a panel's products.
@@ -67,11 +59,18 @@ pub(super) trait IntegerProduct {
     fn prefetch(_: *const u8) {}
     /// [`multiply`] compiled for this instruction set.
     unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands);
+    /// [`round_all`] compiled for this instruction set.
+    unsafe fn round_all(x: &[f32], out: &mut [Rounded]);
 }
 
-/// The entry point that compiles [`multiply`] for an instruction set.
-macro_rules! entry_point {
+/// The entry points that compile [`multiply`] and [`round_all`] for an instruction set.
+macro_rules! entry_points {
     ($($feature:literal)?) => {
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn round_all(x: &[f32], out: &mut [Rounded]) {
+            round_all::<Self>(x, out);
+        }
+
         $(#[target_feature(enable = $feature)])?
         unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands) {
             // SAFETY: the caller's contract is passed on.
@@ -79,7 +78,15 @@ macro_rules! entry_point {
         }
     };
 }
-pub(super) use entry_point;
+pub(super) use entry_points;
+
+/// Rounds whole blocks of activations.
+#[inline(always)]
+pub(super) fn round_all<M: IntegerProduct>(x: &[f32], out: &mut [Rounded]) {
+    for (x, out) in x.as_chunks().0.iter().zip(out) {
+        *out = M::round(x);
+    }
+}
 
 pub(super) type QuantisedOperands = PanelOperands<Rounded>;
 

@@ -2,14 +2,15 @@
 //! thread multiplies a pair with all token rows while the pair is in its cache. Rows that go to
 //! different matrices of a stack are gathered by matrix first.
 
-use super::integer::{self, IntegerLanes, QuantisedOperands};
-use super::rounding::{self, Rounded};
-use super::tile::{self, DenseLanes, PANELS, PanelOperands, ROWS};
+use super::integer::{self, IntegerProduct, QuantisedOperands};
+use super::machines::Plain;
+#[cfg(target_arch = "x86_64")]
+use super::machines::{HalfVnni, MultiplyAdd, Vnni};
+use super::rounding::Rounded;
+use super::tile::{self, PANELS, PanelOperands, ROWS};
 use super::{Weight, WeightPart, format};
 use crate::Compute;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
-use crate::simd::{Isa, LANES, Portable};
+use crate::simd::{Isa, LANES};
 use crate::storage::Parts;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -89,7 +90,6 @@ struct Matmul<'a> {
     out: Parts<'a>,
     /// The length of a row of the output.
     width: usize,
-    byte_activations: bool,
 }
 
 /// `out[n, rows] = x[n, cols] · Wᵀ (+ bias)`; sizes have been checked.
@@ -148,25 +148,44 @@ fn multiply_groups(
     x: &[f32],
     out: &mut [f32],
 ) {
+    let multiply = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 if c.byte_activations() => multiply_by::<Vnni<1>>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => multiply_by::<Vnni<2>>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni if c.byte_activations() => multiply_by::<HalfVnni<1>>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => multiply_by::<HalfVnni<2>>,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => multiply_by::<MultiplyAdd>,
+        Isa::Portable => multiply_by::<Plain>,
+    };
+    multiply(c, weight, groups, map, bias, x, out);
+}
+
+/// [`multiply_groups`] with the integer product and the vectors of an instruction set, which the
+/// machine has.
+fn multiply_by<M: IntegerProduct>(
+    c: &Compute,
+    weight: &Weight,
+    groups: &[RowGroup],
+    map: RowMap,
+    bias: Option<&[f32]>,
+    x: &[f32],
+    out: &mut [f32],
+) {
     let first = groups.first().map_or(0..0, |group| group.parts.clone());
     let width = weight.parts[first].iter().map(|part| part.rows).sum();
     SCRATCH.with_borrow_mut(|scratch| {
         if weight.rounds_activations() {
-            scratch.round(isa, c, x, weight.cols, map);
+            scratch.round::<M>(c, x, weight.cols, map);
         }
         if !weight.parts.iter().all(WeightPart::rounds_activations) {
             scratch.transpose_tiles(c, x, weight.cols, map);
         }
         let out = Parts::new(out);
-        let byte_activations = c.byte_activations();
-        let matmul = Matmul { weight, groups, map, bias, x: scratch, out, width, byte_activations };
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => matmul.run::<Avx512>(c),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => matmul.run::<Avx2>(c),
-            Isa::Portable => matmul.run::<Portable>(c),
-        }
+        Matmul { weight, groups, map, bias, x: scratch, out, width }.run::<M>(c);
     });
 }
 
@@ -186,7 +205,7 @@ fn tile_rows(rows: usize) -> usize {
 const BLOCKS_PER_TASK: usize = 256;
 
 impl ActivationScratch {
-    fn round(&mut self, isa: Isa, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
+    fn round<M: IntegerProduct>(&mut self, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
         let per_row = cols / format::BLOCK;
         let blocks = map.len() * per_row;
         grow(&mut self.rounded, blocks, Rounded::ZERO);
@@ -198,7 +217,8 @@ impl ActivationScratch {
                 let (these, rest) = rounded.split_at_mut(count);
                 if let Some(row) = map.source(row) {
                     let x = &x[row * cols + first * format::BLOCK..][..count * format::BLOCK];
-                    rounding::round_all(isa, c.byte_activations(), x, these);
+                    // SAFETY: the machine has the instructions of `M`.
+                    unsafe { M::round_all(x, these) };
                 }
                 (at, rounded) = (at + count, rest);
             }
@@ -248,7 +268,7 @@ impl WeightPart {
 }
 
 impl Matmul<'_> {
-    fn run<L: DenseLanes + IntegerLanes>(&self, c: &Compute) {
+    fn run<M: IntegerProduct>(&self, c: &Compute) {
         let of_group = |group: &RowGroup| {
             self.weight.parts[group.parts.clone()]
                 .iter()
@@ -259,18 +279,18 @@ impl Matmul<'_> {
         let pairs = panels.div_ceil(PANELS);
         let tasks = (pairs / PAIRS_PER_TASK).max(4 * c.threads()).min(pairs);
         let boundary = |i: usize| panels.min(i * pairs / tasks * PANELS);
-        c.run(tasks, |i| self.panels::<L>(boundary(i)..boundary(i + 1)));
+        c.run(tasks, |i| self.panels::<M>(boundary(i)..boundary(i + 1)));
     }
 
     /// Multiplies a range of panels, which are numbered over all parts of all groups.
-    fn panels<L: DenseLanes + IntegerLanes>(&self, panels: Range<usize>) {
+    fn panels<M: IntegerProduct>(&self, panels: Range<usize>) {
         let mut base = 0;
         for group in self.groups {
             for part in &self.weight.parts[group.parts.clone()] {
                 let from = panels.start.max(base) - base;
                 let to = panels.end.min(base + part.panel_count()).saturating_sub(base);
                 for first in (from..to).step_by(PANELS) {
-                    self.multiply::<L>(group, part, first..to.min(first + PANELS), to);
+                    self.multiply::<M>(group, part, first..to.min(first + PANELS), to);
                 }
                 base += part.panel_count();
             }
@@ -279,7 +299,7 @@ impl Matmul<'_> {
 
     /// Multiplies all rows of a group by up to `PANELS` panels; those up to `end_of_task` follow.
     /// The bias is added last.
-    fn multiply<L: DenseLanes + IntegerLanes>(
+    fn multiply<M: IntegerProduct>(
         &self,
         group: &RowGroup,
         part: &WeightPart,
@@ -310,19 +330,15 @@ impl Matmul<'_> {
                     ..part.operands(&panels, x, (blocks, blocks), (out, stride))
                 };
                 let is_first = row == group.rows.start;
-                let product = if self.byte_activations {
-                    integer::multiply_all::<L::Bytes>
-                } else {
-                    integer::multiply_all::<L::Words>
-                };
+                let rows = rows.len();
                 // SAFETY: the blocks and the outputs cover the rows, the part these panels.
-                unsafe { product(part.dtype, &operands, rows.len(), count, is_first) };
+                unsafe { integer::multiply_all::<M>(part.dtype, &operands, rows, count, is_first) };
             } else {
                 let (cols, height) = (self.weight.cols, tile_rows(rows.len()));
                 let x = &self.x.tiles[row * cols..(row + height) * cols];
                 let operands = part.operands(&panels, x, (cols, height), (out, stride));
                 // SAFETY: the tile and the outputs cover `height` rows, the part these panels.
-                unsafe { tile::multiply_all::<L>(part.dtype, &operands, height, count) };
+                unsafe { tile::multiply_all::<M::Lanes>(part.dtype, &operands, height, count) };
             }
             for (row, sums) in rows.zip(padded.chunks_exact(PANELS * LANES)) {
                 let at = self.map.target(row) * self.width;

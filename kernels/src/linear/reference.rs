@@ -3,7 +3,7 @@
 
 use super::Weight;
 use super::format::BLOCK;
-use super::rounding::round;
+use super::rounding::{limit, round};
 use crate::simd::{E4M3_UNIT, e4m3};
 
 /// Computes `x: [n, cols]` to `[n, rows]`, summed in f64 and rounded once. Inputs are put into the
@@ -28,7 +28,7 @@ pub fn linear(w: &Weight, bias: Option<&[f32]>, x: &[f32]) -> Vec<f32> {
 
 /// Returns the values of the codes of whole blocks.
 pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
-    let blocks = x.as_chunks::<BLOCK>().0.iter().map(round);
+    let blocks = x.as_chunks::<BLOCK>().0.iter().map(|x| round(x, limit(2)));
     blocks.flat_map(|(codes, scale)| codes.map(|code| f32::from(code) * scale)).collect()
 }
 

@@ -4,8 +4,6 @@
 //! eight bits too: on AVX-512 a product then takes half as many instructions.
 
 use super::format::BLOCK;
-use super::integer::{IntegerLanes, IntegerProduct};
-use crate::simd::vectorised;
 
 /// The largest magnitude of a code of one byte, or of two: both bytes of 127 · 257, the low one
 /// signed, fit a signed byte.
@@ -41,15 +39,15 @@ pub(super) fn scale(largest: f32, limit: f32) -> (f32, f32) {
     (largest / limit, if largest > SMALLEST { limit / largest } else { 0.0 })
 }
 
-/// Rounds a block to its codes and its scale.
+/// Rounds a block to codes of a magnitude of at most `limit`, and its scale.
 #[inline(always)]
-pub(super) fn round(x: &[f32; BLOCK]) -> ([i16; BLOCK], f32) {
+pub(super) fn round(x: &[f32; BLOCK], limit: f32) -> ([i16; BLOCK], f32) {
     /// 1.5 · 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits.
     const ROUND: f32 = 12_582_912.0;
     // Without the sign bit, magnitudes compare as integers, and NaN is above all.
     let largest =
         f32::from_bits(x.iter().fold(0, |largest, x| largest.max(x.to_bits() & (u32::MAX >> 1))));
-    let (scale, inverse) = scale(largest, limit(2));
+    let (scale, inverse) = scale(largest, limit);
     let code = |x: f32| (x * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i16;
     (x.map(code), scale)
 }
@@ -72,24 +70,12 @@ impl Rounded {
     #[inline(always)]
     pub(super) fn plain(
         x: &[f32; BLOCK],
+        limit: f32,
         arrange: impl Fn(&[i16; BLOCK]) -> [u8; 2 * BLOCK],
     ) -> Self {
-        let (codes, scale) = round(x);
+        let (codes, scale) = round(x, limit);
         let (first, second) = codes.split_at(BLOCK / 2);
         let sum = |half: &[i16]| half.iter().map(|code| i32::from(*code)).sum();
         Self::new(arrange(&codes), scale, sum(first), sum(second))
-    }
-}
-
-vectorised! {
-    /// Rounds whole blocks: to sixteen bits, or to the eight that are asked for where products with
-    /// them are faster.
-    pub(super) fn round_all(to_bytes: bool, x: &[f32], out: &mut [Rounded]) = round_with
-}
-
-#[inline(always)]
-fn round_with<L: IntegerLanes>(to_bytes: bool, x: &[f32], out: &mut [Rounded]) {
-    for (x, out) in x.as_chunks().0.iter().zip(out) {
-        *out = if to_bytes { L::Bytes::round(x) } else { L::Words::round(x) };
     }
 }

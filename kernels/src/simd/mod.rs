@@ -24,6 +24,9 @@ pub(crate) enum Isa {
     /// AVX-512 with the byte and VNNI instructions, which all but the oldest such machines have.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2 with the integer products of AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
@@ -32,6 +35,10 @@ pub(crate) enum Isa {
 impl Isa {
     /// The instruction sets that this machine has, fastest first.
     pub(crate) fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         [
             #[cfg(target_arch = "x86_64")]
             (
@@ -41,12 +48,9 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni"),
             ),
             #[cfg(target_arch = "x86_64")]
-            (
-                Self::Avx2,
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c"),
-            ),
+            (Self::AvxVnni, avx2 && is_x86_feature_detected!("avxvnni")),
+            #[cfg(target_arch = "x86_64")]
+            (Self::Avx2, avx2),
             (Self::Portable, true),
         ]
         .into_iter()
@@ -59,10 +63,20 @@ impl Isa {
         *CHOSEN.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
     }
 
+    /// Whether products with activations of eight bits are faster than those of sixteen.
+    pub(crate) fn has_byte_products(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Self::Avx512 | Self::AvxVnni);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "avx_vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
             Self::Portable => "portable",
@@ -73,7 +87,7 @@ impl Isa {
 static CHOSEN: OnceLock<Isa> = OnceLock::new();
 
 /// The instruction set that the kernels of this process use: `avx512` (with the byte and VNNI
-/// instructions), `avx2` (with FMA and F16C) or `portable`.
+/// instructions), `avx2` (with FMA and F16C), `avx_vnni` (`avx2` with AVX-VNNI) or `portable`.
 pub fn instruction_set() -> &'static str {
     Isa::best().name()
 }
@@ -100,8 +114,8 @@ pub enum InstructionSetError {
     #[error("the kernels of this process already run on {0}")]
     Chosen(&'static str),
     #[error(
-        "activations of eight bits are faster with the instruction set avx512 alone, and the \
-         kernels of this process run on {0}"
+        "activations of eight bits are faster with the instruction sets avx512 and avx_vnni alone, \
+         and the kernels of this process run on {0}"
     )]
     NoBytes(&'static str),
 }
@@ -235,7 +249,7 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe { avx2($($arg),*) },
                 $crate::simd::Isa::Portable => {
                     $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*)
                 }

@@ -9,6 +9,7 @@ use crate::loader::gguf::Value;
 use crate::loader::names;
 use crate::testing::{GgufWriter, interleaved, little_endian};
 use candle_transformers::models::{gemma2, gemma3, mistral, qwen2, qwen3};
+use cresset_kernels::Compute;
 use cresset_kernels::linear::{Weight, WeightType};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
@@ -570,7 +571,7 @@ fn every_block_format_decodes_to_the_reference_values() {
 fn the_kernels_of_this_machine_are_close() {
     let scratch = tempfile::tempdir().unwrap();
     for threads in [1, 3] {
-        let errors = kernel_errors(threads, scratch.path()).unwrap();
+        let errors = kernel_errors(&Compute::new(threads), scratch.path()).unwrap();
         assert_eq!(errors.len(), 3 * goldens().cases.len() + FORMATS.len());
         for error in errors {
             assert!(error.most < 1e-3, "{error:?}");

@@ -114,17 +114,11 @@ impl CheckInput<'_> {
     /// The lead of the reference's choice up to which the subject may choose otherwise, nat.
     pub(crate) fn decisive_margin(&self) -> f32 {
         let margins = &policy().margin;
-        let own = match self.subject.precision() {
-            Precision::Exact => &margins.exact,
-            Precision::Stored => &margins.stored,
-            Precision::Bf16 => &margins.bf16,
-        };
-        let margin = match (self.is_like(), self.subject.api_manner().foreign) {
-            (true, _) => &margins.like,
-            (false, true) => &margins.foreign,
-            (false, false) => own,
-        };
-        margin.value as f32
+        match (self.is_like(), self.subject.api_manner().foreign) {
+            (true, _) => margins.like.value as f32,
+            (false, true) => margins.foreign.value as f32,
+            (false, false) => self.subject.precision().decisive_margin(),
+        }
     }
 
     /// The bounds for an engine as exact as the subject against another one in f32.
@@ -133,6 +127,7 @@ impl CheckInput<'_> {
         match self.subject.precision() {
             Precision::Exact => &tiers.exact,
             Precision::Stored => &tiers.stored,
+            Precision::Bytes => &tiers.bytes,
             Precision::Bf16 => &tiers.bf16,
         }
     }

@@ -1,12 +1,16 @@
 //! The kernels of this machine, whatever the model.
 
 use super::{CheckFinding, CheckInput};
-use crate::policy::{KernelBounds, policy};
-use crate::subject::Result;
+use crate::policy::{KernelBounds, Threshold, policy};
+use crate::subject::{Precision, Result};
 
 pub(super) fn kernels(input: &mut CheckInput) -> Result<CheckFinding> {
     let bounds = &policy().kernels;
-    let gate = gate(bounds);
+    let of_rounded = match input.subject.precision() {
+        Precision::Bytes => &bounds.bytes,
+        _ => &bounds.rounded,
+    };
+    let gate = gate(bounds, of_rounded);
     let Some(found) = input.subject.kernels()? else {
         let why = "the stored references are computed on the CPU only";
         return Ok(CheckFinding::not_run(why, &gate));
@@ -15,7 +19,7 @@ pub(super) fn kernels(input: &mut CheckInput) -> Result<CheckFinding> {
     let mut largest = [0f64; 3];
     for kernel in &found {
         let place = if kernel.rounded { 2 } else { 1 };
-        let bound = if kernel.rounded { &bounds.rounded } else { &bounds.relative };
+        let bound = if kernel.rounded { of_rounded } else { &bounds.relative };
         largest[0] = largest[0].max(kernel.most);
         largest[place] = largest[place].max(kernel.relative);
         // What is not a number is within no bound.
@@ -30,10 +34,10 @@ pub(super) fn kernels(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(finding)
 }
 
-fn gate(bounds: &KernelBounds) -> String {
+fn gate(bounds: &KernelBounds, rounded: &Threshold) -> String {
     format!(
         "|Δ log-probability| of the top 20 ≤ {:.0e}, relative squares ≤ {:.0e} in f32 and {:.0e} \
          with rounded activations",
-        bounds.most.value, bounds.relative.value, bounds.rounded.value
+        bounds.most.value, bounds.relative.value, rounded.value
     )
 }

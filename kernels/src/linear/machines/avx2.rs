@@ -4,16 +4,11 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
 };
-use crate::linear::rounding::Rounded;
+use crate::linear::rounding::{Rounded, limit};
 use crate::simd::{Avx2, LANES};
 use std::arch::x86_64::*;
-
-impl IntegerLanes for Avx2 {
-    type Words = MultiplyAdd;
-    type Bytes = MultiplyAdd;
-}
 
 pub(in crate::linear) struct MultiplyAdd;
 
@@ -26,7 +21,7 @@ impl IntegerProduct for MultiplyAdd {
 
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {
-        Rounded::plain(x, arrange)
+        Rounded::plain(x, limit(2), arrange)
     }
 
     #[inline(always)]
@@ -97,7 +92,7 @@ impl IntegerProduct for MultiplyAdd {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
-    entry_point!("avx2,fma,f16c");
+    entry_points!("avx2,fma,f16c");
 }
 
 /// Puts the even columns of each four before the odd ones.

@@ -4,16 +4,11 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
 };
 use crate::linear::rounding::{self, Rounded};
 use crate::simd::{Avx512, LANES};
 use std::arch::x86_64::*;
-
-impl IntegerLanes for Avx512 {
-    type Words = Vnni<2>;
-    type Bytes = Vnni<1>;
-}
 
 /// Activations of `BYTES` bytes, 1 or 2.
 pub(in crate::linear) struct Vnni<const BYTES: usize>;
@@ -135,7 +130,7 @@ impl<const BYTES: usize> IntegerProduct for Vnni<BYTES> {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 
-    entry_point!("avx512f,avx512bw,avx512vnni");
+    entry_points!("avx512f,avx512bw,avx512vnni");
 }
 
 /// The fields of `bits` bits of step `STEP`'s columns, moved up to bit `to` of each byte.

@@ -4,4 +4,14 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx_vnni;
 mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx_vnni::HalfVnni;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::MultiplyAdd;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx512::Vnni;
+pub(super) use portable::Plain;

@@ -2,16 +2,11 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerLanes, IntegerProduct, QuantisedOperands, entry_point, multiply,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
 };
-use crate::linear::rounding::Rounded;
+use crate::linear::rounding::{Rounded, limit};
 use crate::simd::{LANES, Portable};
 use std::array::from_fn;
-
-impl IntegerLanes for Portable {
-    type Words = Plain;
-    type Bytes = Plain;
-}
 
 pub(in crate::linear) struct Plain;
 
@@ -23,7 +18,7 @@ impl IntegerProduct for Plain {
 
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {
-        Rounded::plain(x, |codes| from_fn(|i| codes[i / 2].to_le_bytes()[i % 2]))
+        Rounded::plain(x, limit(2), |codes| from_fn(|i| codes[i / 2].to_le_bytes()[i % 2]))
     }
 
     #[inline(always)]
@@ -76,7 +71,7 @@ impl IntegerProduct for Plain {
         Portable(sums.map(|sum| sum as f32))
     }
 
-    entry_point!();
+    entry_points!();
 }
 
 /// The fields of `bits` bits of step `STEP`'s columns.
