@@ -1,7 +1,7 @@
 //! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
 //! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]
-//! [instructions=SET]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes` rounds activations to
-//! eight bits.
+//! [instructions=SET]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes`
+//! rounds activations to eight bits.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 

@@ -2,7 +2,8 @@
 //!
 //! Predicted: as many multiplications as `avx2` has, which leave four of its eight additions and
 //! unpack bytes instead of words, 1.25 times as fast for many rows. Measured in two threads on a
-//! Zen 5, a model of 1.5 billion weights in Q4_K_M: prefill 1.28 times, 8 streams 1.31, one row 1.1.
+//! Zen 5, a model of 1.5 billion weights in Q4_K_M: prefill 1.28 times, 8 streams 1.31, one row
+//! 1.1.
 //! The same sums in words (`vpdpwssd`) brought nothing.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
