@@ -52,8 +52,8 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    /// Of an engine whose model has a cache of so many blocks. `max_context` is the longest
-    /// sequence that the model and the settings allow; the blocks may hold less.
+    /// The limits of an engine whose model's cache has `num_blocks` blocks. `max_context` is the
+    /// longest sequence that the model and the settings allow; the blocks may hold less.
     pub fn new(
         settings: &EngineSettings,
         num_blocks: usize,
