@@ -3,78 +3,104 @@
 use crate::Result;
 use cresset_kernels::DeviceOps;
 
-#[derive(Clone)]
-pub struct ModelOptions {
-    /// The GPU that computes the model; `None` is the CPU.
-    pub gpu: Option<DeviceOps>,
-    /// Further GPUs of its group, which compute the model together with it: the ranks from 1 on.
-    pub further_ranks: Vec<DeviceOps>,
-    /// Worker threads, the engine's own included: they compute on the CPU, and convert the weights
-    /// for a GPU.
-    pub threads: usize,
-    /// Turns every weight into f32 at load: the exact reference mode. On a GPU, activations and
-    /// cache are then f32 too, and bf16 otherwise.
-    pub dequantise: bool,
-    /// Products with quantised weights round activations to eight bits instead of sixteen: on the
-    /// CPU those with integers, for which not every machine has instructions; on a GPU those with
-    /// weights of E4M3.
-    pub byte_activations: bool,
-    /// On a GPU, with activations in bf16: keys and values are kept in eight bits.
-    pub fp8_cache: bool,
-    /// On a GPU: each row has the same bits whichever other rows are in its step. On the CPU that
-    /// always holds.
-    pub deterministic: bool,
-    /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its own.
-    pub kv_bytes: usize,
-    /// The part of `kv_bytes` that holds states of sequences, 0 to 1, in models with recurrent
-    /// layers.
-    pub state_share: f64,
-    /// Tokens of the first state of a prompt that is kept for later ones, in such models.
-    pub state_tokens: usize,
-    /// The part of a GPU's memory that the model may take, 0 to 1.
-    pub gpu_memory_share: f64,
-    /// Bytes of a GPU's memory that the KV cache leaves free, whoever uses the rest: for recorded
-    /// steps, the driver and other programs.
-    pub gpu_reserve_bytes: usize,
-    /// Bytes for the KV cache on a GPU; 0 stands for all that share and reserve leave.
-    pub gpu_kv_bytes: usize,
-    /// Steps of up to this many rows are recorded on a GPU. 0 records none.
-    pub gpu_graph_rows: usize,
-    /// Tokens of a block of the KV cache.
-    pub block_size: usize,
-    /// Largest number of tokens in one step.
-    pub max_batched_tokens: usize,
-    /// Largest number of sequences in one step.
-    pub max_rows: usize,
-    /// Longest sequence, tokens; `None` is what the model allows.
-    pub max_context: Option<usize>,
+/// The settings of an engine that reach a model as they are written, with documentation, bounds and
+/// default. `$define` is a macro that makes something of these fields: this crate its options, a
+/// node the section of its configuration. So a setting is added here, and where it is used.
+#[macro_export]
+macro_rules! model_settings {
+    ($define:ident) => {
+        $define! {
+            /// Share of `kv_mib` that holds states of sequences, in models with recurrent layers. A
+            /// sequence that runs may need two of them; the others are kept for prompts that begin
+            /// alike.
+            #[schemars(range(min = 0.01, max = 0.9))]
+            pub state_share: f64 = 0.25,
+            /// Length at which a prompt's first state is kept in such models, tokens; further ones
+            /// are at twice as many each, and at its end. A prompt that begins like an earlier one
+            /// goes on from the last of them that they have in common.
+            #[schemars(range(min = 16, max = 1 << 20))]
+            pub state_tokens: usize = 64,
+            /// Share of a GPU's memory that all loaded models together may take.
+            #[schemars(range(min = 0.05, max = 1))]
+            pub gpu_memory_share: f64 = 0.9,
+            /// Memory of a GPU that models leave free for recorded steps, the driver, the desktop
+            /// and other programs, MiB.
+            #[schemars(range(min = 0, max = 1 << 20))]
+            pub gpu_reserve_mib: usize = 512,
+            /// Memory for the key-value cache of each loaded model on a GPU, MiB. 0 takes all that
+            /// weights, workspace and reserve leave, so one model is loaded at a time; with a
+            /// limit, as many as fit.
+            #[schemars(range(min = 0, max = 1 << 24))]
+            pub gpu_kv_mib: usize = 0,
+            /// Largest decoding step that is recorded once at start and then replayed on a GPU,
+            /// sequences. 0 records none.
+            #[schemars(range(min = 0, max = 1_024))]
+            pub gpu_graph_rows: usize = 512,
+            /// On a GPU, gives the same tokens whatever else runs and however a prompt is cut, at
+            /// some cost in speed. The CPU always does.
+            pub deterministic: bool = false,
+            /// Tokens in one block of the key-value cache.
+            #[schemars(extend("enum" = [16, 32, 64]))]
+            pub block_size: usize = 16,
+            /// Tokens computed in one step, prompt chunks and generated tokens together.
+            #[schemars(range(min = 16, max = 65_536))]
+            pub max_batched_tokens: usize = 512,
+            /// Sequences in one step; at most `max_batched_tokens`, since each needs a token.
+            #[schemars(range(min = 1, max = 65_536))]
+            pub max_rows: usize = 256,
+            /// Turns every weight into f32 at load: the exact reference, at several times the
+            /// memory. On a GPU, activations and cache are then f32 too, and bf16 otherwise.
+            pub dequantise: bool = false,
+        }
+    };
 }
 
-impl Default for ModelOptions {
-    /// One thread of the CPU, and steps of moderate sizes.
-    fn default() -> Self {
-        Self {
-            gpu: None,
-            further_ranks: Vec::new(),
-            threads: 1,
-            dequantise: false,
-            byte_activations: false,
-            fp8_cache: false,
-            deterministic: false,
-            kv_bytes: 1 << 30,
-            state_share: 0.25,
-            state_tokens: 64,
-            gpu_memory_share: 0.9,
-            gpu_reserve_bytes: 0,
-            gpu_kv_bytes: 0,
-            gpu_graph_rows: 0,
-            block_size: 16,
-            max_batched_tokens: 512,
-            max_rows: 64,
-            max_context: None,
+macro_rules! model_options {
+    ($($(#[doc = $about:literal])* $(#[schemars $bounds:tt])? pub $setting:ident: $type:ty =
+        $default:expr,)*) => {
+        #[derive(Clone)]
+        pub struct ModelOptions {
+            /// The GPU that computes the model; `None` is the CPU.
+            pub gpu: Option<DeviceOps>,
+            /// Further GPUs of its group, which compute the model together with it: the ranks from
+            /// 1 on.
+            pub further_ranks: Vec<DeviceOps>,
+            /// Worker threads, the engine's own included: they compute on the CPU, and convert the
+            /// weights for a GPU.
+            pub threads: usize,
+            /// Products with quantised weights round activations to eight bits instead of sixteen:
+            /// on the CPU those with integers, for which not every machine has instructions; on a
+            /// GPU those with weights of E4M3.
+            pub byte_activations: bool,
+            /// On a GPU, with activations in bf16: keys and values are kept in eight bits.
+            pub fp8_cache: bool,
+            /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its
+            /// own.
+            pub kv_bytes: usize,
+            /// Longest sequence, tokens; `None` is what the model allows.
+            pub max_context: Option<usize>,
+            $($(#[doc = $about])* pub $setting: $type,)*
         }
-    }
+
+        impl Default for ModelOptions {
+            /// One thread of the CPU, a cache of 1 GiB, and the defaults of the settings.
+            fn default() -> Self {
+                Self {
+                    gpu: None,
+                    further_ranks: Vec::new(),
+                    threads: 1,
+                    byte_activations: false,
+                    fp8_cache: false,
+                    kv_bytes: 1 << 30,
+                    max_context: None,
+                    $($setting: $default,)*
+                }
+            }
+        }
+    };
 }
+
+model_settings!(model_options);
 
 impl ModelOptions {
     /// Blocks of the KV cache that `kv_bytes` hold, beside the states.

@@ -1,6 +1,7 @@
 //! The sections of the configuration. Every field carries its default here and nowhere else, and
-//! every number its bounds and its unit. Most upper bounds are far above any sensible value: they
-//! catch a wrong unit, such as bytes where MiB are meant.
+//! every number its bounds and its unit; those of models stand beside the models' options. Most
+//! upper bounds are far above any sensible value: they catch a wrong unit, such as bytes where MiB
+//! are meant.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
@@ -89,7 +90,9 @@ impl ListenerName {
     }
 }
 
-section! {
+/// Makes the section of the inference engine, which ends with the settings of a model.
+macro_rules! engine_section {
+($($model_settings:tt)*) => { section! {
 /// The inference engine.
 pub struct EngineSettings {
     /// Where models run: `cpu`, `cuda:0` (the first NVIDIA GPU; `cuda:1` the second), or `auto`:
@@ -127,37 +130,10 @@ pub struct EngineSettings {
     /// decides it.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub kv_mib: usize = 1024,
-    /// Share of that memory that holds states of sequences, in models with recurrent layers. A
-    /// sequence that runs may need two of them; the others are kept for prompts that begin alike.
-    #[schemars(range(min = 0.01, max = 0.9))]
-    pub state_share: f64 = 0.25,
-    /// Length at which a prompt's first state is kept in such models, tokens; further ones are at
-    /// twice as many each, and at its end. A prompt that begins like an earlier one goes on from
-    /// the last of them that they have in common.
-    #[schemars(range(min = 16, max = 1 << 20))]
-    pub state_tokens: usize = 64,
-    /// Share of a GPU's memory that all loaded models together may take.
-    #[schemars(range(min = 0.05, max = 1))]
-    pub gpu_memory_share: f64 = 0.9,
-    /// Memory of a GPU that models leave free for recorded steps, the driver, the desktop and other
-    /// programs, MiB.
-    #[schemars(range(min = 0, max = 1 << 20))]
-    pub gpu_reserve_mib: usize = 512,
-    /// Memory for the key-value cache of each loaded model on a GPU, MiB. 0 takes all that weights,
-    /// workspace and reserve leave, so one model is loaded at a time; with a limit, as many as fit.
-    #[schemars(range(min = 0, max = 1 << 24))]
-    pub gpu_kv_mib: usize = 0,
     /// Memory that must be free on a GPU at the start, MiB, for `auto` to take it: where less is
     /// free, models run on the CPU.
     #[schemars(range(min = 0, max = 1 << 20))]
     pub gpu_least_free_mib: usize = 2048,
-    /// Largest decoding step that is recorded once at start and then replayed on a GPU, sequences.
-    /// 0 records none.
-    #[schemars(range(min = 0, max = 1_024))]
-    pub gpu_graph_rows: usize = 512,
-    /// On a GPU, gives the same tokens whatever else runs and however a prompt is cut, at some cost
-    /// in speed. The CPU always does.
-    pub deterministic: bool = false,
     /// Memory for weights and key-value caches of all loaded models together, MiB. Idle models make
     /// room for those that are asked for. 0 takes three quarters of the machine's memory, or of the
     /// container's limit where that is lower; on a GPU, what `gpu_memory_share` and
@@ -186,15 +162,6 @@ pub struct EngineSettings {
     /// lower `max_batched_tokens`, where steps of a large model take that long.
     #[schemars(range(min = 1, max = 86_400))]
     pub stalled_step_seconds: u64 = 60,
-    /// Tokens in one block of the key-value cache.
-    #[schemars(extend("enum" = [16, 32, 64]))]
-    pub block_size: usize = 16,
-    /// Tokens computed in one step, prompt chunks and generated tokens together.
-    #[schemars(range(min = 16, max = 65_536))]
-    pub max_batched_tokens: usize = 512,
-    /// Sequences in one step; at most `max_batched_tokens`, since each needs a token.
-    #[schemars(range(min = 1, max = 65_536))]
-    pub max_rows: usize = 256,
     /// Sequences waiting to start before new ones are refused as overloaded.
     #[schemars(range(min = 1, max = 1 << 20))]
     pub max_waiting: usize = 1024,
@@ -207,11 +174,12 @@ pub struct EngineSettings {
     /// switches them off. The CPU only, and not for answers that keep to a format.
     #[schemars(range(min = 0, max = 64))]
     pub speculative_tokens: usize = 16,
-    /// Turns every weight into f32 at load: the exact reference, at several times the memory. On a
-    /// GPU, activations and cache are then f32 too, and bf16 otherwise.
-    pub dequantise: bool = false,
+    $($model_settings)*
 }
+} };
 }
+
+cresset_models::model_settings!(engine_section);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]

@@ -5,7 +5,9 @@
 
 use super::error::EngineError;
 use super::inbox::{EngineProgress, Inbox, Submission};
-use super::queue_limits;
+use super::queue_limits::{self, Refused};
+use super::scheduler::EngineOptions;
+use super::sequence::{Finished, GenerateRequest, SequenceId};
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
 use std::iter::Sum;
@@ -13,10 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::mpsc;
-
-pub use super::queue_limits::Refused;
-pub use super::scheduler::EngineOptions;
-pub use super::sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 
 /// One event of a sequence. Its reader gets them in this order: `Started` at most once, a `Token`
 /// for each token, and `Finished`.

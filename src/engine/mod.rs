@@ -42,8 +42,8 @@ pub use cresset_kernels::sampling::params::{
 };
 pub use error::EngineError;
 pub use grammar::TokenGrammar;
-pub use handle::{
-    EngineHandle, EngineOptions, EngineStats, Finished, GenerateRequest, Refused, SequenceEvent,
-    SequenceId, StopCause,
-};
+pub use handle::{EngineHandle, EngineStats, SequenceEvent};
 pub use inbox::{EnginePhase, EngineProgress};
+pub use queue_limits::Refused;
+pub use scheduler::EngineOptions;
+pub use sequence::{Finished, GenerateRequest, SequenceId, StopCause};

@@ -24,6 +24,7 @@ use super::block_manager::{BlockManager, Prefix};
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, SequenceState, StopCause};
 use super::speculation::StepCosts;
+use crate::config::EngineSettings;
 use crate::ids::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
 use std::cmp::Reverse;
@@ -51,6 +52,28 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// The limits of an engine whose model's cache has `num_blocks` blocks. `max_context` is the
+    /// longest sequence that the model and the settings allow; the blocks may hold less.
+    pub fn new(
+        settings: &EngineSettings,
+        num_blocks: usize,
+        cache: CacheKinds,
+        max_context: usize,
+    ) -> Self {
+        let mut options = Self {
+            max_batched_tokens: settings.max_batched_tokens,
+            max_rows: settings.max_rows,
+            max_waiting: settings.max_waiting,
+            block_size: settings.block_size,
+            num_blocks,
+            cache,
+            max_context,
+            speculative_tokens: settings.speculative_tokens,
+        };
+        options.max_context = options.longest_within(max_context);
+        options
+    }
+
     /// Most sequences that run at once: each gets a token of every step, and may need two states.
     pub fn most_rows(&self) -> usize {
         let rows = self.max_rows.min(self.max_batched_tokens);

@@ -26,19 +26,10 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// The store's limits as the configuration sets them.
 pub fn limits(config: &Config) -> Limits {
-    let requests = &config.requests;
     Limits {
-        replay_ms: requests.replay_ms(),
-        tombstone_ms: requests.tombstone_ms(),
-        crash_block_ms: requests.crash_block_ms(),
-        min_free_bytes: requests.min_free_mib << 20,
-        audit_rows_per_second: config.ledger.audit_rows_per_second,
-        clock: ClockLimits {
-            earliest: built_at(),
-            max_ahead_ms: config.clock.max_gap_days * 86_400_000,
-            max_behind_ms: config.clock.max_behind_minutes * 60_000,
-            accepted: config.clock.accepted,
-        },
+        requests: config.requests.clone(),
+        ledger: config.ledger.clone(),
+        clock: ClockLimits::new(&config.clock, built_at()),
     }
 }
 
@@ -76,7 +67,7 @@ pub fn move_places(
 }
 
 fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
-    EmbeddedConfig::new(data_dir).with_cache_mib(config.ledger.cache_mib)
+    EmbeddedConfig { settings: config.ledger.clone(), ..EmbeddedConfig::new(data_dir) }
 }
 
 /// The database at an address, with the settings of the configuration.
@@ -87,8 +78,7 @@ pub fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresC
     let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
     let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
     Ok(PostgresConfig {
-        connections: settings.connections,
-        standbys: settings.standbys.unwrap_or_default(),
+        settings: settings.clone(),
         lease: Duration::from_secs(settings.lease_seconds),
         folder: Some(data_dir.to_owned()),
         about: facts(data_dir, config),

@@ -3,9 +3,9 @@
 use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
 use crate::catalogue::{Manifest, QualifiedModel};
-use crate::config::KvTypeSetting;
+use crate::config::{EngineSettings, KvTypeSetting};
 use crate::engine::boot_canary::{self, KnownAnswer};
-use crate::engine::model_runner::{LoadedInfo, ModelRunner};
+use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::Runner;
 use crate::engine::{EngineError, EngineHandle, EngineOptions};
 use crate::failpoint::failpoint;
@@ -176,11 +176,13 @@ impl Assembly {
         let on_gpu = options.gpu.is_some();
         let (mut runner, info) = ModelRunner::load(source, &options)?;
         // A model whose cache takes the rest of a GPU takes it whole, to the byte.
-        let takes_all = on_gpu && options.gpu_kv_bytes == 0;
+        let takes_all = on_gpu && options.gpu_kv_mib == 0;
         let bytes = if takes_all { self.model_budget() } else { info.memory_bytes as u64 };
         let engine = &self.config.engine;
         let blocks = checked.as_ref().map_or(usize::MAX, |checked| checked.blocks);
-        let options = self.engine_options(&info, blocks);
+        let blocks = info.num_blocks.min(blocks.saturating_mul(info.cache.windows.len()));
+        let most = self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions);
+        let options = EngineOptions::new(engine, blocks, info.cache, most);
         let patience = Duration::from_secs(engine.boot_canary_seconds);
         let decisive = self.precision().decisive_margin();
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
@@ -191,25 +193,6 @@ impl Assembly {
         Ok(LoadedEngine { engine, bytes })
     }
 
-    /// The limits of an engine that uses at most so many blocks of its cache for each group of
-    /// layers. No context is longer than what they hold.
-    fn engine_options(&self, info: &LoadedInfo, blocks: usize) -> EngineOptions {
-        let engine = &self.config.engine;
-        let most = self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions);
-        let mut options = EngineOptions {
-            max_batched_tokens: engine.max_batched_tokens,
-            max_rows: engine.max_rows,
-            max_waiting: engine.max_waiting,
-            block_size: engine.block_size,
-            num_blocks: info.num_blocks.min(blocks.saturating_mul(info.cache.windows.len())),
-            cache: info.cache.clone(),
-            max_context: most,
-            speculative_tokens: engine.speculative_tokens,
-        };
-        options.max_context = options.longest_within(most);
-        options
-    }
-
     /// `gpus`: those that compute the model, if any.
     fn model_options(&self, gpus: Vec<Arc<dyn Gpu>>) -> ModelOptions {
         let engine = &self.config.engine;
@@ -218,21 +201,11 @@ impl Assembly {
             gpu: gpus.next(),
             further_ranks: gpus.collect(),
             threads: self.config.threads(),
-            dequantise: engine.dequantise,
             byte_activations: engine.activations == 8 && !engine.dequantise,
             fp8_cache: engine.kv_dtype == KvTypeSetting::Fp8,
-            deterministic: engine.deterministic,
             kv_bytes: self.kv_bytes(),
-            state_share: engine.state_share,
-            state_tokens: engine.state_tokens,
-            gpu_memory_share: engine.gpu_memory_share,
-            gpu_reserve_bytes: engine.gpu_reserve_mib << 20,
-            gpu_kv_bytes: engine.gpu_kv_mib << 20,
-            gpu_graph_rows: engine.gpu_graph_rows,
-            block_size: engine.block_size,
-            max_batched_tokens: engine.max_batched_tokens,
-            max_rows: engine.max_rows,
             max_context: self.max_context(),
+            ..as_written(engine)
         }
     }
 
@@ -246,6 +219,17 @@ impl Assembly {
         Some(self.config.engine.max_context).filter(|limit| *limit > 0)
     }
 }
+
+macro_rules! define_as_written {
+    ($($(#[$about:meta])* pub $setting:ident: $type:ty = $default:expr,)*) => {
+        /// The settings that reach a model as they are written.
+        fn as_written(engine: &EngineSettings) -> ModelOptions {
+            ModelOptions { $($setting: engine.$setting,)* ..ModelOptions::default() }
+        }
+    };
+}
+
+cresset_models::model_settings!(define_as_written);
 
 /// An engine whose model is being checked.
 struct Checked<'a> {
@@ -311,7 +295,7 @@ pub(super) fn text(
 mod tests {
     use super::*;
     use crate::clock::{Clock, SystemClock};
-    use crate::config::{Config, EngineSettings};
+    use crate::config::Config;
     use cresset_kernels::gpu::Emulator;
     use cresset_models::loader::gguf::Value;
     use cresset_models::testing::TinyLlama;

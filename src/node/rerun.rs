@@ -8,7 +8,6 @@ use crate::engine::{
     EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
 };
 use crate::ids::AccountId;
-use crate::request::token_digest::TokenDigest;
 use crate::request::transcript::Transcript;
 use crate::request::{GenerationInput, PreparedAnswer};
 use crate::server::COMPLETIONS;
@@ -153,17 +152,16 @@ fn compute_after(
     engine: &EngineHandle,
 ) -> Result<ComputedAnswer, NodeError> {
     let prepared = input.prepare(text, thinks, &Unwanted::default()).map_err(NodeError::new)?;
-    if hex::encode(TokenDigest::of(&prepared.prompt)) != said.prompt.tokens_sha256 {
+    if hex::encode(prepared.digest) != said.prompt.tokens_sha256 {
         return Err(NodeError::new(
             "this build makes other prompt tokens of the body than the receipt tells: its template or tokenizer differ",
         )
         .remedy("use the build that the receipt names"));
     }
-    let reader = prepared.reader.clone();
-    let request = request(said, input, text, prepared)?;
+    let request = request(said, input, text, &prepared)?;
     let transcript =
         Transcript::new(text.clone(), request.eos_ids.clone(), input.stop.clone(), false);
-    generate(engine, &request, transcript.read_by(reader))
+    generate(engine, &request, transcript.read_by(prepared.reader))
 }
 
 /// The generation that the receipt tells of.
@@ -171,19 +169,19 @@ fn request(
     said: &ReceiptPredicate,
     input: &GenerationInput,
     text: &TextModel,
-    prepared: PreparedAnswer,
+    prepared: &PreparedAnswer,
 ) -> Result<GenerateRequest, NodeError> {
     let eos_ids: &[u32] = if said.sampling.ignore_eos { &[] } else { &text.eos_ids };
     Ok(GenerateRequest {
         account: AccountId::generate(),
         application: None,
         priority: 0,
-        prompt: Arc::new(prepared.prompt),
+        prompt: prepared.prompt.clone(),
         sampling: sampling(said, input)?,
         max_tokens: said.sampling.max_tokens,
         min_tokens: said.sampling.min_tokens,
         eos_ids: eos_ids.into(),
-        grammar: prepared.grammar,
+        grammar: prepared.grammar.clone(),
         deadline: None,
     })
 }

@@ -150,7 +150,7 @@ impl Subject for EngineSubject {
         let tree = JsonTree::parse(body.to_string().as_bytes()).map_err(|why| refused(&why))?;
         let input = ChatRequest::parse(&tree).map_err(|why| refused(&why))?.input;
         let prepared = input.prepare(&self.text, true, &Unwanted::default());
-        Ok(prepared.map_err(|why| refused(&why))?.prompt)
+        Ok(prepared.map_err(|why| refused(&why))?.prompt.to_vec())
     }
 
     fn write_call(&mut self, case: &ToolCase) -> SubjectResult<Option<WrittenCall>> {

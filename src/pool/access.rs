@@ -90,7 +90,7 @@ async fn start_when_loaded(
     events: mpsc::Sender<SequenceEvent>,
     stop: CancellationToken,
 ) {
-    let max_wait = slot.pool.max_wait;
+    let max_wait = slot.pool.max_wait();
     let cause = tokio::select! {
         biased;
         () = stop.cancelled() => StopCause::Stopped,

@@ -29,25 +29,30 @@ impl ModelPool {
             return;
         }
         ends.failed = ends.failed.saturating_add(1);
-        if ends.failed >= self.withdraw_after && !ends.withdrawn {
+        if ends.failed >= self.settings.withdraw_after_failures && !ends.withdrawn {
             ends.withdrawn = true;
-            let (name, failed) = (state.name_of(id), self.withdraw_after);
+            let (name, failed) = (state.name_of(id), self.settings.withdraw_after_failures);
             tracing::error!(%name, failed, "a model is withdrawn: all its latest requests failed");
-            self.runtime.spawn(watch(Arc::downgrade(self), id, self.canary_pause));
+            self.runtime.spawn(watch(Arc::downgrade(self), id, self.canary_pause()));
         }
+    }
+
+    /// Between two canaries of a withdrawn model, and the longest that one may take.
+    pub(super) fn canary_pause(&self) -> Duration {
+        Duration::from_secs(self.settings.canary_pause_seconds)
     }
 
     /// Refuses requests for a model that is withdrawn.
     pub(super) fn check_offered(&self, id: ModelId) -> Result<(), Refused> {
         let state = self.lock();
         let withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
-        let refused = Refused::Overloaded { retry_after: self.canary_pause };
+        let refused = Refused::Overloaded { retry_after: self.canary_pause() };
         if withdrawn { Err(refused) } else { Ok(()) }
     }
 
     /// Sends one request of a single token through the model's engine. True when it was answered.
     async fn canary_passes(self: &Arc<Self>, model: &ServedModel) -> bool {
-        let request = canary(model, self.canary_pause);
+        let request = canary(model, self.canary_pause());
         let id = model.qualified.id();
         let Ok((_submitted, mut events)) = self.submit_canary(id, Uuid::nil(), request) else {
             return false;

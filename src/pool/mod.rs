@@ -84,14 +84,7 @@ pub struct ServedModel {
 /// The models of a node and the memory that they share.
 pub struct ModelPool {
     state: Mutex<PoolState>,
-    /// Longest time that a request waits for its model.
-    max_wait: Duration,
-    /// Requests that may wait for one model.
-    max_waiting: usize,
-    /// Requests of a model that fail in a row before the model is withdrawn.
-    withdraw_after: u32,
-    /// Between two canaries of a withdrawn model, and the longest that one may take.
-    canary_pause: Duration,
+    settings: EngineSettings,
     /// Loads and unloads run here. The last user of a model may be dropped on any thread, also on
     /// one outside the runtime.
     runtime: Handle,
@@ -99,18 +92,20 @@ pub struct ModelPool {
 
 impl ModelPool {
     /// Must be called within a tokio runtime, on which models are then loaded and unloaded.
-    pub fn new(config: &EngineSettings, devices: Vec<DeviceBudget>) -> Arc<Self> {
-        let stalled_after = Duration::from_secs(config.stalled_step_seconds);
+    pub fn new(settings: &EngineSettings, devices: Vec<DeviceBudget>) -> Arc<Self> {
+        let stalled_after = Duration::from_secs(settings.stalled_step_seconds);
         let pool = Arc::new(Self {
             state: Mutex::new(PoolState::new(devices)),
-            max_wait: Duration::from_secs(config.model_wait_seconds),
-            max_waiting: config.max_waiting,
-            withdraw_after: config.withdraw_after_failures,
-            canary_pause: Duration::from_secs(config.canary_pause_seconds),
+            settings: settings.clone(),
             runtime: Handle::current(),
         });
         watchdog::start(&pool, stalled_after);
         pool
+    }
+
+    /// Longest time that a request waits for its model.
+    fn max_wait(&self) -> Duration {
+        Duration::from_secs(self.settings.model_wait_seconds)
     }
 
     /// Makes a model available that takes about `bytes` once loaded. Fails with
@@ -244,14 +239,14 @@ impl ModelPool {
     fn acquire(self: &Arc<Self>, id: ModelId, session: Uuid) -> Result<EngineAccess, Refused> {
         let mut state = self.lock();
         self.mark_dead(&mut state, id);
-        let placement = state.place(id, session, self.canary_pause)?;
+        let placement = state.place(id, session, self.canary_pause())?;
         if let Some(device) = placement.also_load {
             let pool = self.clone();
             // The load logs its failure.
             self.runtime.spawn(async move { pool.preload_at(Place { device, model: id }).await });
         }
         let place = Place { device: placement.device, model: id };
-        self.acquire_at(&mut state, place, self.max_waiting)
+        self.acquire_at(&mut state, place, self.settings.max_waiting)
     }
 
     /// The model's engine on one device, or a place in its queue unless `max_waiting` wait there.
@@ -272,7 +267,7 @@ impl ModelPool {
         }
         let replica = state.replica(place);
         if replica.waiters.len() >= max_waiting {
-            return Err(Refused::Overloaded { retry_after: self.max_wait });
+            return Err(Refused::Overloaded { retry_after: self.max_wait() });
         }
         let (waiter, granted) = oneshot::channel();
         replica.waiters.push(waiter);

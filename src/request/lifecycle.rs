@@ -539,9 +539,6 @@ async fn commit(
     outcome
 }
 
-/// Derives the request's end from the engine's last event. An answer that is complete stays so,
-/// even if a stop was asked for meanwhile. `cut_at` is the number of tokens up to the end of a
-/// completed stop string; `started` tells whether anything was computed.
 /// The end of an answer that calls tools.
 fn with_calls(end: RequestEnd) -> RequestEnd {
     match end {
@@ -552,6 +549,9 @@ fn with_calls(end: RequestEnd) -> RequestEnd {
     }
 }
 
+/// Derives the request's end from the engine's last event. An answer that is complete stays so,
+/// even if a stop was asked for meanwhile. `cut_at` is the number of tokens up to the end of a
+/// completed stop string; `started` tells whether anything was computed.
 fn outcome_of(
     finished: &Finished,
     cut_at: Option<u32>,

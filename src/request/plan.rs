@@ -8,12 +8,11 @@ use super::format::AskedFormat;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
 use super::services::Services;
-use super::token_digest::TokenDigest;
 use super::tools::{AskedTools, Capability, PreparedAnswer};
 use crate::clock::UnixMillis;
 use crate::config::Plan;
 use crate::engine::{
-    GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenGrammar,
+    GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
 };
 use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
 use crate::ledger::{
@@ -235,13 +234,9 @@ pub(super) async fn prepare(
     input.check_capabilities(&model, &plan)?;
     let thinks = Capability::Reasoning.holds(&model, &plan);
     let (text, own, deadline) = (model.text.clone(), input.clone(), deadline(services));
-    let encode = move |unwanted: &Unwanted| {
-        let PreparedAnswer { prompt, grammar, reader } = own.prepare(&text, thinks, unwanted)?;
-        let digest = TokenDigest::of(&prompt);
-        Ok(EncodedRequest { digest, prompt: Arc::new(prompt), grammar, reader })
-    };
-    let encoded = in_background(deadline, encode).await?;
-    let prompt_tokens = u32::try_from(encoded.prompt.len()).unwrap_or(u32::MAX);
+    let prepare = move |unwanted: &Unwanted| own.prepare(&text, thinks, unwanted);
+    let prepared = in_background(deadline, prepare).await?;
+    let prompt_tokens = u32::try_from(prepared.prompt.len()).unwrap_or(u32::MAX);
     let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
     let admit = Admit {
@@ -265,18 +260,17 @@ pub(super) async fn prepare(
     let stored = caller.account.stores_answers;
     let bytes = if stored { answer_bytes(max_tokens, input.sampling.logprobs) } else { 0 };
     let credential = admit.credential;
-    let (digest, reader) = (encoded.digest, encoded.reader.clone());
-    let generate = generation(request, &model, &plan, encoded, max_tokens, deadline)?;
+    let generate = generation(request, &model, &plan, &prepared, max_tokens, deadline)?;
     let live = LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes);
     Ok(RequestPlan {
         live: Arc::new(live.traced_by(&request.trace)),
-        asked: asked(&generate, digest, input.ignore_eos),
+        asked: asked(&generate, prepared.digest, input.ignore_eos),
         generate,
         model,
         admit,
         plan_name: services.plans.name_of(&caller.account),
         stop: input.stop.clone(),
-        reader,
+        reader: prepared.reader,
         render: request.render,
         expires_at: caller.credential.expires_at,
     })
@@ -293,7 +287,7 @@ fn generation(
     request: &IncomingRequest,
     model: &ServedModel,
     plan: &Plan,
-    encoded: EncodedRequest,
+    prepared: &PreparedAnswer,
     max_tokens: u32,
     deadline: Instant,
 ) -> Result<GenerateRequest, RequestError> {
@@ -304,12 +298,12 @@ fn generation(
         account: request.key.account,
         application: request.key.application,
         priority: plan.priority,
-        prompt: encoded.prompt,
+        prompt: prepared.prompt.clone(),
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
         min_tokens: input.min_tokens,
         eos_ids: eos_ids.into(),
-        grammar: encoded.grammar,
+        grammar: prepared.grammar.clone(),
         deadline: Some(deadline),
     })
 }
@@ -335,14 +329,6 @@ fn shown(number: &SamplingNumber, params: &SamplingParams) -> f64 {
         NumberField::Count(_) => exact,
         _ => (exact as f32).to_string().parse().unwrap_or(exact),
     }
-}
-
-/// What the engine needs of a request's texts.
-struct EncodedRequest {
-    prompt: Arc<Vec<u32>>,
-    digest: Sha256Bytes,
-    grammar: Option<Arc<dyn TokenGrammar>>,
-    reader: AnswerReader,
 }
 
 /// Encodes a prompt on a thread that serves no connections. It ends early when the caller's future

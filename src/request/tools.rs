@@ -3,8 +3,10 @@
 use super::error::RequestError;
 use super::format::AskedFormat;
 use super::plan::GenerationInput;
+use super::token_digest::TokenDigest;
 use crate::config::Plan;
 use crate::engine::TokenGrammar;
+use crate::ledger::Sha256Bytes;
 use crate::pool::ServedModel;
 use crate::text::reasoning::ThinkingEffort;
 use crate::text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
@@ -152,7 +154,9 @@ fn compile(
 
 /// A prompt, and how its answer is made and read.
 pub struct PreparedAnswer {
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<Vec<u32>>,
+    /// SHA-256 of the prompt's tokens, as receipts hold it.
+    pub digest: Sha256Bytes,
     pub grammar: Option<Arc<dyn TokenGrammar>>,
     pub reader: AnswerReader,
 }
@@ -240,7 +244,8 @@ impl GenerationInput {
             (None, None) => None,
         };
         let reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
-        Ok(PreparedAnswer { prompt, grammar, reader })
+        let digest = TokenDigest::of(&prompt);
+        Ok(PreparedAnswer { prompt: Arc::new(prompt), digest, grammar, reader })
     }
 }
 

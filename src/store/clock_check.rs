@@ -3,6 +3,7 @@
 //! early and keep every later time at that one.
 
 use crate::clock::UnixMillis;
+use crate::config::ClockSettings;
 
 /// What a clock may show for a ledger to be opened.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,16 @@ impl Default for ClockLimits {
 }
 
 impl ClockLimits {
+    /// `earliest`: no right clock shows an earlier time.
+    pub fn new(settings: &ClockSettings, earliest: UnixMillis) -> Self {
+        Self {
+            earliest,
+            max_ahead_ms: settings.max_gap_days * 86_400_000,
+            max_behind_ms: settings.max_behind_minutes * 60_000,
+            accepted: settings.accepted,
+        }
+    }
+
     /// Judges what the clock shows, given the latest time stored, which is 0 in a new ledger. The
     /// error says what to do.
     pub fn judge(&self, shown: UnixMillis, stored: UnixMillis) -> Result<(), String> {

@@ -209,10 +209,10 @@ impl Store {
         audit_policy: AuditPolicy,
         progress: &OpenProgress,
     ) -> StoreResult<Self> {
+        let rate = limits.ledger.audit_rows_per_second;
         let prepare = || prepare(backend, clock, limits, audit_policy, progress);
         let (shared, writer) = unless_contradictory(prepare)?;
         let always = audit_policy == AuditPolicy::Always;
-        let rate = limits.audit_rows_per_second;
         let auditor = always.then(|| Auditor::start(Arc::clone(&shared), rate).map_err(unstarted));
         let auditor = auditor.transpose()?;
         let thread = thread::Builder::new().name("store-writer".into());
@@ -507,7 +507,7 @@ impl LockedStore {
                 let store = once_reached(policy, progress, || {
                     let backend = Arc::new(open(&place)?);
                     let clock = backend.keep_time(Arc::clone(&clock))?;
-                    Store::start(&backend, clock, limits, policy, progress)
+                    Store::start(&backend, clock, limits.clone(), policy, progress)
                 })?;
                 folder.map(|locked| store.inner.folder.set(locked));
                 Ok(store)
@@ -560,7 +560,8 @@ fn prepare<B: Backend>(
     let is_beside = B::IS_SHARED && audit_policy == AuditPolicy::AfterCrash;
     let crashed = backend.was_left_open()?;
     let reader = Arc::clone(backend);
-    let shared = StoreShared::new(reader, backend.lanes(), clock, limits.min_free_bytes);
+    let shared =
+        StoreShared::new(reader, backend.lanes(), clock, limits.requests.min_free_mib << 20);
     let shared = Arc::new(shared);
     if is_beside {
         if limits.clock.accepted {
@@ -590,10 +591,11 @@ fn prepare<B: Backend>(
     }
     progress.enter(OpenStep::Recovery);
     backend.claim(shared.boot())?;
+    let is_clock_accepted = limits.clock.accepted;
     let mut writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);
     writer.recover()?;
     // After the recovery no attempt is open, so none ends before it began.
-    if limits.clock.accepted {
+    if is_clock_accepted {
         backend.set_time(shown)?;
     }
     shared.set_floor(backend.stored_time()?);

@@ -118,7 +118,8 @@ impl<B: Backend> Writer<B> {
     /// Releases some of them in one transaction. Returns how many, and whether there are more.
     fn release_some(&mut self) -> StoreResult<(usize, bool)> {
         let (boot, limit) = (self.shared.boot(), RECOVERY_BATCH);
-        let recover = Command::Recover { boot, limit, crash_block_ms: self.limits.crash_block_ms };
+        let recover =
+            Command::Recover { boot, limit, crash_block_ms: self.limits.requests.crash_block_ms() };
         let job = WriteJob::new(recover.into(), None);
         let outcomes = self.transact(&[job]).map_err(|failure| match failure {
             BatchFailure::Damaged(_, error) => error.into(),
@@ -161,7 +162,7 @@ impl<B: Backend> Writer<B> {
         B: 's,
     {
         let (backend, shared) = (Arc::clone(&self.backend), Arc::clone(&self.shared));
-        let mut writer = Self::of_lane(lane, backend, shared, self.limits);
+        let mut writer = Self::of_lane(lane, backend, shared, self.limits.clone());
         let run = move || {
             let _end = EndOnPanic;
             while writer.turn() {}

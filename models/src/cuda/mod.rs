@@ -196,8 +196,8 @@ impl CudaModel {
             free,
             own: free_before.saturating_sub(free),
             share: options.gpu_memory_share,
-            reserve: options.gpu_reserve_bytes,
-            most: (options.gpu_kv_bytes > 0).then_some(options.gpu_kv_bytes),
+            reserve: options.gpu_reserve_mib << 20,
+            most: (options.gpu_kv_mib > 0).then_some(options.gpu_kv_mib << 20),
             state_share: options.state_share,
         };
         let mut sizes = budget.sizes(&self.decoder.config, options.block_size)?;

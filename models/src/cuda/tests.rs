@@ -30,8 +30,8 @@ fn options(kind: Kind) -> ModelOptions {
         byte_activations: false,
         deterministic: false,
         kv_bytes: 0,
-        gpu_reserve_bytes: 0,
-        gpu_kv_bytes: 0,
+        gpu_reserve_mib: 0,
+        gpu_kv_mib: 0,
         block_size: BLOCK,
         max_batched_tokens: 64,
         max_rows: 8,
@@ -350,26 +350,26 @@ fn too_little_memory_is_told_at_the_start() {
 fn models_share_a_card_by_their_sizes() {
     let gpu = Emulator::of(Emulator::card("rtx-3060", 64 << 20).unwrap());
     let free = || gpu.memory().unwrap().0;
-    let load = |kv_bytes, reserve| {
+    let load = |kv_mib, reserve_mib| {
         let options = ModelOptions {
             gpu: Some(gpu.clone()),
             gpu_memory_share: 1.0,
-            gpu_kv_bytes: kv_bytes,
-            gpu_reserve_bytes: reserve,
+            gpu_kv_mib: kv_mib,
+            gpu_reserve_mib: reserve_mib,
             ..options(Kind::Bf16)
         };
         load(&TinyLlama::default(), &options).unwrap()
     };
     let all = free();
-    let first = load(1 << 20, 0);
+    let first = load(1, 0);
     assert_eq!(first.memory_bytes(), all - free());
     let block = block_bytes(first.config(), BLOCK);
     assert_eq!(first.num_blocks() + 1, (1 << 20) / block);
-    let second = load(1 << 20, 0);
+    let second = load(1, 0);
     assert_eq!(second.memory_bytes(), first.memory_bytes());
     let _other = Buffer::new(&gpu, Kind::U8, 5 << 20).unwrap();
     let reserve = 7 << 20;
-    let rest = load(0, reserve);
+    let rest = load(0, 7);
     assert!(rest.num_blocks() > first.num_blocks());
     assert!((reserve..reserve + 3 * block).contains(&free()), "{} of {reserve}", free());
 }

@@ -240,7 +240,7 @@ impl Case {
 
     fn load_as(&self, source: &ModelSource, dequantise: bool) -> CpuModel {
         let max_context = Some(self.tokens.len());
-        let options = ModelOptions { dequantise, max_context, ..options() };
+        let options = ModelOptions { max_context, dequantise, ..options() };
         load(source, &options).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 

@@ -41,8 +41,11 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
         ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(&context.data_dir))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    let place = EmbeddedConfig::new(&scratch.0).with_cache_mib(context.config.ledger.cache_mib);
-    let config = StoreConfig::Embedded(EmbeddedConfig { meter: Some(meter.clone()), ..place });
+    let config = StoreConfig::Embedded(EmbeddedConfig {
+        settings: context.config.ledger.clone(),
+        meter: Some(meter.clone()),
+        ..EmbeddedConfig::new(&scratch.0)
+    });
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;

@@ -46,7 +46,7 @@ impl Operator<'_> {
 mod tests {
     use super::*;
     use crate::clock::SystemClock;
-    use crate::config::Config;
+    use crate::config::{Config, RequestSettings};
     use crate::server::operator::AdminCommand;
     use crate::store::{Limits, Store, StoreConfig};
     use std::sync::Arc;
@@ -56,7 +56,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let config = StoreConfig::folder(folder.path());
         Store::init(&config).unwrap();
-        let limits = Limits { min_free_bytes: 0, ..Limits::default() };
+        let settings = RequestSettings { min_free_mib: 0, ..RequestSettings::default() };
+        let limits = Limits { requests: settings, ..Limits::default() };
         let store = Store::open_briefly(&config, Arc::new(SystemClock), limits).unwrap();
         let config = Config::default();
         let operator = Operator::of_store(&store, &config);

@@ -223,7 +223,7 @@ pub(super) async fn requests_by_id(
 mod tests {
     use super::*;
     use crate::clock::SystemClock;
-    use crate::config::Config;
+    use crate::config::{Config, RequestSettings};
     use crate::ids::{AttemptId, ModelId, SessionId};
     use crate::ledger::AdmissionRate;
     use crate::ledger::commands::ReleaseCause;
@@ -288,7 +288,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let config = StoreConfig::folder(folder.path());
         Store::init(&config).unwrap();
-        let limits = Limits { min_free_bytes: 0, ..Limits::default() };
+        let settings = RequestSettings { min_free_mib: 0, ..RequestSettings::default() };
+        let limits = Limits { requests: settings, ..Limits::default() };
         let store = Store::open_briefly(&config, Arc::new(SystemClock), limits).unwrap();
         let owner = opened(&store).await;
         let sent: Vec<Admit> = (0..PAGE_ROWS).map(|_| admit(&store, owner)).collect();

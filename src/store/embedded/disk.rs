@@ -5,6 +5,7 @@ use super::older_copy;
 use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
+use crate::config::LedgerSettings;
 use crate::failpoint::failpoint;
 use crate::file_lock::FileLock;
 use crate::store::{StoreError, StoreResult};
@@ -17,10 +18,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory that each of the ledger's two databases may use for its pages, bytes, unless the operator
-/// says otherwise. What is not there is nearly always in the page cache of the kernel.
-pub(in crate::store) const CACHE_BYTES: usize = 8 << 20;
-/// The same for a file that is written or checked as a whole, such as a backup.
+/// Memory that a file may use for its pages, bytes, where it is written or checked as a whole, such
+/// as a backup.
 const WHOLE_CACHE_BYTES: usize = 128 << 20;
 /// The same for an open segment. Its inner pages fit.
 const SEGMENT_CACHE_BYTES: usize = 2 << 20;
@@ -110,8 +109,7 @@ fn number_at(path: &Path) -> Option<FileNumber> {
 /// A locked folder of the file system.
 pub(super) struct LockedFolder {
     dir: PathBuf,
-    /// Memory that each of the two databases may use for its pages, bytes.
-    pub(super) cache_bytes: usize,
+    pub(super) settings: LedgerSettings,
     /// The lock is held until this is dropped with the last handle of the store.
     lock: FileLock,
     /// The databases as they were when they were opened, to notice that one was replaced.
@@ -121,8 +119,14 @@ pub(super) struct LockedFolder {
 impl LockedFolder {
     /// Locks the folder for this process; `InUse` when another process has it.
     pub(super) fn lock(dir: &Path) -> StoreResult<Self> {
-        let (lock, cache_bytes) = (lock_file(dir)?, CACHE_BYTES);
-        Ok(Self { dir: dir.to_owned(), cache_bytes, lock, opened: Mutex::default() })
+        let (lock, settings) = (lock_file(dir)?, LedgerSettings::default());
+        Ok(Self { dir: dir.to_owned(), settings, lock, opened: Mutex::default() })
+    }
+
+    /// Memory that each of the two databases may use for its pages, bytes. What is not there is
+    /// nearly always in the page cache of the kernel.
+    pub(super) fn cache_bytes(&self) -> usize {
+        (self.settings.cache_mib as usize) << 20
     }
 
     pub(super) fn dir(&self) -> &Path {
@@ -168,7 +172,7 @@ impl Disk for LockedFolder {
     fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
         let path = self.path(file);
         check_schema(&path, file)?;
-        let database = open_with(&path, check_pages, self.cache_bytes)?;
+        let database = open_with(&path, check_pages, self.cache_bytes())?;
         if let Some(number) = number_at(&path) {
             self.opened().insert(file, number);
         }

@@ -61,7 +61,7 @@ impl Disk for MeteredFolder {
             .map_err(|error| refuse(&error))?;
         let file = FileBackend::new(opened).map_err(|error| refuse(&error))?;
         let metered = MeteredFile { file, meter: Arc::clone(&self.meter) };
-        let builder = disk::builder(check_pages, self.folder.cache_bytes);
+        let builder = disk::builder(check_pages, self.folder.cache_bytes());
         builder.create_with_backend(metered).map_err(|error| refuse(&error))
     }
 

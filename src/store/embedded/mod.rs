@@ -31,6 +31,7 @@ use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::{AuditReport, StoreResult, StoredBody};
 use crate::clock::UnixMillis;
+use crate::config::LedgerSettings;
 use crate::failpoint::failpoint;
 use crate::ids::{AccountId, BootId, RequestId};
 use crate::ledger::audit::{self, AuditPace, AuditSource, JournalChain};
@@ -62,21 +63,14 @@ const MIN_REOPEN_BYTES: u64 = 16 << 20;
 pub struct EmbeddedConfig {
     /// The folder of both files.
     pub dir: PathBuf,
-    /// Memory that each of the files may use for its pages, bytes.
-    pub cache_bytes: usize,
+    pub settings: LedgerSettings,
     /// Records the time of each sync; for measurements.
     pub meter: Option<Arc<SyncMeter>>,
 }
 
 impl EmbeddedConfig {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), cache_bytes: disk::CACHE_BYTES, meter: None }
-    }
-
-    /// The same place, where each of the files uses this much memory for its pages.
-    #[must_use]
-    pub fn with_cache_mib(self, mib: u32) -> Self {
-        Self { cache_bytes: (mib as usize) << 20, ..self }
+        Self { dir: dir.into(), settings: LedgerSettings::default(), meter: None }
     }
 }
 
@@ -269,7 +263,7 @@ impl Backend for EmbeddedBackend {
 /// Takes the folder for this process.
 pub(super) fn lock(config: &EmbeddedConfig) -> StoreResult<Arc<dyn Disk>> {
     let mut folder = LockedFolder::lock(&config.dir)?;
-    folder.cache_bytes = config.cache_bytes;
+    folder.settings = config.settings.clone();
     Ok(match &config.meter {
         None => Arc::new(folder),
         Some(meter) => Arc::new(MeteredFolder { folder, meter: Arc::clone(meter) }),

@@ -20,10 +20,10 @@ const TIME_STEP_MS: u64 = 3_600_000;
 
 /// Makes one pass over what is due at `now`; true when more is due.
 pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
-    let ended = due(files, ago(now, limits.replay_ms))?;
+    let ended = due(files, ago(now, limits.requests.replay_ms()))?;
     let purge = |txn: &WriteTransaction| -> StateResult<usize> {
         let bodies = purge_bodies(txn, now)?;
-        let tombstones = purge_tombstones(txn, ago(now, limits.tombstone_ms))?;
+        let tombstones = purge_tombstones(txn, ago(now, limits.requests.tombstone_ms()))?;
         Ok(bodies.max(tombstones))
     };
     // The copy is durable before the original goes: a crash in between leaves both, and the next
@@ -44,7 +44,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
     if files.stored_time()?.0.saturating_add(TIME_STEP_MS) < now.0 {
         files.set_time(now)?;
     }
-    let crashes = forget_crashes(files, now, limits.crash_block_ms)?;
+    let crashes = forget_crashes(files, now, limits.requests.crash_block_ms())?;
     Ok(ended.len().max(purged).max(crashes) >= MAX_ROWS)
 }
 

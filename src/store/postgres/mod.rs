@@ -122,12 +122,13 @@ impl PostgresBackend {
         let driver = Driver::start()?;
         let connector = Arc::new(Connector::new(place, driver.handle()));
         let writer = driver.wait(async {
-            let session = connect_writer(&connector, place.standbys).await?;
+            let session = connect_writer(&connector, place.standbys()).await?;
             schema::check(&session).await?;
             Ok::<_, StoreError>(session)
         })?;
-        let others = (1..place.connections.min(MAX_LANES)).map(|_| Mutex::default());
-        let pool = Arc::new(SessionPool::new(Arc::clone(&connector), place.connections));
+        let connections = place.settings.connections;
+        let others = (1..connections.min(MAX_LANES)).map(|_| Mutex::default());
+        let pool = Arc::new(SessionPool::new(Arc::clone(&connector), connections));
         Ok(Self {
             place: place.clone(),
             lookups: Lookups::start(Arc::clone(&connector)),
@@ -161,7 +162,7 @@ impl PostgresBackend {
         let mut found = self.lane(lane);
         self.check_open()?;
         if found.is_none() && lane > 0 {
-            let connecting = connect_writer(&self.connector, self.place.standbys);
+            let connecting = connect_writer(&self.connector, self.place.standbys());
             *found = Some(self.driver.wait(connecting)?);
         }
         Ok(found)
@@ -459,7 +460,7 @@ impl Backend for PostgresBackend {
         failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let boot = self.boot();
         let session = self.driver.wait(async {
-            let session = connect_writer(&self.connector, self.place.standbys).await?;
+            let session = connect_writer(&self.connector, self.place.standbys()).await?;
             nodes::wait_for_own(&session, boot).await?;
             Ok::<_, StoreError>(session)
         })?;
@@ -481,7 +482,7 @@ impl Backend for PostgresBackend {
 /// Makes the tables of an empty ledger; refuses where there are any.
 pub(super) fn init(place: &PostgresConfig) -> StoreResult {
     with_session(place, async |session| {
-        server::check(session, place.standbys).await?;
+        server::check(session, place.standbys()).await?;
         schema::create(session).await
     })
 }

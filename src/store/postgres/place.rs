@@ -1,6 +1,7 @@
 //! The place of a ledger in a database, and how it is read from an address.
 
 use super::peers::NodeFacts;
+use crate::config::LedgerSettings;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,10 +17,7 @@ pub struct PostgresConfig {
     pub server: Box<Config>,
     /// How TLS is spoken to it; without it only unencrypted connections are made.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Sessions that answer reads, at most.
-    pub connections: usize,
-    /// Standbys that a commit waits for.
-    pub standbys: u32,
+    pub settings: LedgerSettings,
     /// How long a node that is not heard of counts as alive.
     pub lease: Duration,
     /// The data folder that a node locks while it uses the ledger.
@@ -49,12 +47,16 @@ impl PostgresConfig {
         Ok(Self {
             tls: (mode == SslMode::Require).then_some(tls),
             server: Box::new(server),
-            connections: 4,
-            standbys: 0,
+            settings: LedgerSettings::default(),
             lease: Duration::from_secs(10),
             folder: None,
             about: NodeFacts::default(),
         })
+    }
+
+    /// Standbys that a commit waits for.
+    pub fn standbys(&self) -> u32 {
+        self.settings.standbys.unwrap_or_default()
     }
 }
 

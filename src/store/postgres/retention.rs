@@ -48,12 +48,14 @@ pub(super) async fn sweep(
     let ago = |span: u64| signed(now.0.saturating_sub(span));
     let due = Ask::new(EXPIRED).with(signed(now.0)).with(MAX_ROWS);
     let mut most = answers(session, due).await?;
-    if now.0 >= limits.tombstone_ms {
-        let due = Ask::new(FORGOTTEN).with(ago(limits.tombstone_ms)).with(MAX_ROWS);
+    let (tombstone_ms, crash_block_ms) =
+        (limits.requests.tombstone_ms(), limits.requests.crash_block_ms());
+    if now.0 >= tombstone_ms {
+        let due = Ask::new(FORGOTTEN).with(ago(tombstone_ms)).with(MAX_ROWS);
         most = most.max(session.ask(due).await?.affected);
     }
-    if now.0 >= limits.crash_block_ms {
-        let due = Ask::new(OLD_CRASHES).with(ago(limits.crash_block_ms)).with(MAX_ROWS);
+    if now.0 >= crash_block_ms {
+        let due = Ask::new(OLD_CRASHES).with(ago(crash_block_ms)).with(MAX_ROWS);
         most = most.max(session.ask(due).await?.affected);
     }
     Ok(most >= MAX_ROWS as u64)

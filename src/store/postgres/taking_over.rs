@@ -47,7 +47,7 @@ pub(in crate::store) fn take_over(
     let connector = Arc::new(Connector::new(place, driver.handle()));
     let session = driver.wait(async {
         let session = connector.connect(SessionKind::Auditor).await?;
-        server::check(&session, place.standbys).await?;
+        server::check(&session, place.standbys()).await?;
         schema::begin_with_tables(&session).await?;
         Ok::<_, StoreError>(session)
     })?;

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::clock::UnixMillis;
+use crate::config::RequestSettings;
 use crate::ledger::apply::{ApplyError, apply};
 use crate::ledger::state::LedgerState;
 use crate::ledger::{AttemptState, RequestRecord, audit};
@@ -170,17 +171,17 @@ fn ended_requests_are_forgotten_in_the_order_of_their_ends<B: Backend>(open: &dy
         });
         known.unwrap()
     };
-    let limits = Limits {
-        replay_ms: HOUR_MS,
-        tombstone_ms: 3 * HOUR_MS,
-        min_free_bytes: 0,
-        ..Limits::default()
+    let requests = RequestSettings {
+        body_retention_hours: 1,
+        tombstone_days: 1,
+        ..RequestSettings::default()
     };
+    let limits = Limits { requests, ..Limits::default() };
     while backend.sweep(later, &limits).unwrap() {}
     assert!(is_known(1) && is_known(2));
     assert_eq!(state(&backend, 1), AttemptState::Completed, "an old request is unknown");
     assert_sound(&backend);
-    while backend.sweep(UnixMillis(NOW.0 + 3 * HOUR_MS), &limits).unwrap() {}
+    while backend.sweep(UnixMillis(NOW.0 + 24 * HOUR_MS), &limits).unwrap() {}
     assert_eq!(request(&backend, 1), None, "a tombstone outlived its time");
     assert!(!is_known(1) && is_known(2));
     assert_sound(&backend);

@@ -83,8 +83,8 @@ impl Source {
         let options = ModelOptions {
             gpu: Some(self.gpu.clone()),
             gpu_memory_share: share,
-            gpu_reserve_bytes: 0,
-            gpu_kv_bytes: 0,
+            gpu_reserve_mib: 0,
+            gpu_kv_mib: 0,
             gpu_graph_rows: if graphs { max_rows } else { 0 },
             deterministic,
             max_rows,

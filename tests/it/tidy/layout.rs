@@ -14,14 +14,14 @@ const MODULES: Rows = &[
     ("failpoint", &[]),
     ("file_lock", &[]),
     ("clock", &["failpoint"]),
-    ("config", &[]),
+    ("config", &["models"]),
     ("tls", &["clock", "config"]),
     ("metrics", &["engine", "store"]),
     ("traces", &["config", "metrics"]),
     ("text", &["models"]),
     ("ledger", &["ids", "clock"]),
-    ("store", &["ledger", "ids", "clock", "failpoint", "file_lock"]),
-    ("engine", &["ids", "failpoint", "models", "kernels", "candle"]),
+    ("store", &["config", "ledger", "ids", "clock", "failpoint", "file_lock"]),
+    ("engine", &["config", "ids", "failpoint", "models", "kernels", "candle"]),
     ("catalogue", &["ids", "ledger", "clock", "file_lock", "models", "kernels", "qualification"]),
     ("pool", &["catalogue", "config", "engine", "ids", "text"]),
     (
@@ -243,9 +243,13 @@ pub fn purity(tree: &Tree) -> Vec<Offence> {
 }
 
 /// How a row is sampled is defined once for the engine and the samplers, and how layers share
-/// blocks once for the engine and the models, in files without tensors.
-const PURE_ELSEWHERE: [&str; 2] =
-    ["cresset_kernels::sampling::params", "cresset_models::cache_kinds"];
+/// blocks once for the engine and the models, in files without tensors. The macro is a list of
+/// settings.
+const PURE_ELSEWHERE: [&str; 3] = [
+    "cresset_kernels::sampling::params",
+    "cresset_models::cache_kinds",
+    "cresset_models::model_settings",
+];
 
 fn is_impure(mention: &Mention) -> bool {
     !PURE_ELSEWHERE.iter().any(|pure| mention.starts_with(pure))

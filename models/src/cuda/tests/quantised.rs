@@ -204,8 +204,7 @@ fn a_quantised_model_fits_where_a_widened_one_does_not() {
     let (sizes, file) = small_model();
     let load_on = |source: &ModelSource, bytes| {
         let gpu = Some(Emulator::of(Emulator::card("rtx-3060", bytes).unwrap()));
-        let own =
-            ModelOptions { gpu_memory_share: 1.0, gpu_kv_bytes: 1 << 20, ..options(Kind::Bf16) };
+        let own = ModelOptions { gpu_memory_share: 1.0, gpu_kv_mib: 1, ..options(Kind::Bf16) };
         load_from(source, &ModelOptions { gpu, ..own })
     };
     let source = write(&file, folder.path());

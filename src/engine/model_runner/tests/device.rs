@@ -48,6 +48,7 @@ fn on_gpu(deterministic: bool) -> ModelOptions {
     ModelOptions {
         gpu: Some(gpu),
         gpu_memory_share,
+        gpu_reserve_mib: 0,
         deterministic,
         max_rows: 8,
         gpu_graph_rows: 8,

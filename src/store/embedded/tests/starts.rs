@@ -3,6 +3,7 @@
 use super::super::tables::request_key;
 use super::super::{bodies, files};
 use super::*;
+use crate::config::LedgerSettings;
 use crate::store::StoredBody;
 use crate::store::backend::Backend;
 use bytes::Bytes;
@@ -119,7 +120,10 @@ fn a_damaged_answer_is_told_after_two_kills_in_a_row() {
 fn pages_take_no_more_memory_than_the_operator_allows() {
     const MIB: usize = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
-    let config = EmbeddedConfig::new(dir.path()).with_cache_mib(1);
+    let config = EmbeddedConfig {
+        settings: LedgerSettings { cache_mib: 1, ..LedgerSettings::default() },
+        ..EmbeddedConfig::new(dir.path())
+    };
     super::super::init(&config).unwrap();
     let backend = EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap();
     let rows: Vec<_> = (0..6_000).map(|number| (key(number), noise(number))).collect();

@@ -5,6 +5,7 @@ use super::super::session::{Connector, DatabaseSession, SessionKind};
 use super::super::{NodeFacts, PostgresConfig};
 use super::server_process::ServerProcess;
 pub use super::server_process::programs;
+use crate::config::LedgerSettings;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -89,8 +90,7 @@ pub fn place_in(folder: &Path, options: &str) -> PostgresConfig {
     PostgresConfig {
         server,
         tls: None,
-        connections: 4,
-        standbys: 0,
+        settings: LedgerSettings::default(),
         lease: LEASE,
         folder: None,
         about: NodeFacts::default(),

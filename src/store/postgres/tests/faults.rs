@@ -5,6 +5,7 @@ use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
 use super::node::{Node, SetClock};
 use crate::clock::UnixMillis;
+use crate::config::LedgerSettings;
 use crate::ledger::apply::apply;
 use crate::ledger::audit;
 use crate::ledger::{AttemptState, RequestRecord};
@@ -156,7 +157,8 @@ fn places_that_hold_no_ledger_are_told_apart() {
     let place = cluster.place();
     let config = StoreConfig::Postgres(place.clone());
     assert!(unusable(PostgresBackend::open(&place)).contains("cresset init --ledger"));
-    let waiting = PostgresConfig { standbys: 1, ..place.clone() };
+    let settings = LedgerSettings { standbys: Some(1), ..place.settings.clone() };
+    let waiting = PostgresConfig { settings, ..place.clone() };
     assert!(unusable(PostgresBackend::open(&waiting)).contains("ledger.standbys is 1"));
     Store::init(&config).unwrap();
     let again = Store::init(&config).unwrap_err().to_string();

@@ -7,6 +7,7 @@ use super::super::session::Connector;
 use super::cluster;
 use super::node::SetClock;
 use crate::clock::{Clock, SystemClock};
+use crate::config::LedgerSettings;
 use crate::ledger::JournalEntry;
 use crate::ledger::audit::{AuditProgress, AuditSource, JournalChain};
 use crate::store::tests::random_commands::command;
@@ -240,7 +241,8 @@ fn a_ledger_that_breaks_its_rules_or_a_taken_name_moves_nothing() {
     let refused = move_with(folder.path(), &place, &clock, &|| Ok(())).unwrap_err().to_string();
     assert!(refused.contains("from an earlier move"), "{refused}");
     std::fs::remove_file(taken).unwrap();
-    let standby = PostgresConfig { standbys: 1, ..place.clone() };
+    let settings = LedgerSettings { standbys: Some(1), ..place.settings.clone() };
+    let standby = PostgresConfig { settings, ..place.clone() };
     let refused = move_with(folder.path(), &standby, &clock, &|| Ok(())).unwrap_err().to_string();
     assert!(refused.contains("ledger.standbys is 1"), "{refused}");
     let missing = Store::inspect(&StoreConfig::Postgres(place)).unwrap_err().to_string();
