@@ -1,6 +1,5 @@
 //! Turns a scheduled step into the runner's input.
 
-use super::block_manager::StateMove;
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::Sequence;
 use cresset_kernels::sampling::params::RowSampling;
@@ -31,10 +30,7 @@ pub fn forward_batch(
     for row in &step.rows {
         let sequence = scheduler.get(row.id).expect("invariant: scheduled ids are live");
         push_tokens(&mut batch, sequence, row);
-        if let Some(StateMove { read, write }) = sequence.table.state_move() {
-            batch.state_reads.push(read);
-            batch.state_writes.push(write);
-        }
+        push_states(&mut batch, sequence, row);
         if row.samples {
             let end = batch.input_ids.len();
             batch.logits_indices.extend((end - row.results()..end).map(|index| index as u32));
@@ -44,6 +40,11 @@ pub fn forward_batch(
     }
     if !batch.feedback.is_empty() {
         batch.feedback.resize(tokens, None);
+    }
+    if batch.state_reads.len() > sequences {
+        batch.part_starts.push(tokens as u32);
+    } else {
+        batch.part_starts.clear();
     }
     for group in 0..groups {
         for row in &step.rows {
@@ -68,6 +69,19 @@ fn push_tokens(batch: &mut ForwardBatch, sequence: &Sequence, row: &StepRow) {
     batch.positions.extend((row.from..end).map(|position| position as u32));
     batch.cu_seqlens_q.push(batch.input_ids.len() as u32);
     batch.seq_lens.push(end as u32);
+}
+
+/// A row and each of its drafts go on from a state and leave one, if the model has states.
+fn push_states(batch: &mut ForwardBatch, sequence: &Sequence, row: &StepRow) {
+    let moves = sequence.table.state_moves();
+    batch.state_reads.extend(moves.iter().map(|states| states.read));
+    batch.state_writes.extend(moves.iter().map(|states| states.write));
+    if !moves.is_empty() {
+        let end = batch.input_ids.len() as u32;
+        let drafts = end - row.drafts as u32..end;
+        batch.part_starts.push(drafts.start - row.num_tokens as u32);
+        batch.part_starts.extend(drafts);
+    }
 }
 
 fn push_blocks(batch: &mut ForwardBatch, blocks: &[u32], row: &StepRow, block_size: usize) {

@@ -45,8 +45,8 @@ pub struct EngineOptions {
     pub cache: CacheKinds,
     /// Longest prompt + output of a sequence, tokens.
     pub max_context: usize,
-    /// Most drafts of a sequence in one step. 0 switches them off, as do recurrent layers and a
-    /// runner with more than one step in flight: drafts follow from tokens that are known.
+    /// Most drafts of a sequence in one step. 0 switches them off, as does a runner with more than
+    /// one step in flight: drafts follow from tokens that are known.
     pub speculative_tokens: usize,
 }
 
@@ -162,10 +162,6 @@ impl Scheduler {
     /// `secret` seeds the hashes of the prefix cache; draw it once per boot.
     pub fn new(mut options: EngineOptions, secret: [u8; 32]) -> Self {
         options.max_rows = options.most_rows();
-        if options.cache.states > 0 {
-            // A state that has seen a wrong draft cannot go back.
-            options.speculative_tokens = 0;
-        }
         assert!(options.max_rows > 0, "a step has at least one row and one token");
         Self {
             blocks: BlockManager::new(
@@ -296,9 +292,13 @@ impl Scheduler {
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         self.totals.generated_tokens += 1;
         let sequence = sequence_mut(&mut self.sequences, id);
-        let computed = sequence.num_computed_tokens;
+        let (computed, drafted) = (sequence.num_computed_tokens, !sequence.drafts().is_empty());
         let cause = sequence.append(token, self.options.max_context);
-        self.totals.accepted_tokens += (sequence.num_computed_tokens - computed) as u64;
+        let accepted = sequence.num_computed_tokens;
+        self.totals.accepted_tokens += (accepted - computed) as u64;
+        if drafted && sequence.pending_tokens == 0 {
+            self.blocks.settle_drafts(&mut sequence.table, &sequence.tokens[..accepted]);
+        }
         cause
     }
 
@@ -348,14 +348,17 @@ impl Scheduler {
         }
         let price = self.costs.price(rows);
         let mut budget = self.options.max_batched_tokens - step.num_tokens();
+        budget = budget.min(self.blocks.states_for_drafts());
         for row in &mut step.rows {
             let sequence = sequence_mut(&mut self.sequences, row.id);
             let ahead = sequence.remaining(self.options.max_context) - 1;
-            let drafts = sequence.find_drafts(most.min(budget).min(ahead), price);
+            let most =
+                self.blocks.row_within(&sequence.table, row.end(), most.min(budget).min(ahead));
+            let drafts = sequence.find_drafts(most, price);
             let end = row.end() + drafts;
             let needed = self.blocks.missing(sequence.table.groups(), end);
             let spare = self.blocks.available().saturating_sub(rows * self.blocks.groups());
-            if needed > spare || !self.blocks.claim(&mut sequence.table, row.from, end) {
+            if needed > spare || !self.blocks.claim_drafts(&mut sequence.table, row.end(), end) {
                 sequence.drop_drafts();
                 continue;
             }
