@@ -23,11 +23,14 @@ pub struct ForwardBatch {
     pub slot_mapping: Vec<u32>,
     /// Rows whose logits are computed, ascending.
     pub logits_indices: Vec<u32>,
-    /// `[sequences]`, or empty if no layer is recurrent: the slot of the state that each goes on
-    /// from; `NO_STATE` where it begins.
+    /// Empty where no sequence is in parts, or `[parts + 1]`: the first token of each part of each
+    /// sequence, whose own state is kept. On the CPU only.
+    pub part_starts: Vec<u32>,
+    /// `[parts]`, or empty if no layer is recurrent: the slot of the state that each goes on from,
+    /// which is that of the part before it; `NO_STATE` where a sequence begins.
     pub state_reads: Vec<u32>,
-    /// `[sequences]`, or empty: the slot that gets the state after the step, which no other
-    /// sequence of the step reads or writes.
+    /// `[parts]`, or empty: the slot that gets the state after each, which no other sequence of the
+    /// step reads or writes.
     pub state_writes: Vec<u32>,
 }
 
@@ -141,20 +144,33 @@ impl ForwardBatch {
         Ok(())
     }
 
-    /// Checks that a sequence begins without a state, and goes on from one of those that exist.
+    /// The first token of each part of each sequence that has a state of its own, and their end.
+    pub(crate) fn part_starts(&self) -> &[u32] {
+        if self.part_starts.is_empty() { &self.cu_seqlens_q } else { &self.part_starts }
+    }
+
+    /// Checks that a sequence begins without a state, and goes on from one of those that exist; and
+    /// its parts from that of the part before.
     fn check_states(&self, slots: usize) -> Result<(), String> {
-        let sequences = if slots == 0 { 0 } else { self.seq_lens.len() };
-        let (reads, writes) = (&self.state_reads, &self.state_writes);
-        if reads.len() != sequences || writes.len() != sequences {
-            return Err(format!("states of {reads:?} and {writes:?} for {sequences} sequences"));
+        let (starts, reads, writes) = (self.part_starts(), &self.state_reads, &self.state_writes);
+        let parts = if slots == 0 { 0 } else { starts.len() - 1 };
+        let cuts = starts.windows(2).all(|part| part[0] < part[1])
+            && self.cu_seqlens_q.iter().all(|start| starts.binary_search(start).is_ok())
+            && starts.last() == self.cu_seqlens_q.last();
+        if reads.len() != parts || writes.len() != parts || !(cuts || parts == 0) {
+            return Err(format!("states of {reads:?} and {writes:?} for parts at {starts:?}"));
         }
         for (i, (read, write)) in reads.iter().zip(writes).enumerate() {
-            let new = self.cu_seqlens_q[i + 1] - self.cu_seqlens_q[i];
-            let fits =
-                if new == self.seq_lens[i] { *read == NO_STATE } else { (*read as usize) < slots };
+            let fits = if self.cu_seqlens_q.binary_search(&starts[i]).is_err() {
+                *read == writes[i - 1]
+            } else if self.positions[starts[i] as usize] == 0 {
+                *read == NO_STATE
+            } else {
+                (*read as usize) < slots
+            };
             if !fits || *write as usize >= slots {
                 return Err(format!(
-                    "sequence {i} cannot go on from state {read} to {write} of {slots}"
+                    "part {i} cannot go on from state {read} to {write} of {slots}"
                 ));
             }
         }

@@ -134,6 +134,14 @@ impl CacheLayout {
     }
 }
 
+impl ModelConfig {
+    /// Bytes of a CPU's KV cache for `block_size` tokens in all layers that keep K and V.
+    pub fn block_bytes(&self, block_size: usize) -> usize {
+        let layout = CacheLayout::by_kind(self);
+        layout.kinds.windows.len() * layout.block_bytes(self, block_size)
+    }
+}
+
 /// The layers that have a window, or those that have none.
 struct KindOfLayers {
     layers: usize,
@@ -217,6 +225,8 @@ mod tests {
         let place = |index| LayerPlace::Blocks { group: 0, index };
         assert_eq!(layout.places, [0, 1, 2, 3, 2, 2, 2, 3].map(place));
         assert_eq!(layout.block_bytes(&config, 16), 2 * (3 * 32 + 64) * 16 * 4);
+        // On a CPU there are three groups of blocks, each with a place of the widest.
+        assert_eq!(config.block_bytes(16), 2 * 3 * 64 * 16 * 4);
     }
 
     #[test]

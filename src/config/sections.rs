@@ -174,6 +174,11 @@ pub struct EngineSettings {
     /// switches them off. The CPU only, and not for answers that keep to a format.
     #[schemars(range(min = 0, max = 64))]
     pub speculative_tokens: usize = 16,
+    /// Small models that guess the tokens of large ones where nothing recurs in the text: the left
+    /// release is served, and the right one, with the same tokenizer, is loaded beside it. It
+    /// needs no qualification, because it changes no answer; where its guesses seldom come true,
+    /// it is not asked. The CPU only.
+    pub draft_models: BTreeMap<String, String> = BTreeMap::new(),
     $($model_settings)*
 }
 } };

@@ -68,8 +68,9 @@ impl BlockTable {
         self.len() == 0
     }
 
-    /// The states of the row that was claimed last, in models with recurrent layers.
-    pub fn state_move(&self) -> Option<StateMove> {
+    /// The states of the row that was claimed last and of its drafts, in models with recurrent
+    /// layers.
+    pub fn state_moves(&self) -> &[StateMove] {
         self.states.latest()
     }
 
@@ -233,6 +234,26 @@ impl BlockManager {
     /// Makes room for the tokens `from..to` of a sequence. False, and nothing changes, when too few
     /// blocks are available. Afterwards their blocks belong to this table alone and may be written.
     pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
+        let claimed = self.claim_blocks(table, from, to);
+        if claimed && self.has_states() && to > from {
+            let stays = self.next_kept(table, from) == Some(to);
+            table.states.advance(&mut self.states, table.owner, to, stays);
+        }
+        claimed
+    }
+
+    /// Makes room for the drafts `from..to` behind the row that was claimed last, as `claim` does.
+    /// They must be no more than `states_for_drafts`.
+    pub fn claim_drafts(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
+        let claimed = self.claim_blocks(table, from, to);
+        if claimed && self.has_states() {
+            let stays = self.next_kept(table, from) == Some(to);
+            table.states.branch(&mut self.states, table.owner, to, stays);
+        }
+        claimed
+    }
+
+    fn claim_blocks(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         let missing = self.blocks_for(to).saturating_sub(table.len());
         if missing * self.groups() > self.available() {
             return false;
@@ -244,11 +265,14 @@ impl BlockManager {
                 self.pool.assert_writable(block, table.owner);
             }
         }
-        if self.has_states() && to > from {
-            let stays = self.next_kept(table, from) == Some(to);
-            table.states.advance(&mut self.states, table.owner, to, stays);
-        }
         true
+    }
+
+    /// How many drafts of a step may have a state: they take no more than a quarter of all slots,
+    /// so that most of them keep states for later prompts.
+    pub fn states_for_drafts(&self) -> usize {
+        let most = self.kinds.states / 4;
+        if self.has_states() { most.min(self.states.available()) } else { usize::MAX }
     }
 
     /// How many of the `count` tokens after the first `from` a row may have: a state is kept where
@@ -287,6 +311,13 @@ impl BlockManager {
                 self.pool.release(std::mem::replace(block, NO_BLOCK), table.owner);
             }
         }
+    }
+
+    /// Commits `tokens` after a row with drafts, the last of which were right; its other drafts were
+    /// wrong, and their states are given back.
+    pub fn settle_drafts(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        table.states.settle(&mut self.states, table.owner, tokens.len());
+        self.commit(table, tokens);
     }
 
     /// Empties a table. Its cached blocks become evictable, the sequence's last ones first, because

@@ -3,9 +3,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "the handle passes the time to the pure parts")]
 
+use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::inbox::{EngineProgress, Inbox, Submission};
 use super::queue_limits::{self, Refused};
+use super::runner::Runner;
 use super::scheduler::EngineOptions;
 use super::sequence::{Finished, GenerateRequest, SequenceId};
 use super::worker::Worker;
@@ -109,9 +111,18 @@ impl EngineThread {
 
 impl EngineHandle {
     /// Starts the engine thread around a runner.
-    pub fn start(runner: Box<dyn super::runner::Runner>, options: EngineOptions) -> Self {
+    pub fn start(runner: Box<dyn Runner>, options: EngineOptions) -> Self {
+        Self::start_with(runner, None, options)
+    }
+
+    /// Starts it with a smaller model beside the runner, which guesses tokens.
+    pub fn start_with(
+        runner: Box<dyn Runner>,
+        draft_model: Option<DraftModel>,
+        options: EngineOptions,
+    ) -> Self {
         let inbox = Arc::new(Inbox::new(options));
-        let worker = Worker::new(runner, Arc::clone(&inbox));
+        let worker = Worker::new(runner, draft_model, Arc::clone(&inbox));
         let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || worker.run())

@@ -12,11 +12,13 @@
 //!
 //! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`,
 //! `grammar`, `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch`
-//! turns a scheduled step into the model's input; `model_runner` computes it.
+//! turns a scheduled step into the model's input; `model_runner` computes it. `draft_model` guesses
+//! tokens with a second, smaller model.
 
 pub mod batch;
 pub mod block_manager;
 pub mod boot_canary;
+pub mod draft_model;
 pub mod error;
 pub mod fair_queue;
 pub mod grammar;

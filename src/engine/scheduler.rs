@@ -23,7 +23,7 @@ mod integrity;
 use super::block_manager::{BlockManager, Prefix};
 use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, SequenceState, StopCause};
-use super::speculation::StepCosts;
+use super::speculation::{Estimate, Proposer, StepCosts};
 use crate::config::EngineSettings;
 use crate::ids::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
@@ -46,8 +46,8 @@ pub struct EngineOptions {
     pub cache: CacheKinds,
     /// Longest prompt + output of a sequence, tokens.
     pub max_context: usize,
-    /// Most drafts of a sequence in one step. 0 switches them off, as do recurrent layers and a
-    /// runner with more than one step in flight: drafts follow from tokens that are known.
+    /// Most drafts of a sequence in one step. 0 switches them off, as does a runner with more than
+    /// one step in flight: drafts follow from tokens that are known.
     pub speculative_tokens: usize,
 }
 
@@ -178,6 +178,8 @@ pub struct Scheduler {
     unserved: Option<SequenceId>,
     in_flight: VecDeque<Vec<StepRow>>,
     costs: StepCosts,
+    /// How often the drafts of a proposer were right.
+    proposed: Estimate,
     totals: Totals,
 }
 
@@ -185,10 +187,6 @@ impl Scheduler {
     /// `secret` seeds the hashes of the prefix cache; draw it once per boot.
     pub fn new(mut options: EngineOptions, secret: [u8; 32]) -> Self {
         options.max_rows = options.most_rows();
-        if options.cache.states > 0 {
-            // A state that has seen a wrong draft cannot go back.
-            options.speculative_tokens = 0;
-        }
         assert!(options.max_rows > 0, "a step has at least one row and one token");
         Self {
             blocks: BlockManager::new(
@@ -204,6 +202,7 @@ impl Scheduler {
             unserved: None,
             in_flight: VecDeque::new(),
             costs: StepCosts::default(),
+            proposed: Estimate::default(),
             totals: Totals::default(),
             options,
         }
@@ -263,6 +262,11 @@ impl Scheduler {
     /// It is empty only when there is no sequence, or nothing to do before the steps in flight are
     /// committed.
     pub fn schedule(&mut self) -> ScheduledStep {
+        self.schedule_with(None)
+    }
+
+    /// Schedules a step, and asks `proposer` for drafts of sequences whose own text gives none.
+    pub fn schedule_with(&mut self, proposer: Option<&mut dyn Proposer>) -> ScheduledStep {
         self.queue.begin_step();
         let mut step = ScheduledStep::default();
         let unserved = self.preempt_for_unserved(&mut step);
@@ -271,7 +275,7 @@ impl Scheduler {
         // Blocks that were just freed for decodes belong to those decodes.
         let may_start = step.preempted.len() == preempted_before;
         self.schedule_prompts(&mut step, unserved.filter(|_| may_start), may_start);
-        self.add_drafts(&mut step);
+        self.add_drafts(&mut step, proposer);
         if !step.rows.is_empty() {
             self.in_flight.push_back(step.rows.clone());
         }
@@ -319,9 +323,17 @@ impl Scheduler {
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         self.totals.generated_tokens += 1;
         let sequence = sequence_mut(&mut self.sequences, id);
-        let computed = sequence.num_computed_tokens;
+        let (computed, drafted) = (sequence.num_computed_tokens, !sequence.drafts().is_empty());
+        let proposed = sequence.awaits_proposed();
         let cause = sequence.append(token, self.options.max_context);
-        self.totals.accepted_tokens += (sequence.num_computed_tokens - computed) as u64;
+        let accepted = sequence.num_computed_tokens;
+        self.totals.accepted_tokens += (accepted - computed) as u64;
+        if proposed {
+            self.proposed.note(accepted > computed);
+        }
+        if drafted && sequence.pending_tokens == 0 {
+            self.blocks.settle_drafts(&mut sequence.table, &sequence.tokens[..accepted]);
+        }
         cause
     }
 
@@ -362,24 +374,63 @@ impl Scheduler {
     }
 
     /// Adds drafts to a step in which every sequence decodes: where a prompt waits, its tokens are
-    /// the better use of a step. Drafts take no block that a sequence needs for its next token.
-    fn add_drafts(&mut self, step: &mut ScheduledStep) {
-        let (rows, most) = (step.rows.len(), self.options.speculative_tokens);
-        let decodes = rows == self.sequences.len() && step.rows.iter().all(StepRow::decodes);
-        if most == 0 || !decodes || !self.in_flight.is_empty() {
+    /// the better use of a step.
+    fn add_drafts(&mut self, step: &mut ScheduledStep, proposer: Option<&mut dyn Proposer>) {
+        let decodes =
+            step.rows.len() == self.sequences.len() && step.rows.iter().all(StepRow::decodes);
+        if self.options.speculative_tokens == 0 || !decodes || !self.in_flight.is_empty() {
             return;
         }
-        let price = self.costs.price(rows);
+        let price = self.costs.price(step.rows.len(), 0.0);
+        for row in &step.rows {
+            let most = self.most_drafts(row);
+            sequence_mut(&mut self.sequences, row.id).find_drafts(most, price);
+        }
+        if let Some(proposer) = proposer {
+            self.propose_drafts(step, proposer);
+        }
+        self.claim_drafts(step);
+    }
+
+    /// The most drafts that a row may have: the answer has one token less to come, and a state is
+    /// kept where a row ends.
+    fn most_drafts(&self, row: &StepRow) -> usize {
+        let sequence = &self.sequences[&row.id];
+        let ahead = sequence.remaining(self.options.max_context) - 1;
+        let most = self.options.speculative_tokens.min(ahead);
+        self.blocks.row_within(&sequence.table, row.end(), most)
+    }
+
+    /// Asks for drafts of the sequences that have none.
+    fn propose_drafts(&mut self, step: &ScheduledStep, proposer: &mut dyn Proposer) {
+        let assumed = self.proposed.of_next_step();
+        let price = self.costs.price(step.rows.len(), proposer.seconds_per_draft());
+        let wanted = step.rows.iter().filter_map(|row| {
+            self.sequences[&row.id].wanted_drafts(self.most_drafts(row), price, assumed)
+        });
+        let wanted: Vec<_> = wanted.collect();
+        let ids: Vec<_> = wanted.iter().map(|wanted| wanted.id).collect();
+        if !ids.is_empty() {
+            for (id, drafts) in ids.into_iter().zip(proposer.propose(wanted)) {
+                sequence_mut(&mut self.sequences, id).take_drafts(drafts);
+            }
+        }
+    }
+
+    /// Makes room for the drafts that were found. They take no block that a sequence needs for its
+    /// next token.
+    fn claim_drafts(&mut self, step: &mut ScheduledStep) {
+        let rows = step.rows.len();
         let mut budget = self.options.max_batched_tokens - step.num_tokens();
+        budget = budget.min(self.blocks.states_for_drafts());
         for row in &mut step.rows {
             let sequence = sequence_mut(&mut self.sequences, row.id);
-            let ahead = sequence.remaining(self.options.max_context) - 1;
-            let drafts = sequence.find_drafts(most.min(budget).min(ahead), price);
+            let drafts = sequence.keep_drafts(budget);
             let end = row.end() + drafts;
             let needed = self.blocks.missing(sequence.table.groups(), end);
             let spare = self.blocks.available().saturating_sub(rows * self.blocks.groups());
-            if needed > spare || !self.blocks.claim(&mut sequence.table, row.from, end) {
-                sequence.drop_drafts();
+            if needed > spare || !self.blocks.claim_drafts(&mut sequence.table, row.end(), end) {
+                sequence.keep_drafts(0);
                 continue;
             }
             row.drafts = drafts;

@@ -3,7 +3,7 @@
 use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
 use super::grammar::TokenGrammar;
-use super::speculation::Drafts;
+use super::speculation::{Drafts, Wanted};
 use crate::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
@@ -198,23 +198,39 @@ impl Sequence {
     }
 
     /// Looks for at most `most` drafts to compute behind the last token, as many as are worth their
-    /// `price`, and returns how many there are. None for an answer that keeps to a grammar, whose
-    /// place only goes forward.
-    pub fn find_drafts(&mut self, most: usize, price: f64) -> usize {
-        if self.grammar.is_some() {
-            return 0;
-        }
-        self.drafts.look_up(&self.tokens, most, price).len()
+    /// `price`. None for an answer that keeps to a grammar, whose place only goes forward.
+    pub fn find_drafts(&mut self, most: usize, price: f64) {
+        let most = if self.grammar.is_some() { 0 } else { most };
+        self.drafts.look_up(&self.tokens, most, price);
     }
 
-    /// Gives up the drafts found last.
-    pub fn drop_drafts(&mut self) {
-        self.drafts.clear();
+    /// What a proposer is asked for where nothing was found: at most `most` drafts, if any is worth
+    /// its `price`. `assumed` is the share of its drafts that are right in other sequences.
+    pub fn wanted_drafts(&self, most: usize, price: f64, assumed: f64) -> Option<Wanted> {
+        let most = self.drafts.worth_proposing(most, price, assumed);
+        let wanted = self.drafts().is_empty() && self.grammar.is_none() && most > 0;
+        wanted.then(|| Wanted { id: self.id, row: self.row_sampling(None, 0), most })
+    }
+
+    /// Takes over the drafts of a proposer.
+    pub fn take_drafts(&mut self, tokens: Vec<u32>) {
+        self.drafts.take(tokens);
+    }
+
+    /// Gives up all drafts but the first `most`, and returns how many there are.
+    pub fn keep_drafts(&mut self, most: usize) -> usize {
+        self.drafts.truncate(most);
+        self.drafts().len()
     }
 
     /// The drafts of the row in flight.
     pub fn drafts(&self) -> &[u32] {
         self.drafts.tokens()
+    }
+
+    /// Whether the next token will be compared with a draft of a proposer.
+    pub fn awaits_proposed(&self) -> bool {
+        self.drafts.awaits_proposed()
     }
 
     /// Notes that the first `count` tokens are computed or were found in the cache. Returns how

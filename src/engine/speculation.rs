@@ -6,14 +6,17 @@
 //! token; wrong ones cost time only.
 //!
 //! Drafts come from the sequence's own text ("prompt lookup decoding", Saxena, 2023): where its
-//! last tokens stood before, what followed them there is expected again. How many are tried
-//! follows from how many were right in this sequence, and from the measured cost of a step.
+//! last tokens stood before, what followed them there is expected again. Where nothing recurs, a
+//! [`Proposer`] may be asked: a smaller model. How many are tried follows from how many were right
+//! in this sequence, and from the measured costs of a step and of a draft.
 //!
 //! Tried and left out, with Qwen2.5-Coder-1.5B (Q4_K_M) on two cores, where a step of one token
 //! takes 30 ms and each further one about 10, on five prompts that ask for quotations: matches of
 //! two tokens (median gain 1.30 in place of 1.49), and an estimate for each four lengths of a match
 //! (1.33, though 1.13 and 1.20 where one estimate gave 1.10 and 1.11).
 
+use super::sequence::SequenceId;
+use cresset_kernels::sampling::params::RowSampling;
 use std::time::Duration;
 
 /// So many tokens at the end of the text must have stood before. Fewer recur by chance.
@@ -31,6 +34,68 @@ const FADE_BY_DRAFT: f64 = 0.9;
 /// some time later, and lose at most this share of a step's time if they never do.
 const FADE_BY_STEP: f64 = 0.99;
 
+/// The same with each step, of all drafts of the proposer. Trying it again costs more: it has to
+/// catch up with the texts.
+const FADE_BY_PROPOSAL: f64 = 0.999;
+
+/// A sequence for which a proposer is asked.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub id: SequenceId,
+    /// How its next token will be sampled. A draft is sampled alike, and so is the one behind it.
+    pub row: RowSampling,
+    /// The number of drafts that are worth their cost.
+    pub most: usize,
+}
+
+/// Guesses the next tokens of texts in which nothing recurs.
+pub trait Proposer {
+    /// What a draft costs it, seconds, as far as that was measured.
+    fn seconds_per_draft(&self) -> f64;
+
+    /// The drafts of each sequence, in order, at most as many as are wanted.
+    fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<Vec<u32>>;
+}
+
+/// How often drafts were right. Earlier ones count less than later ones.
+#[derive(Debug, Default)]
+pub struct Estimate {
+    compared: f64,
+    right: f64,
+}
+
+impl Estimate {
+    /// The share of drafts that are right. `assumed` is that share before any was compared.
+    fn chance(&self, assumed: f64) -> f64 {
+        (self.right + assumed * PRIOR_WEIGHT) / (self.compared + PRIOR_WEIGHT)
+    }
+
+    fn fade(&mut self, by: f64) {
+        self.compared *= by;
+        self.right *= by;
+    }
+
+    pub fn note(&mut self, right: bool) {
+        self.fade(FADE_BY_DRAFT);
+        self.compared += 1.0;
+        self.right += f64::from(u8::from(right));
+    }
+
+    /// The share of a proposer's drafts that are expected to be right in a new sequence, one step
+    /// later.
+    pub fn of_next_step(&mut self) -> f64 {
+        self.fade(FADE_BY_PROPOSAL);
+        self.chance(PRIOR_CHANCE)
+    }
+}
+
+/// How many drafts, at most `most`, are worth their price each. One is of use only if those before
+/// it are right too.
+fn worth(chance: f64, most: usize, price: f64) -> usize {
+    let gains = std::iter::successors(Some(chance), |gain| Some(gain * chance));
+    gains.take(most).take_while(|gain| *gain > price).count()
+}
+
 /// The drafts of one sequence.
 #[derive(Debug, Default)]
 pub struct Drafts {
@@ -38,9 +103,11 @@ pub struct Drafts {
     tokens: Vec<u32>,
     /// How many of `tokens` were drawn.
     accepted: usize,
-    /// Drafts that were compared, and those of them that were drawn; both fade.
-    compared: f64,
-    right: f64,
+    /// Whether `tokens` are a proposer's.
+    proposed: bool,
+    /// Drafts that the text gave, and those of a proposer.
+    from_text: Estimate,
+    from_proposer: Estimate,
 }
 
 impl Drafts {
@@ -48,16 +115,31 @@ impl Drafts {
     /// draft costs, as a share of what a token of this sequence costs without drafts.
     pub fn look_up(&mut self, text: &[u32], most: usize, price: f64) -> &[u32] {
         self.clear();
-        self.compared *= FADE_BY_STEP;
-        self.right *= FADE_BY_STEP;
-        let chance = (self.right + PRIOR_CHANCE * PRIOR_WEIGHT) / (self.compared + PRIOR_WEIGHT);
-        // A draft is of use only if those before it are right too.
-        let mut gains = std::iter::successors(Some(chance), |gain| Some(gain * chance));
-        let worth = gains.by_ref().take(most).take_while(|gain| *gain > price).count();
+        self.proposed = false;
+        self.from_text.fade(FADE_BY_STEP);
+        let worth = worth(self.from_text.chance(PRIOR_CHANCE), most, price);
         if worth > 0 {
             find_again(text, worth, &mut self.tokens);
         }
         &self.tokens
+    }
+
+    /// How many drafts of a proposer, at most `most`, are worth `price`. `assumed` is the share of
+    /// its drafts that are right in other sequences. What did not pay is not tried again in this
+    /// sequence.
+    pub fn worth_proposing(&self, most: usize, price: f64, assumed: f64) -> usize {
+        worth(self.from_proposer.chance(assumed), most, price)
+    }
+
+    /// Takes over a proposer's drafts.
+    pub fn take(&mut self, tokens: Vec<u32>) {
+        self.clear();
+        (self.tokens, self.proposed) = (tokens, true);
+    }
+
+    /// Gives up all drafts but the first `most`.
+    pub fn truncate(&mut self, most: usize) {
+        self.tokens.truncate(most);
     }
 
     pub fn clear(&mut self) {
@@ -69,13 +151,18 @@ impl Drafts {
         &self.tokens
     }
 
+    /// Whether the next token will be compared with a draft of a proposer.
+    pub fn awaits_proposed(&self) -> bool {
+        self.proposed && self.accepted < self.tokens.len()
+    }
+
     /// Compares the token that was drawn with the draft in its place. True when they are the same:
     /// then the next result is a token too.
     pub fn accept(&mut self, token: u32) -> bool {
         let Some(draft) = self.tokens.get(self.accepted) else { return false };
         let right = *draft == token;
-        self.compared = self.compared * FADE_BY_DRAFT + 1.0;
-        self.right = self.right * FADE_BY_DRAFT + f64::from(u8::from(right));
+        let estimate = if self.proposed { &mut self.from_proposer } else { &mut self.from_text };
+        estimate.note(right);
         self.accepted += 1;
         if !right {
             self.clear();
@@ -144,8 +231,8 @@ impl StepCosts {
     }
 
     /// What a draft costs beside `rows` sequences that decode, as a share of what each of their
-    /// tokens costs. From 1 on, no draft pays.
-    pub fn price(&self, rows: usize) -> f64 {
+    /// tokens costs. From 1 on, no draft pays. `guessing`: the seconds that it cost before its step.
+    pub fn price(&self, rows: usize, guessing: f64) -> f64 {
         if self.weight <= 0.0 {
             return PRIOR_SLOPE * rows as f64;
         }
@@ -156,7 +243,7 @@ impl StepCosts {
         let slope = (joint + SLOPE_WEIGHT * assumed) / (spread + SLOPE_WEIGHT);
         // A line that falls, or reaches zero, is noise of the clock.
         let slope = slope.clamp(0.01 * assumed, seconds / tokens);
-        slope * rows as f64 / (seconds + slope * (rows as f64 - tokens))
+        (slope + guessing) * rows as f64 / (seconds + slope * (rows as f64 - tokens))
     }
 }
 
@@ -215,6 +302,37 @@ mod tests {
         assert!(later.is_some_and(|steps| steps > 10), "tried again after {later:?} steps");
     }
 
+    /// A proposer whose drafts do not come true is soon not asked in a sequence, then in none, and
+    /// much later once more.
+    #[test]
+    fn a_proposer_is_asked_while_it_pays() {
+        let mut others = Estimate::default();
+        let mut ask = |drafts: &mut Drafts, token: u32| {
+            let assumed = others.of_next_step();
+            let count = drafts.worth_proposing(8, 0.2, assumed);
+            drafts.take(vec![1; count]);
+            assert_eq!(drafts.awaits_proposed(), count > 0);
+            let mut right = 0;
+            while drafts.awaits_proposed() {
+                let accepted = drafts.accept(token);
+                others.note(accepted);
+                right += usize::from(accepted);
+            }
+            (count, right)
+        };
+        let mut drafts = Drafts::default();
+        assert_eq!(ask(&mut drafts, 1), (3, 3));
+        assert_eq!((0..20).map(|_| ask(&mut drafts, 1)).last(), Some((8, 8)));
+        let asked = (0..100).filter(|_| ask(&mut drafts, 2).0 > 0).count();
+        assert!((2..30).contains(&asked), "asked {asked} times");
+        assert_eq!(ask(&mut drafts, 2).0, 0);
+        let mut asked = |sequences: usize| {
+            (0..sequences).filter(|_| ask(&mut Drafts::default(), 2).0 > 0).count()
+        };
+        assert!(asked(500) < 10);
+        assert!((1..60).contains(&asked(5_000)));
+    }
+
     #[test]
     fn drafts_are_accepted_up_to_the_first_wrong_one() {
         let mut drafts = Drafts::default();
@@ -238,14 +356,17 @@ mod tests {
     fn a_draft_costs_what_longer_steps_took() {
         // Reading the weights takes most of a step, so a draft costs little beside one sequence.
         let cheap = costs(&[1, 5], |tokens| 0.040 + 0.002 * tokens);
-        assert!((cheap.price(1) - 2.0 / 42.0).abs() < 0.01, "{}", cheap.price(1));
+        assert!((cheap.price(1, 0.0) - 2.0 / 42.0).abs() < 0.01, "{}", cheap.price(1, 0.0));
+        // A proposer's time comes on top.
+        let proposed = cheap.price(1, 0.021) - cheap.price(1, 0.0);
+        assert!((proposed - 0.5).abs() < 0.01, "{proposed}");
         // Arithmetic takes all of it: what a draft may save is what it costs.
         let dear = costs(&[16, 20], |tokens| 0.008 * tokens);
-        assert!(dear.price(16) > 0.9, "{}", dear.price(16));
+        assert!(dear.price(16, 0.0) > 0.9, "{}", dear.price(16, 0.0));
         // Nothing but single tokens tells nothing: what is assumed holds again.
         let alone = costs(&[1], |_| 0.040);
-        assert!((alone.price(1) - PRIOR_SLOPE).abs() < 1e-3, "{}", alone.price(1));
+        assert!((alone.price(1, 0.0) - PRIOR_SLOPE).abs() < 1e-3, "{}", alone.price(1, 0.0));
         // Drafts that seemed to cost nothing still cost something.
-        assert!(costs(&[1, 9], |tokens| 0.1 / tokens).price(1) > 0.0);
+        assert!(costs(&[1, 9], |tokens| 0.1 / tokens).price(1, 0.0) > 0.0);
     }
 }

@@ -3,6 +3,7 @@
 mod ahead;
 mod cost;
 mod determinism;
+mod draft_model;
 mod errors;
 mod lifecycle;
 mod neighbours;

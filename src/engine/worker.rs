@@ -8,6 +8,7 @@
 )]
 
 use super::batch::forward_batch;
+use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
 use super::inbox::{Commands, EnginePhase, Inbox};
@@ -16,17 +17,20 @@ use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
+use super::speculation::Proposer;
 use crate::failpoint::failpoint;
 use cresset_kernels::sampling::params::Sampled;
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
 pub(super) struct Worker {
     runner: Box<dyn Runner>,
+    /// A smaller model that guesses tokens.
+    draft_model: Option<DraftModel>,
     scheduler: Scheduler,
     /// The event channels of the live sequences.
     streams: HashMap<SequenceId, Sender<SequenceEvent>>,
@@ -34,6 +38,8 @@ pub(super) struct Worker {
     throughput: Throughput,
     /// When the runner began with the oldest step in flight.
     busy_since: Instant,
+    /// How long it took to schedule that step, guesses included.
+    scheduling: Duration,
     /// `steps`, `stops` and `late_frees` are counted here; the other fields stay 0.
     counts: EngineStats,
 }
@@ -43,7 +49,11 @@ pub(super) struct Worker {
 const MAX_STEPS_TO_FREE_BLOCKS: u64 = 2;
 
 impl Worker {
-    pub(super) fn new(runner: Box<dyn Runner>, inbox: Arc<Inbox>) -> Self {
+    pub(super) fn new(
+        runner: Box<dyn Runner>,
+        draft_model: Option<DraftModel>,
+        inbox: Arc<Inbox>,
+    ) -> Self {
         let mut options = inbox.options.clone();
         if runner.depth() > 1 {
             options.speculative_tokens = 0;
@@ -51,11 +61,13 @@ impl Worker {
         let scheduler = Scheduler::new(options, boot_secret());
         let worker = Self {
             runner,
+            draft_model,
             scheduler,
             streams: HashMap::new(),
             inbox,
             throughput: Throughput::default(),
             busy_since: Instant::now(),
+            scheduling: Duration::ZERO,
             counts: EngineStats::default(),
         };
         worker.publish();
@@ -130,7 +142,9 @@ impl Worker {
     /// Launches the next step, if there is anything to compute, and collects the oldest one, unless
     /// the runner can take another launch before that. An error ends the engine.
     fn step(&mut self, now: Instant) -> Result<(), EngineError> {
-        let step = self.scheduler.schedule();
+        let proposer = self.draft_model.as_mut().map(|model| model as &mut dyn Proposer);
+        let step = self.scheduler.schedule_with(proposer);
+        self.scheduling = now.elapsed();
         if self.scheduler.in_flight().is_empty() {
             let fault = "no sequence can go on, which is a fault of the scheduler";
             let fault = Err(EngineError::Integrity(fault.into()));
@@ -181,7 +195,9 @@ impl Worker {
         let rows = self.scheduler.commit_step();
         let now = Instant::now();
         let spent = now - std::mem::replace(&mut self.busy_since, now);
-        self.scheduler.note_cost(&rows, spent);
+        // Guesses have a price of their own. Without a second step in flight, `spent` began with
+        // them.
+        self.scheduler.note_cost(&rows, spent.saturating_sub(self.scheduling));
         let accepted = self.scheduler.totals().accepted_tokens;
         let mut results = results.into_iter();
         for row in &rows {
@@ -241,6 +257,9 @@ impl Worker {
     /// Ends a sequence and frees its blocks. False when it had ended before.
     fn finish(&mut self, id: SequenceId, cause: StopCause) -> bool {
         let finished = self.scheduler.finish(id, cause);
+        if let Some(model) = &mut self.draft_model {
+            model.forget(id);
+        }
         let found = finished.is_some();
         if let Some(finished) = finished {
             self.end_stream(id, finished);
@@ -336,7 +355,9 @@ fn boot_secret() -> [u8; 32] {
 }
 
 /// Calls the runner, and turns its panic into an error.
-fn catch_panic<T>(call: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
+pub(super) fn catch_panic<T>(
+    call: impl FnOnce() -> Result<T, EngineError>,
+) -> Result<T, EngineError> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
 }
 

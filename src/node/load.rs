@@ -1,5 +1,6 @@
 //! Loads a release: turns its files into a started engine and its text side.
 
+use super::draft_release::DraftRelease;
 use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
 use crate::catalogue::{Manifest, QualifiedModel};
@@ -43,7 +44,8 @@ impl Assembly {
         let text = text(source, self.template_limits())?;
         let source = source.clone().with_header(text.header_blake3.clone());
         let checked = Checked { scoring: &scoring, blocks: usize::MAX };
-        let LoadedEngine { engine, bytes } = self.load_engine(&source, 0, &[], Some(checked))?;
+        let LoadedEngine { engine, bytes } =
+            self.load_engine(&source, 0, &[], Use::Check(checked))?;
         Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
     }
 
@@ -55,7 +57,7 @@ impl Assembly {
         blocks: usize,
     ) -> Result<EngineHandle, EngineError> {
         let checked = Checked { scoring, blocks };
-        Ok(self.load_engine(source, 0, &[], Some(checked))?.engine)
+        Ok(self.load_engine(source, 0, &[], Use::Check(checked))?.engine)
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -67,18 +69,22 @@ impl Assembly {
         let text = text(qualified.source(), self.template_limits())?;
         let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
+        let draft = self.draft_release(&manifest, &text)?;
         let assembly = self.clone();
-        let load = Arc::new(move |device| assembly.load_proven(&manifest, header.clone(), device));
+        let load = Arc::new(move |device| {
+            assembly.load_proven(&manifest, header.clone(), draft.as_ref(), device)
+        });
         let keeps_formats = self.keeps_formats();
         Ok(ServedModel { qualified, text, max_context, keeps_formats, load })
     }
 
-    /// Loads a release on a device if it is qualified at this moment. Its tokenizer was read from
-    /// the GGUF header with that digest.
+    /// Loads a release on a device if it is qualified at this moment, and beside it the one that
+    /// guesses its tokens. Its tokenizer was read from the GGUF header with that digest.
     pub(super) fn load_proven(
         &self,
         manifest: &Manifest,
         header: Option<String>,
+        draft: Option<&DraftRelease>,
         device: usize,
     ) -> Result<LoadedEngine, EngineError> {
         let proven = self.qualified(manifest, &self.host()).map_err(|why| match why {
@@ -92,7 +98,8 @@ impl Assembly {
             let what = format!("the record of {name} has no canary: run `cresset qualify {name}`");
             return Err(EngineError::Unproven(what));
         }
-        self.load_engine(&source, device, &canary, None).map_err(|error| explained(error, &source))
+        let loaded = self.load_engine(&source, device, &canary, Use::Serve(draft));
+        loaded.map_err(|error| explained(error, &source))
     }
 
     /// Bytes that a release is expected to take once it is loaded. On the CPU its weights take
@@ -102,7 +109,7 @@ impl Assembly {
     pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
         let (engine, files) = (&self.config.engine, qualified.manifest().bytes());
         if self.device.properties().is_none() {
-            return files + self.kv_bytes() as u64;
+            return files + self.kv_bytes() as u64 + self.draft_bytes(qualified);
         }
         if engine.gpu_kv_mib == 0 {
             return self.model_budget();
@@ -168,29 +175,37 @@ impl Assembly {
         source: &ModelSource,
         device: usize,
         canary: &[KnownAnswer],
-        checked: Option<Checked>,
+        used: Use,
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let device = self.devices().nth(device).expect("invariant: the pool has these devices");
-        let options = self.model_options(device.open()?);
-        let on_gpu = options.gpu.is_some();
-        let (mut runner, info) = ModelRunner::load(source, &options)?;
+        let model_options = self.model_options(device.open()?);
+        let on_gpu = model_options.gpu.is_some();
+        let (mut runner, info) = ModelRunner::load(source, &model_options)?;
         // A model whose cache takes the rest of a GPU takes it whole, to the byte.
-        let takes_all = on_gpu && options.gpu_kv_mib == 0;
+        let takes_all = on_gpu && model_options.gpu_kv_mib == 0;
         let bytes = if takes_all { self.model_budget() } else { info.memory_bytes as u64 };
         let engine = &self.config.engine;
-        let blocks = checked.as_ref().map_or(usize::MAX, |checked| checked.blocks);
-        let blocks = info.num_blocks.min(blocks.saturating_mul(info.cache.windows.len()));
+        let blocks = used.blocks().saturating_mul(info.cache.windows.len()).min(info.num_blocks);
         let most = self.max_context().unwrap_or(usize::MAX).min(info.config.max_positions);
-        let options = EngineOptions::new(engine, blocks, info.cache, most);
+        let options = EngineOptions::new(engine, blocks, info.cache.clone(), most);
         let patience = Duration::from_secs(engine.boot_canary_seconds);
         let decisive = self.precision().decisive_margin();
         boot_canary::compare(&mut runner, &options, canary, decisive, patience)?;
         let most_rows = if on_gpu { options.max_rows } else { usize::MAX };
-        let scoring = checked.map(|checked| checked.scoring);
-        let runner = scored(Box::new(runner), scoring, most_rows, options.block_size);
-        let engine = EngineHandle::start(runner, options);
-        Ok(LoadedEngine { engine, bytes })
+        let (runner, block_size) = (Box::new(runner), options.block_size);
+        match used {
+            Use::Check(checked) => {
+                let runner = scored(runner, checked.scoring, most_rows, block_size);
+                Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes })
+            }
+            Use::Serve(draft) => {
+                let load = |draft| self.load_draft_model(draft, &info, &model_options, &options);
+                let (model, more) = draft.map(load).transpose()?.unzip();
+                let engine = EngineHandle::start_with(runner, model, options);
+                Ok(LoadedEngine { engine, bytes: bytes + more.unwrap_or(0) })
+            }
+        }
     }
 
     /// `gpus`: those that compute the model, if any.
@@ -231,6 +246,23 @@ macro_rules! define_as_written {
 
 cresset_models::model_settings!(define_as_written);
 
+/// What an engine is loaded for.
+enum Use<'a> {
+    Check(Checked<'a>),
+    /// With the release that guesses its tokens, if there is one.
+    Serve(Option<&'a DraftRelease>),
+}
+
+impl Use<'_> {
+    /// Most blocks of the cache that are used for each group of layers.
+    fn blocks(&self) -> usize {
+        match self {
+            Self::Check(checked) => checked.blocks,
+            Self::Serve(_) => usize::MAX,
+        }
+    }
+}
+
 /// An engine whose model is being checked.
 struct Checked<'a> {
     /// How given texts are scored.
@@ -239,14 +271,13 @@ struct Checked<'a> {
     blocks: usize,
 }
 
-/// The runner, able to score given texts where that is asked for.
+/// The runner, able to score given texts.
 fn scored(
     runner: Box<dyn Runner>,
-    scoring: Option<&Scoring>,
+    scoring: &Scoring,
     most_rows: usize,
     block_size: usize,
 ) -> Box<dyn Runner> {
-    let Some(scoring) = scoring else { return runner };
     let runner = scoring.spoiled(runner, block_size);
     Box::new(ScoringRunner::new(runner, scoring.clone(), most_rows))
 }
@@ -298,7 +329,7 @@ mod tests {
     use crate::config::Config;
     use cresset_kernels::gpu::Emulator;
     use cresset_models::loader::gguf::Value;
-    use cresset_models::testing::TinyLlama;
+    use cresset_models::testing::{GgufWriter, TinyLlama};
     use cresset_qualification::{Record, Suite, Verdict};
 
     /// A tiny model with a context of 8 192 tokens that was qualified and accepted.
@@ -319,11 +350,51 @@ mod tests {
         (data, assembly, manifest, record)
     }
 
+    /// The release that guesses tokens takes memory of its own, which counts. One with another
+    /// tokenizer is refused, and so is one that is not here.
+    #[test]
+    fn a_draft_model_is_loaded_beside_the_model_that_it_guesses_for() {
+        let (data, mut assembly, manifest, _record) = qualified(1);
+        let mut gguf = TinyLlama { seed: 1, layers: 1, ..TinyLlama::default() }.gguf();
+        let add = |name: &str, gguf: &GgufWriter| {
+            let file = data.path().join(format!("{name}.gguf"));
+            std::fs::write(&file, gguf.to_bytes()).unwrap();
+            assembly.catalogue().add(&file, Some(name), &inspect, &mut |_| {}).unwrap();
+        };
+        add("small", &gguf);
+        let Some(Value::Array(tokens)) = gguf.get("tokenizer.ggml.tokens").cloned() else {
+            panic!("a GGUF file has tokens")
+        };
+        let swapped = tokens[..10].iter().chain([&tokens[11], &tokens[10]]).chain(&tokens[12..]);
+        gguf.set("tokenizer.ggml.tokens", Value::Array(swapped.cloned().collect()));
+        add("other", &gguf);
+        let mut serve = |small: &str| {
+            assembly.config.engine.draft_models =
+                [(manifest.name.clone(), small.to_owned())].into();
+            let proven = assembly.qualified(&manifest, &assembly.host()).unwrap();
+            let expected = assembly.expected_bytes(&proven);
+            assembly.served_model(proven).map(|served| (expected, (served.load)(0).unwrap().bytes))
+        };
+        let (expected, bytes) = serve("small").unwrap();
+        let other = serve("other").unwrap_err().to_string();
+        assert!(
+            other.contains("other cannot guess the tokens of tiny: their tokenizers"),
+            "{other}"
+        );
+        let gone = serve("gone").unwrap_err().to_string();
+        assert!(gone.contains("engine.draft_models names gone"), "{gone}");
+        let alone = assembly.load_proven(&manifest, None, None, 0).unwrap().bytes;
+        // Half the layers, so half the cache.
+        assert!((alone + (1 << 19)..alone + (1 << 20)).contains(&bytes), "{alone} and {bytes}");
+        assert!(bytes.abs_diff(expected) < 1 << 18, "{bytes} where {expected} were expected");
+    }
+
     /// It listed 8 192 tokens and refused 700.
     #[test]
     fn no_context_is_proven_that_the_cache_cannot_hold() {
         let (_data, assembly, manifest, record) = qualified(1);
-        let served = assembly.load_proven(&manifest, None, 0).unwrap().engine.options().clone();
+        let served =
+            assembly.load_proven(&manifest, None, None, 0).unwrap().engine.options().clone();
         assert_eq!(served.max_context, served.num_blocks * served.block_size);
         assert!(served.max_context < 8192, "the cache is small: {served:?}");
         assert_eq!(record.qualified_context_tokens as usize, served.max_context);
@@ -332,13 +403,13 @@ mod tests {
     #[test]
     fn a_model_that_computes_other_tokens_than_its_record_says_is_not_served() {
         let (_data, assembly, manifest, mut record) = qualified(64);
-        assembly.load_proven(&manifest, None, 0).unwrap();
+        assembly.load_proven(&manifest, None, None, 0).unwrap();
         let positions = |record: &Record| record.canary.iter().map(|case| case.tokens.len()).sum();
         let all: usize = positions(&record);
         assert_eq!(all, 64);
         let failure = |record: &Record| {
             assembly.catalogue().save_record(record).unwrap();
-            assembly.load_proven(&manifest, None, 0).err().map(|why| why.kind())
+            assembly.load_proven(&manifest, None, None, 0).err().map(|why| why.kind())
         };
         let last = &mut record.canary[3];
         (last.tokens[9], last.margins[9]) = (last.tokens[9] ^ 1, 1.0);

@@ -3,6 +3,7 @@
 
 pub mod cluster;
 mod device;
+mod draft_release;
 mod endpoint;
 pub mod files;
 mod handover;

@@ -122,6 +122,17 @@ impl Tokenizer {
         self.source.get_vocab_size(true)
     }
 
+    /// Whether an id stands for the same token in both. The larger vocabulary may go on where the
+    /// smaller one ends, as that of a release whose matrices are padded does.
+    pub fn shares_ids(&self, other: &Self) -> bool {
+        let (mut small, mut large) = (self, other);
+        if small.vocab_size() > large.vocab_size() {
+            (small, large) = (large, small);
+        }
+        let vocabulary = small.source.get_vocab(true);
+        vocabulary.iter().all(|(token, id)| large.token_to_id(token) == Some(*id))
+    }
+
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.source.token_to_id(token)
     }

@@ -15,13 +15,17 @@ pub const NO_STATE: u32 = u32::MAX;
 
 /// The state that each sequence of a step goes on from, and the slot that gets its new one. A state
 /// that is not written over stays as it was, so others can go on from it later.
+///
+/// On the CPU a sequence may be cut into parts, each of which reads the slot that the part before
+/// it wrote: so the states between its tokens are kept too.
 #[derive(Clone, Copy, Debug)]
 pub struct StateMoves<V: Operand> {
     /// `[sequences + 1]`: sequence i has the rows `starts[i]..starts[i + 1]`, at least one.
     pub starts: V::Indices,
     /// `[sequences]` slots, or [`NO_STATE`].
     pub reads: V::Indices,
-    /// `[sequences]` slots. Each is written by one sequence, and read by no other.
+    /// `[sequences]` slots. Each is written by one sequence, and read by no other than the next part
+    /// of the same.
     pub writes: V::Indices,
 }
 

@@ -1,5 +1,5 @@
 //! Recurrences on the CPU. A convolution is dealt out by channels, the delta rule by heads; within
-//! a task each sequence's tokens follow one another, whatever step they came in.
+//! a task each sequence's tokens follow one another, whatever step or part of a step they came in.
 
 #![expect(
     clippy::inline_always,
@@ -26,7 +26,7 @@ const COLUMNS: usize = 32;
 /// Added to the sum of squares by which queries and keys are divided.
 const UNIT_EPS: f32 = 1e-6;
 
-/// One sequence of a step.
+/// One sequence of a step, or a part of one.
 pub(super) struct SequenceRows {
     pub rows: Range<usize>,
     /// The slot of the state that it begins with; `None` is zeros.
@@ -50,7 +50,7 @@ impl SequenceRows {
         let state = unsafe { states.slice(place(self.write)) };
         match self.read {
             Some(read) if read == self.write => {}
-            // SAFETY: it is another slot, which no sequence writes.
+            // SAFETY: it is another slot, which nobody writes but this sequence's part before it.
             Some(read) => state.copy_from_slice(unsafe { states.shared(place(read)) }),
             None => state.fill(0.0),
         }
@@ -80,10 +80,17 @@ pub(super) fn sequences(
             && own.is_some_and(|own| std::mem::replace(own, index) == usize::MAX);
     }
     for (index, read) in all.iter().enumerate().filter_map(|(i, s)| Some((i, s.read?))) {
-        fits &= writers.get(read).is_some_and(|writer| *writer == usize::MAX || *writer == index);
+        // What the sequence before it writes is that of an earlier part of the same one.
+        let fitting = [Some(usize::MAX), Some(index), index.checked_sub(1)];
+        fits &= writers.get(read).is_some_and(|writer| fitting.contains(&Some(*writer)));
     }
     ensure(op, fits, || format!("rows {starts:?} from {reads:?} to {writes:?} of {slots} slots"))?;
     Ok(all)
+}
+
+/// The parts of each sequence, which are computed one after the other.
+pub(super) fn by_sequence(parts: &[SequenceRows]) -> Vec<&[SequenceRows]> {
+    parts.chunk_by(|before, part| part.read == Some(before.write)).collect()
 }
 
 impl Recurrence for Compute {
@@ -129,8 +136,12 @@ impl Recurrence for Compute {
                     states,
                     out,
                 };
-                let heads = shape.value_heads;
-                self.run(sequences.len() * heads, |i| task.run(&sequences[i / heads], i % heads));
+                let (all, heads) = (by_sequence(&sequences), shape.value_heads);
+                self.run(all.len() * heads, |i| {
+                    for part in all[i / heads] {
+                        task.run(part, i % heads);
+                    }
+                });
             })
         })?
     }
@@ -197,7 +208,7 @@ impl ConvTask<'_> {
         match sequence.read {
             Some(slot) => {
                 for tap in 0..taps - 1 {
-                    // SAFETY: no other sequence writes the slot, and this one does so below.
+                    // SAFETY: no other sequence writes the slot, and this one not while it is read.
                     inputs.extend_from_slice(unsafe { self.states.shared(kept(slot, tap)) });
                 }
             }

@@ -7,7 +7,7 @@
 )]
 
 use super::args::{SCAN, ScanShape, SelectiveScanArgs};
-use super::cpu::{SequenceRows, sequences, softplus};
+use super::cpu::{SequenceRows, by_sequence, sequences, softplus};
 use crate::operand::{Operand, TensorView};
 use crate::simd::{Isa, Lanes, vectorised};
 use crate::storage::{Parts, read, write};
@@ -50,8 +50,12 @@ pub(super) fn run(c: &Compute, args: &SelectiveScanArgs<TensorView>) -> Result<(
                 states: Parts::new(states),
                 out: Parts::new(out),
             };
-            let heads = shape.heads;
-            c.run(sequences.len() * heads, |i| task.run(&sequences[i / heads], i % heads));
+            let (all, heads) = (by_sequence(&sequences), shape.heads);
+            c.run(all.len() * heads, |i| {
+                for part in all[i / heads] {
+                    task.run(part, i % heads);
+                }
+            });
         })
     })?
 }

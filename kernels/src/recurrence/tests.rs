@@ -279,6 +279,25 @@ fn bits_depend_neither_on_cuts_nor_on_other_sequences() {
     }
 }
 
+/// A sequence in parts of a step: each goes on from the slot of the one before, which stays.
+#[test]
+fn states_between_the_tokens_of_a_step_are_those_of_single_steps() {
+    for op in ops() {
+        let (states, whole) = (slots(&*op), slots(&*op));
+        let x = random(&[7, op.input()], 6);
+        let step = [(2, 5, 5), (1, NO_STATE, 1), (1, 1, 0), (1, 0, 2), (2, 4, 3)];
+        let got = values(&op.run(&x, &step, &states).unwrap());
+        let (mut want, mut first) = (Vec::new(), 0);
+        for (count, read, write) in step {
+            let part = x.narrow(0, first, count).unwrap();
+            want.extend(values(&op.run(&part, &[(count, read, write)], &whole).unwrap()));
+            first += count;
+        }
+        assert_eq!(got, want);
+        assert_eq!(values(&states), values(&whole));
+    }
+}
+
 #[test]
 fn wrong_moves_and_shapes_are_refused() {
     for op in ops() {
@@ -288,7 +307,8 @@ fn wrong_moves_and_shapes_are_refused() {
             &[(4, 0, 6)],
             &[(3, 0, 1)],
             &[(2, 0, 1), (2, 2, 1)],
-            &[(2, 0, 1), (2, 1, 2)],
+            &[(2, 1, 2), (2, 0, 1)],
+            &[(1, 0, 1), (1, 2, 3), (2, 1, 4)],
             &[(4, 0, 1), (0, 2, 3)],
         ] {
             let error = op.run(&x, step, &states).unwrap_err();

@@ -99,7 +99,7 @@ impl CpuModel {
             selected: &batch.logits_indices[..],
             groups: &groups,
             states: (!batch.state_writes.is_empty()).then_some(StateMoves {
-                starts: &batch.cu_seqlens_q[..],
+                starts: batch.part_starts(),
                 reads: &batch.state_reads,
                 writes: &batch.state_writes,
             }),

@@ -257,6 +257,9 @@ impl CudaModel {
         {
             return fail(format!("result {index} of a step that had {}", self.previous_rows));
         }
+        if !batch.part_starts.is_empty() {
+            return fail("sequences in parts, where a device keeps one state of each".into());
+        }
         self.decoder.check(batch, &self.cache.kv, self.num_blocks())
     }
 

@@ -298,6 +298,7 @@ fn contradictory_steps_are_refused_and_do_no_harm() {
     check("1 rows are sampled where 2", &row()[..1], |_| ());
     check("outside the cache", &row(), |b| b.block_tables[0][3] = 1_000_000);
     check("needs position", &row(), |b| b.slot_mapping[0] = 3);
+    check("one state of each", &row(), |b| b.part_starts = b.cu_seqlens_q.clone());
     for _ in 0..DEPTH {
         group.model.start(&good, &row()).unwrap();
     }

@@ -389,6 +389,31 @@ fn a_state_goes_on_as_often_as_it_is_read() {
     }
 }
 
+/// A state that a part of a sequence left is the one that a step of its tokens would have left.
+#[test]
+fn a_sequence_in_parts_leaves_the_state_after_each() {
+    for name in ["lfm2", "qwen3.5", "granite-hybrid-dense"] {
+        let case = case_of(name);
+        let mut model = case.folder(&case.config);
+        let whole = alone(&mut model, &case.tokens, 40);
+        let mut step = |range: std::ops::Range<usize>, moves: &[[u32; 3]]| {
+            let tokens = &case.tokens[range.clone()];
+            let span = Span { tokens, cached: range.start, blocks: &[7, 8, 9] };
+            let mut step = batch(&[span], BLOCK_SIZE, false);
+            step.part_starts = moves.iter().map(|[start, ..]| *start).collect();
+            step.part_starts.push(tokens.len() as u32);
+            let mut step = step.spread(model.cache_kinds(), BLOCK_SIZE);
+            step.state_reads = moves.iter().map(|[_, read, _]| *read).collect();
+            step.state_writes = moves.iter().map(|[.., write]| *write).collect();
+            rows(&model.forward(&step).unwrap())
+        };
+        step(0..17, &[[0, u32::MAX, 7]]);
+        assert_eq!(step(17..21, &[[0, 7, 7], [1, 7, 4], [2, 4, 5], [3, 5, 6]]), whole[17..21]);
+        // The last two tokens were wrong ones.
+        assert_eq!(step(19..40, &[[0, 4, 4]]), whole[19..], "{name}");
+    }
+}
+
 #[test]
 fn states_that_contradict_the_batch_are_refused() {
     let case = case_of("lfm2");
@@ -397,8 +422,13 @@ fn states_that_contradict_the_batch_are_refused() {
     let good = batch(&[span], BLOCK_SIZE, true).spread(model.cache_kinds(), BLOCK_SIZE);
     alone(&mut model, &case.tokens[..20], 20);
     model.forward(&good).unwrap();
-    let breaks: [fn(&mut ForwardBatch); 4] = [
+    let breaks: [fn(&mut ForwardBatch); 6] = [
         |b| b.state_reads = vec![u32::MAX],
+        |b| b.part_starts = vec![0],
+        |b| {
+            b.part_starts = vec![0, 1, 20];
+            (b.state_reads, b.state_writes) = (vec![1, 1], vec![2, 3]);
+        },
         |b| b.state_reads = vec![BLOCKS as u32],
         |b| b.state_writes = vec![BLOCKS as u32],
         |b| b.state_writes.clear(),

@@ -6,7 +6,8 @@
 //!
 //! A sequence holds one slot, and a second while a row goes on from a state that stays. So half as
 //! many sequences as there are slots can always run, and what they do not hold keeps states, the
-//! least recently used of which goes first.
+//! least recently used of which goes first. Each draft of a row takes one more for the time of its
+//! step, because the sequence goes on from the state after the last draft that was right.
 
 use super::pool::BlockPool;
 use super::{BlockOwner, IntegrityError, ensure};
@@ -27,8 +28,8 @@ struct HeldState {
 #[derive(Debug, Default)]
 pub(super) struct StateTable {
     held: Vec<HeldState>,
-    /// The slots that the latest row reads and writes.
-    latest: Option<StateMove>,
+    /// The slots that the latest row reads and writes, and then those of each of its drafts.
+    latest: Vec<StateMove>,
     /// Where its prefix would have gone on if a state had been kept there.
     wanted: Option<usize>,
 }
@@ -41,8 +42,8 @@ pub struct StateMove {
 }
 
 impl StateTable {
-    pub(super) fn latest(&self) -> Option<StateMove> {
-        self.latest
+    pub(super) fn latest(&self) -> &[StateMove] {
+        &self.latest
     }
 
     /// Begins with a state of so many tokens that stays, or without one. `wanted` is the number of
@@ -78,7 +79,34 @@ impl StateTable {
             self.held.pop();
         }
         self.held.push(HeldState { slot: write, tokens: to, stays });
-        self.latest = Some(StateMove { read, write });
+        self.latest = vec![StateMove { read, write }];
+    }
+
+    /// Takes a slot for the state after each of the latest row's drafts, which end at `to` tokens.
+    /// The last one's stays if it is one to keep.
+    pub(super) fn branch(
+        &mut self,
+        pool: &mut BlockPool,
+        owner: BlockOwner,
+        to: usize,
+        stays: bool,
+    ) {
+        let HeldState { slot: mut read, tokens, .. } =
+            *self.held.last().expect("a row was claimed");
+        for tokens in tokens + 1..=to {
+            let write = pool.take(owner);
+            self.held.push(HeldState { slot: write, tokens, stays: stays && tokens == to });
+            self.latest.push(StateMove { read, write });
+            read = write;
+        }
+    }
+
+    /// Gives back the states after drafts that were wrong: all but the first `tokens` are.
+    pub(super) fn settle(&mut self, pool: &mut BlockPool, owner: BlockOwner, tokens: usize) {
+        for state in self.held.extract_if(.., |state| state.tokens > tokens) {
+            pool.release(state.slot, owner);
+        }
+        self.latest.truncate(1);
     }
 
     /// Notes that the first `tokens` are computed: gives back the states that no row reads any
@@ -100,7 +128,7 @@ impl StateTable {
         for state in self.held.drain(..) {
             pool.release(state.slot, owner);
         }
-        self.latest = None;
+        self.latest.clear();
     }
 
     /// The number of tokens, greater than `from`, at which the next state is kept: `first` and its
@@ -113,7 +141,8 @@ impl StateTable {
     }
 }
 
-/// Checks that every slot is accounted for exactly once, and that no sequence holds more than two.
+/// Checks that every slot is accounted for exactly once, and that no sequence holds more than two
+/// beside those of its drafts.
 pub(super) fn check<'a>(
     pool: &BlockPool,
     tables: impl Iterator<Item = (&'a StateTable, BlockOwner)>,
@@ -121,7 +150,8 @@ pub(super) fn check<'a>(
     let mut held = Vec::new();
     for (table, owner) in tables {
         held.extend(table.slots().map(|slot| (slot, owner)));
-        ensure(table.held.len() <= 2, || format!("a sequence holds {:?}", table.held))?;
+        let most = 1 + table.latest.len().max(1);
+        ensure(table.held.len() <= most, || format!("a sequence holds {:?}", table.held))?;
     }
     pool.check(held.into_iter()).map_err(|error| IntegrityError(format!("states: {}", error.0)))
 }

@@ -6,7 +6,7 @@ use crate::engine::error::EngineError;
 use crate::engine::tests::any_instant;
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_kernels::sampling::philox4x32;
-use cresset_models::cache_kinds::CacheKinds;
+use cresset_models::cache_kinds::{CacheKinds, NO_STATE};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -18,11 +18,14 @@ struct Bench {
     /// How many steps may be in flight.
     depth: usize,
     began: Instant,
+    /// The token that a sequence of this number gets behind so many.
+    token: fn(u64, usize) -> u32,
 }
 
 impl Bench {
     /// `options` is `budget N rows N block N blocks N context N`: tokens in one step, sequences in
-    /// one step, tokens in one block, blocks, and tokens of the longest sequence.
+    /// one step, tokens in one block, blocks, and tokens of the longest sequence; behind them maybe
+    /// `drafts N`.
     fn new(depth: usize, options: &str) -> Self {
         Self::with_windows(depth, options, &[None])
     }
@@ -37,10 +40,11 @@ impl Bench {
 
     fn of_kinds(depth: usize, options: &str, cache: CacheKinds) -> Self {
         let words: Vec<_> = options.split_whitespace().collect();
-        let value = |key: &str| {
-            let at = words.iter().position(|word| *word == key).expect(key);
-            words[at + 1].parse().unwrap()
+        let given = |key: &str| {
+            let at = words.iter().position(|word| *word == key)?;
+            Some(words[at + 1].parse().unwrap())
         };
+        let value = |key: &str| given(key).expect(key);
         let options = EngineOptions {
             max_batched_tokens: value("budget"),
             max_rows: value("rows"),
@@ -49,9 +53,10 @@ impl Bench {
             num_blocks: value("blocks"),
             cache,
             max_context: value("context"),
-            speculative_tokens: 0,
+            speculative_tokens: given("drafts").unwrap_or(0),
         };
-        Self { scheduler: Scheduler::new(options, [7; 32]), depth, began: any_instant() }
+        let (scheduler, began) = (Scheduler::new(options, [7; 32]), any_instant());
+        Self { scheduler, depth, began, token: |_, len| 1000 + len as u32 }
     }
 
     /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID`, `by SECONDS` or `rank PRIORITY`.
@@ -100,20 +105,25 @@ impl Bench {
         said.trim_end().into()
     }
 
-    /// Commits the oldest step: every sampled row produces the token 1000 + its length. Returns
-    /// which sequences ended and why, and `late ID` for a result of a sequence that had ended
-    /// before.
+    /// Commits the oldest step: every sampled row produces the bench's tokens, by default the token
+    /// 1000 + its length. Returns which sequences ended and why, and `late ID` for a result of a
+    /// sequence that had ended before.
     fn collect(&mut self) -> String {
         let mut said = String::new();
         for row in self.scheduler.commit_step().iter().filter(|row| row.samples) {
-            let Some(sequence) = self.scheduler.get(row.id) else {
+            if self.scheduler.get(row.id).is_none() {
                 write!(said, "late {} ", row.id.0).unwrap();
-                continue;
-            };
-            let token = 1000 + sequence.tokens.len() as u32;
-            if let Some(cause) = self.scheduler.append(row.id, token) {
-                write!(said, "{cause:?} {} ", row.id.0).unwrap();
-                self.scheduler.finish(row.id, cause).unwrap();
+            }
+            for _ in 0..row.results() {
+                let Some(sequence) = self.scheduler.get(row.id) else { break };
+                let token = (self.token)(row.id.0, sequence.tokens.len());
+                if !self.scheduler.awaits(row.id) {
+                    break;
+                }
+                if let Some(cause) = self.scheduler.append(row.id, token) {
+                    write!(said, "{cause:?} {} ", row.id.0).unwrap();
+                    self.scheduler.finish(row.id, cause).unwrap();
+                }
             }
         }
         said
@@ -628,6 +638,22 @@ fn churn(depth: usize, operations: u32) {
     churn_states(depth, operations, 18, 5);
 }
 
+/// Texts that nearly repeat themselves, so that of the drafts some are right and some are not. There
+/// are none while a sequence waits, so there are few sequences.
+fn churn_drafts(operations: u32, blocks: usize, states: usize, sequences: usize) {
+    let options = format!("budget 24 rows 6 block 4 blocks {blocks} context 64 drafts 6");
+    let cache = CacheKinds { windows: vec![None], states, first_kept: 8 };
+    let mut bench = Bench::of_kinds(1, &options, cache);
+    bench.token = |id, len| {
+        let [chance, other, ..] = philox4x32([id as u32, len as u32, 0, 0], [3, 4]);
+        if chance % 8 == 0 { other % 50 } else { (id + len as u64) as u32 % 4 }
+    };
+    churn_bench(&mut bench, operations, sequences);
+    let totals = bench.scheduler.totals();
+    let wrong = totals.draft_tokens - totals.accepted_tokens;
+    assert!(totals.accepted_tokens > 500 && wrong > 500, "{totals:?}");
+}
+
 fn churn_windows(depth: usize, operations: u32, blocks: usize, windows: &[Option<usize>]) {
     let cache = CacheKinds { windows: windows.to_vec(), ..CacheKinds::default() };
     churn_kinds(depth, operations, blocks, cache);
@@ -641,13 +667,17 @@ fn churn_states(depth: usize, operations: u32, blocks: usize, states: usize) {
 
 fn churn_kinds(depth: usize, operations: u32, blocks: usize, cache: CacheKinds) {
     let options = format!("budget 24 rows 6 block 4 blocks {blocks} context 64");
-    let mut bench = Bench::of_kinds(depth, &options, cache);
+    churn_bench(&mut Bench::of_kinds(depth, &options, cache), operations, 24);
+}
+
+/// At most so many sequences live at a time.
+fn churn_bench(bench: &mut Bench, operations: u32, sequences: usize) {
     let mut next = 1..;
     let mut live = Vec::new();
     for operation in 0..operations {
         let [kind, a, b, c] = philox4x32([operation, 0, 0, 0], [1, 2]);
         match kind % 16 {
-            0..3 if live.len() < 24 => {
+            0..3 if live.len() < sequences => {
                 let (id, from) = (next.next().unwrap(), a % 3);
                 live.push(id);
                 let to = from + 1 + b % 40;
@@ -669,13 +699,16 @@ fn churn_kinds(depth: usize, operations: u32, blocks: usize, cache: CacheKinds) 
     while !bench.scheduler.is_empty() {
         bench.run("step");
     }
-    assert_eq!(bench.run("blocks"), format!("used 0 of {blocks}"));
+    assert_eq!(bench.scheduler.blocks().used(), 0);
 }
 
 #[test]
 fn random_operations_keep_every_block_accounted_for() {
     churn(1, 30_000);
     churn(2, 30_000);
+    for [blocks, states, sequences] in [[20, 0, 5], [20, 12, 5], [30, 40, 5], [18, 5, 2]] {
+        churn_drafts(30_000, blocks, states, sequences);
+    }
 }
 
 #[test]
@@ -735,4 +768,48 @@ fn drafts_become_tokens_up_to_the_first_that_was_not_drawn() {
     scheduler.finish(id, StopCause::Stopped).unwrap();
     scheduler.check_integrity().unwrap();
     assert_eq!(scheduler.blocks().used(), 0);
+}
+
+/// A row of a model with states, whose drafts each leave one: the sequence goes on from that of the
+/// last right one. They take a quarter of the slots at most, and end where a state is kept.
+#[test]
+fn the_states_of_wrong_drafts_are_given_back() {
+    let mut options = EngineOptions {
+        speculative_tokens: 6,
+        block_size: 4,
+        ..super::super::testing::small_options()
+    };
+    options.cache = CacheKinds { states: 17, first_kept: 8, ..CacheKinds::default() };
+    let mut scheduler = Scheduler::new(options, [7; 32]);
+    let id = SequenceId(1);
+    scheduler.add(id, crate::engine::tests::request([1, 1, 1, 1, 1], 40));
+    let mut moves = Vec::new();
+    // How many of a row's drafts are right.
+    for right in [0, 2, 1, 0] {
+        let row = scheduler.schedule().rows[0];
+        let states = scheduler.get(id).unwrap().table.state_moves().iter();
+        let states: Vec<_> = states.map(|states| (states.read, states.write)).collect();
+        moves.push((row.from, row.drafts, states));
+        scheduler.check_integrity().unwrap();
+        scheduler.commit_step();
+        for result in 0..=right {
+            let wrong = result == right && right < row.drafts;
+            assert_eq!(scheduler.append(id, 1 + u32::from(wrong)), None);
+        }
+        assert!(!scheduler.awaits(id));
+        scheduler.check_integrity().unwrap();
+    }
+    let expect = [
+        (0, 0, vec![(NO_STATE, 0)]),
+        // A state is kept at eight tokens.
+        (5, 2, vec![(0, 0), (0, 1), (1, 2)]),
+        (8, 4, vec![(2, 1), (1, 0), (0, 3), (3, 4), (4, 5)]),
+        // The state after the first of four drafts.
+        (10, 0, vec![(0, 0)]),
+    ];
+    assert_eq!(moves, expect);
+    scheduler.finish(id, StopCause::Stopped).unwrap();
+    scheduler.add(SequenceId(2), crate::engine::tests::request([1; 9], 4));
+    let again = scheduler.schedule().rows[0];
+    assert_eq!(again.from, 8, "the state that was kept is found again");
 }

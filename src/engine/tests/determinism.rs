@@ -45,13 +45,16 @@ impl SlotRunner {
         self.slots[&((block * self.block_size + position % self.block_size) as u32)]
     }
 
-    /// The state that a sequence goes on from, which no other sequence of the step writes.
-    fn state(&self, batch: &ForwardBatch, sequence: usize) -> u64 {
-        let Some(&read) = batch.state_reads.get(sequence) else { return 0 };
-        let others = batch.state_writes.iter().enumerate().filter(|(i, _)| *i != sequence);
-        let own = batch.state_writes[sequence];
-        assert!(others.into_iter().all(|(_, slot)| *slot != read && *slot != own));
-        let begins = batch.positions[batch.cu_seqlens_q[sequence] as usize] == 0;
+    /// The state that a part of a sequence goes on from, which no other sequence of the step writes.
+    fn state(&self, batch: &ForwardBatch, part: usize, start: u32) -> u64 {
+        let (read, writes) = (batch.state_reads[part], &batch.state_writes);
+        let goes_on = !batch.cu_seqlens_q.contains(&start);
+        assert!(!goes_on || read == writes[part - 1]);
+        let before = if goes_on { part - 1 } else { part };
+        for (other, slot) in writes.iter().enumerate().filter(|(i, _)| *i != part) {
+            assert!(*slot != writes[part] && (*slot != read || other == before));
+        }
+        let begins = batch.positions[start as usize] == 0;
         assert_eq!(begins, read == NO_STATE);
         if begins { 0 } else { self.states[&read] }
     }
@@ -86,20 +89,29 @@ impl SlotRunner {
 impl Runner for SlotRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut rows = rows.iter();
+        let parts = [&batch.part_starts, &batch.cu_seqlens_q];
+        let parts = parts.into_iter().find(|starts| !starts.is_empty()).unwrap();
         for sequence in 0..batch.seq_lens.len() {
-            let mut state = self.state(batch, sequence);
+            let mut state = 0;
             let [from, to] = [0, 1].map(|edge| batch.cu_seqlens_q[sequence + edge]);
             assert_eq!(batch.positions[to as usize - 1] + 1, batch.seq_lens[sequence]);
             for index in from..to {
+                if let Ok(part) = parts.binary_search(&index)
+                    && self.kinds.states > 0
+                {
+                    state = self.state(batch, part, index);
+                }
                 let logits = self.token(batch, index as usize, sequence, &mut state);
                 if batch.logits_indices.contains(&index) {
                     let row = rows.next().expect("a row for each index");
                     let sampled = self.sampler.sample(&logits, row);
                     self.results.push(sampled.map_err(EngineError::from));
                 }
-            }
-            if let Some(slot) = batch.state_writes.get(sequence) {
-                self.states.insert(*slot, state);
+                if let Ok(next) = parts.binary_search(&(index + 1))
+                    && let Some(slot) = batch.state_writes.get(next - 1)
+                {
+                    self.states.insert(*slot, state);
+                }
             }
         }
         Ok(())

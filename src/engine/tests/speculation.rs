@@ -3,42 +3,46 @@
 use super::*;
 use crate::engine::model_runner::ModelRunner;
 use crate::engine::testing::ScriptedRunner;
-use cresset_models::testing::{tiny_llama_gguf, vocab_size};
+use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ModelOptions, ModelSource};
 
 const DRAFTS: usize = 8;
 
-/// An engine around a tiny model whose cache has `num_blocks` blocks of 4 tokens.
-fn engine(speculative_tokens: usize, num_blocks: usize) -> EngineHandle {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("tiny.gguf");
-    tiny_llama_gguf(&path, 3).unwrap();
-    let options = EngineOptions {
-        num_blocks,
-        speculative_tokens,
-        max_rows: 4,
-        max_context: 192,
-        ..super::options()
-    };
+/// An engine around a model whose cache has `num_blocks` blocks of 4 tokens in each group of layers,
+/// and at most `states` states, and the size of its vocabulary.
+fn engine(
+    source: &ModelSource,
+    speculative_tokens: usize,
+    num_blocks: usize,
+    states: usize,
+) -> (EngineHandle, u32) {
+    let mut options =
+        EngineOptions { speculative_tokens, max_rows: 4, max_context: 192, ..super::options() };
     let loaded = ModelOptions {
         threads: 2,
         dequantise: false,
         kv_bytes: 8 << 20,
+        state_tokens: 8,
         block_size: options.block_size,
         max_batched_tokens: options.max_batched_tokens,
         max_context: Some(options.max_context),
         ..ModelOptions::default()
     };
-    let (runner, _) = ModelRunner::load(&ModelSource::gguf(path), &loaded).unwrap();
-    EngineHandle::start(Box::new(runner), options)
+    let (runner, info) = ModelRunner::load(source, &loaded).unwrap();
+    options.cache = info.cache;
+    options.num_blocks = num_blocks * options.cache.windows.len();
+    assert!(options.num_blocks <= info.num_blocks);
+    options.cache.states = options.cache.states.min(states);
+    (EngineHandle::start(Box::new(runner), options), info.config.vocab_size as u32)
 }
 
 /// Requests whose text repeats itself, so that there are drafts, and is drawn in different ways, so
 /// that some of them are wrong.
-fn requests() -> Vec<GenerateRequest> {
-    let vocabulary = vocab_size() as u32;
+fn requests(vocabulary: u32) -> Vec<GenerateRequest> {
     let prompt = |salt: u32| (0..48).map(move |i| (i % 12 * 7 + salt) % vocabulary);
-    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    // Of two tokens one is drawn, so that what stood before is often right and often wrong.
+    let logit_bias = Arc::new([(3, 30.0), (7, 30.0)]);
+    let greedy = SamplingParams { temperature: 0.0, logit_bias, ..SamplingParams::default() };
     let narrow = SamplingParams { temperature: 0.3, top_k: 2, seed: 7, ..greedy.clone() };
     let told = SamplingParams { logprobs: Some(3), ..greedy.clone() };
     let penalised = SamplingParams {
@@ -62,7 +66,11 @@ fn requests() -> Vec<GenerateRequest> {
 }
 
 /// Every event of each request, and the engine's statistics when all are done.
-fn events(engine: &EngineHandle, together: bool) -> (Vec<Vec<SequenceEvent>>, EngineStats) {
+fn events(
+    (engine, vocabulary): &(EngineHandle, u32),
+    together: bool,
+) -> (Vec<Vec<SequenceEvent>>, EngineStats) {
+    let requests = || requests(*vocabulary).into_iter();
     let submit = |request| engine.submit(request).unwrap().1;
     // How much of a prompt is found again depends on the blocks that are left.
     let without_hits = |event| match event {
@@ -76,10 +84,10 @@ fn events(engine: &EngineHandle, together: bool) -> (Vec<Vec<SequenceEvent>>, En
         events.map(without_hits).collect::<Vec<_>>()
     };
     let all = if together {
-        let receivers: Vec<_> = requests().into_iter().map(submit).collect();
+        let receivers: Vec<_> = requests().map(submit).collect();
         receivers.into_iter().map(read).collect()
     } else {
-        requests().into_iter().map(|request| read(submit(request))).collect()
+        requests().map(|request| read(submit(request))).collect()
     };
     wait_for(engine, "idle", |stats| stats.running + stats.blocks_used == 0);
     (all, engine.stats())
@@ -87,13 +95,29 @@ fn events(engine: &EngineHandle, together: bool) -> (Vec<Vec<SequenceEvent>>, En
 
 #[test]
 fn drafts_change_no_token_and_no_probability() {
-    let (expect, without) = events(&engine(0, 400), false);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    tiny_llama_gguf(&path, 3).unwrap();
+    check_drafts(&ModelSource::gguf(path));
+}
+
+/// The layers of these models keep states, which a wrong draft must not change.
+#[test]
+fn drafts_change_no_token_of_a_model_with_states() {
+    for name in ["lfm2", "qwen3.5", "granite-hybrid-dense"] {
+        let folder = tempfile::tempdir().unwrap();
+        check_drafts(&golden_model(name, folder.path(), 192));
+    }
+}
+
+fn check_drafts(source: &ModelSource) {
+    let (expect, without) = events(&engine(source, 0, 400, 400), false);
     assert_eq!(without.draft_tokens, 0);
     let (mut right, mut wrong, mut rounds) = (0, 0, 0);
     // How many drafts there are depends on the measured times.
     while right == 0 || wrong == 0 {
-        for (together, blocks) in [(false, 400), (true, 400), (true, 90)] {
-            let (found, stats) = events(&engine(DRAFTS, blocks), together);
+        for (together, blocks, states) in [(false, 400, 400), (true, 400, 400), (true, 90, 10)] {
+            let (found, stats) = events(&engine(source, DRAFTS, blocks, states), together);
             assert!(found == expect, "together {together}, {blocks} blocks: {stats:?}");
             right += stats.accepted_tokens;
             wrong += stats.draft_tokens - stats.accepted_tokens;
@@ -118,10 +142,11 @@ fn two_steps_in_flight_leave_no_drafts() {
     assert_eq!(engine.stats().draft_tokens, 0);
 }
 
-/// A cancelled sequence gives back the blocks of its drafts too.
+/// A cancelled sequence gives back the blocks of its drafts too, and their states.
 #[test]
 fn a_stop_frees_the_blocks_of_drafts() {
-    let options = EngineOptions { speculative_tokens: DRAFTS, ..options() };
+    let cache = CacheKinds { states: 40, first_kept: 8, ..CacheKinds::default() };
+    let options = EngineOptions { speculative_tokens: DRAFTS, cache, ..options() };
     let step = Duration::from_millis(2);
     let runner = ScriptedRunner::repeating(vec![1, 2, 3]).step_time(step);
     let engine = EngineHandle::start(Box::new(runner), options);

@@ -281,7 +281,7 @@ impl<'a> DoorBench<'a> {
             fs::write(&stored, change(signed).to_string()).map_err(NodeError::new)?;
         }
         weights.as_deref().map_or(Ok(()), flip_kept).map_err(NodeError::new)?;
-        let loaded = self.assembly.load_proven(&manifest, None, 0);
+        let loaded = self.assembly.load_proven(&manifest, None, None, 0);
         weights.as_deref().map_or(Ok(()), flip_kept).map_err(NodeError::new)?;
         Ok(loaded.map(|loaded| loaded.engine.shutdown()).map_err(|why| why.to_string()))
     }
