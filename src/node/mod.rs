@@ -25,7 +25,7 @@ mod subject;
 pub use device::ComputeDevice;
 pub use endpoint::Endpoint;
 pub use launch::{PortFallback, RunningNode, StartEvent};
-pub use load::{UnqualifiedModel, card, inspect};
+pub use load::{GpuMemory, UnqualifiedModel, card, inspect};
 pub use models::Servable;
 pub use rerun::RerunOutcome;
 
