@@ -417,13 +417,13 @@ fn products_equal_the_emulators() {
     }
 }
 
-/// A product of codes of E4M3 with a scale for each row, or for each 128 columns of it.
+/// A product of codes of E4M3 with a scale for each row, or for each 128 columns of it, or none.
 fn product_of_codes(gpu: &Arc<dyn Gpu>, groups: usize, bias: bool) -> Vec<bf16> {
     const CODES: [u8; 5] = [0x00, 0x30, 0x38, 0x40, 0xb8];
     let (n, rows, cols) = (4, 16, 256);
     let codes = |count: usize| -> Vec<u8> { (0..count).map(|i| CODES[i * 37 % 11 % 5]).collect() };
     let scales = |count: usize| -> Vec<f32> {
-        (0..groups * count).map(|i| 2f32.powi((i * 7 % 5) as i32 - 2)).collect()
+        (0..groups.max(1) * count).map(|i| 2f32.powi((i * 7 % 5) as i32 - 2)).collect()
     };
     let [x, w] = [n, rows].map(|count| Buffer::from_slice(gpu, &codes(count * cols)).unwrap());
     let [of_x, of_w] = [n, rows].map(|count| Buffer::from_slice(gpu, &scales(count)).unwrap());
@@ -439,7 +439,7 @@ fn product_of_codes(gpu: &Arc<dyn Gpu>, groups: usize, bias: bool) -> Vec<bf16> 
         n,
         rows,
         cols,
-        scales: Some(GemmScales { x: of_x.view(), w: of_w.view() }),
+        scales: (groups > 0).then(|| GemmScales { x: of_x.view(), w: of_w.view() }),
     };
     gpu.gemm(&gemm).unwrap();
     out.to_vec().unwrap()
@@ -449,7 +449,7 @@ fn product_of_codes(gpu: &Arc<dyn Gpu>, groups: usize, bias: bool) -> Vec<bf16> 
 fn products_of_codes_equal_the_emulators() {
     let _fake = Fake::start();
     let (gpu, emulator) = (gpu::open(0).unwrap(), Emulator::new());
-    for (groups, bias) in [(1, false), (2, true), (2, false)] {
+    for (groups, bias) in [(0, false), (1, false), (2, true), (2, false)] {
         let [got, want] = [&gpu, &emulator].map(|gpu| product_of_codes(gpu, groups, bias));
         assert_eq!(got, want, "{groups} groups, bias {bias}");
     }

@@ -11,9 +11,10 @@ pub use golden_folder::GoldenFolder;
 pub use mutate::{Edit, Mutation, mutated};
 
 use crate::loader::gguf::Value;
+use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 
@@ -99,13 +100,28 @@ impl TinyLlama {
     }
 
     pub fn write_safetensors(&self, folder: &Path) -> io::Result<()> {
-        self.write_config(folder)?;
+        write_texts(folder, &self.hf_config())?;
         self.write_shard(&folder.join("model.safetensors"), |_| true)
+    }
+
+    /// Writes the same with the matrices of the layers in floats of eight bits (E4M3), of which
+    /// each row has a scale.
+    pub fn write_e4m3(&self, folder: &Path) -> io::Result<()> {
+        let mut config = self.hf_config();
+        config["quantization_config"] =
+            json!({"quant_method": "fp8", "activation_scheme": "dynamic"});
+        write_texts(folder, &config)?;
+        let tensors =
+            self.tensors().into_iter().map(coded).collect::<candle_core::Result<Vec<_>>>();
+        let tensors: HashMap<_, _> =
+            tensors.map_err(io::Error::other)?.into_iter().flatten().collect();
+        candle_core::safetensors::save(&tensors, folder.join("model.safetensors"))
+            .map_err(io::Error::other)
     }
 
     /// Writes the same in two shards with an index.
     pub fn write_sharded(&self, folder: &Path) -> io::Result<()> {
-        self.write_config(folder)?;
+        write_texts(folder, &self.hf_config())?;
         let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
         let second = |name: &str| name.contains("layers.1.");
         let map: BTreeMap<String, &str> = self
@@ -117,16 +133,6 @@ impl TinyLlama {
         std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())?;
         self.write_shard(&folder.join(shards[0]), |name| !second(name))?;
         self.write_shard(&folder.join(shards[1]), second)
-    }
-
-    fn write_config(&self, folder: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        std::fs::write(folder.join("config.json"), self.hf_config().to_string())?;
-        std::fs::write(folder.join("tokenizer.json"), tokenizer::hf_tokenizer().to_string())?;
-        std::fs::write(
-            folder.join("tokenizer_config.json"),
-            tokenizer::hf_tokenizer_config().to_string(),
-        )
     }
 
     fn write_shard(&self, path: &Path, keep: impl Fn(&str) -> bool) -> io::Result<()> {
@@ -199,6 +205,29 @@ impl TinyLlama {
         }
         writer
     }
+}
+
+/// Writes the `config.json` and the tokenizer.
+fn write_texts(folder: &Path, config: &serde_json::Value) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("config.json"), config.to_string())?;
+    std::fs::write(folder.join("tokenizer.json"), tokenizer::hf_tokenizer().to_string())?;
+    let words = tokenizer::hf_tokenizer_config().to_string();
+    std::fs::write(folder.join("tokenizer_config.json"), words)
+}
+
+/// A tensor as a folder of E4M3 keeps it: the matrices of layers as codes, and the scales of their
+/// rows under a name of their own.
+fn coded((name, shape, data): Named) -> candle_core::Result<Vec<(String, Tensor)>> {
+    const LARGEST: f64 = 448.0;
+    let whole = Tensor::from_vec(data, shape, &Device::Cpu)?;
+    if !name.contains("_proj") {
+        return Ok(vec![(name, whole)]);
+    }
+    let scales = (whole.abs()?.max_keepdim(1)? / LARGEST)?;
+    let codes = whole.broadcast_div(&scales)?.to_dtype(DType::F8E4M3)?;
+    let of_scales = name.replace(".weight", ".weight_scale");
+    Ok(vec![(name, codes), (of_scales, scales)])
 }
 
 /// GGUF's llama rotates adjacent pairs: within each head of Q and K, row i and row i + d/2 become

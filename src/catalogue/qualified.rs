@@ -40,6 +40,8 @@ pub struct Evidence {
     pub like: Option<String>,
     pub record: String,
     pub suite: String,
+    /// The type of keys and values in the cache.
+    pub kv_dtype: String,
     /// Unix seconds.
     pub qualified_at: u64,
     /// The name of the node's public key: hex SHA-256 of its 32 bytes.
@@ -220,6 +222,7 @@ impl Catalogue {
             like: record.like.clone(),
             record: record.id.to_string(),
             suite: record.suite.clone(),
+            kv_dtype: record.identity.host.settings.kv_dtype.clone(),
             qualified_at: record.finished_at,
             key: key_id(&key.verifying_key()),
             acceptance,
@@ -240,6 +243,7 @@ impl Catalogue {
                 like: None,
                 record: "none: it is being qualified".into(),
                 suite: String::new(),
+                kv_dtype: String::new(),
                 qualified_at: 0,
                 key: String::new(),
                 acceptance: None,
@@ -407,6 +411,7 @@ mod tests {
             (300, record.id.to_string().as_str())
         );
         assert_eq!(model.prices().input, place.manifest.prices.input);
+        assert_eq!(model.evidence().kv_dtype, "bf16");
     }
 
     #[test]

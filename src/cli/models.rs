@@ -10,9 +10,9 @@ use crate::catalogue::{
     QualifiedModel,
 };
 use crate::clock::{Clock, SystemClock};
-use crate::config::HubSettings;
+use crate::config::{EngineSettings, HubSettings};
 use crate::ids::ModelId;
-use crate::node::{self, Assembly, inspect};
+use crate::node::{self, Assembly, GpuMemory, inspect};
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand};
 use cresset_qualification::{Grade, Record};
@@ -98,7 +98,7 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
             output.result(&list(assembly, &loaded)?, list_text)
         }
         ModelsCommand::Pull { release } => {
-            let document = with_card(&catalogue, &pull(context, release).await?);
+            let document = with_card(context, &catalogue, &pull(context, release).await?);
             changed(context, document, pulled_text).await
         }
         ModelsCommand::Add { path, name } => {
@@ -106,7 +106,7 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
             let added = with_bytes(context, what, move |catalogue, on_bytes| {
                 catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
             });
-            let document = with_card(&catalogue, &added.await?);
+            let document = with_card(context, &catalogue, &added.await?);
             changed(context, document, added_text).await
         }
         ModelsCommand::Accept { release, reason, revoke } => {
@@ -124,7 +124,9 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
         ModelsCommand::Unload { release } => {
             context.show(AdminCommand::ModelUnload { name: release }, text::fields).await
         }
-        ModelsCommand::Show { release } => output.result(&show(&catalogue, &release)?, show_text),
+        ModelsCommand::Show { release } => {
+            output.result(&show(&catalogue, &release, &context.config.engine)?, show_text)
+        }
     }
 }
 
@@ -333,16 +335,18 @@ fn summary(manifest: &Manifest) -> Value {
     })
 }
 
-fn with_card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
+fn with_card(context: &Context, catalogue: &Catalogue, manifest: &Manifest) -> Value {
     let mut document = summary(manifest);
-    document["card"] = card(catalogue, manifest);
+    document["card"] = card(catalogue, manifest, &context.config.engine);
     document
 }
 
 /// The release's description from the headers of its files; null while they are not here.
-fn card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
+/// What it says of a GPU goes by these settings.
+fn card(catalogue: &Catalogue, manifest: &Manifest, engine: &EngineSettings) -> Value {
     let source = catalogue.source(manifest).ok();
     let Some(card) = source.and_then(|source| node::card(&source).ok()) else { return Value::Null };
+    let gpu = GpuMemory::of(&card, engine);
     json!({
         "architecture": card.architecture,
         "parameters": card.parameters(),
@@ -355,6 +359,9 @@ fn card(catalogue: &Catalogue, manifest: &Manifest) -> Value {
         "cpu_weight_bytes": card.cpu_bytes,
         "cpu_cache_bytes_per_token": card.config.kv_block_bytes(1),
         "cpu_state_bytes_per_sequence": card.config.state_bytes(),
+        "gpu_weight_bytes": gpu.weight_bytes,
+        "gpu_cache_bytes_per_token": gpu.token_bytes,
+        "gpu_kv_dtype": gpu.kv_dtype,
     })
 }
 
@@ -364,19 +371,22 @@ fn card_text(card: &Value) -> String {
     }
     let number = |name: &str| card[name].as_u64().unwrap_or(0);
     let millions = number("parameters") as f64 / 1e6;
+    let memory = |device: &str, kept: &str| {
+        let a_token = number(&format!("{device}_cache_bytes_per_token"));
+        format!(
+            "{} of weights, {:.1} KiB of cache a token{kept}, up to {} at its context",
+            text::mebibytes(number(&format!("{device}_weight_bytes"))),
+            a_token as f64 / 1024.0,
+            text::mebibytes(a_token * number("context_tokens")),
+        )
+    };
     let rows = [
         ("architecture", format!("{}, {} layers", words(&card["architecture"]), number("layers"))),
         ("parameters", format!("{millions:.1} million, mostly {}", words(&card["quantisation"]))),
         ("context", format!("{} tokens", number("context_tokens"))),
         ("chat template", words(&card["chat_template"])),
-        (
-            "memory",
-            format!(
-                "{} of weights and {:.1} KiB of cache a token, on a CPU",
-                text::mebibytes(number("cpu_weight_bytes")),
-                number("cpu_cache_bytes_per_token") as f64 / 1024.0
-            ),
-        ),
+        ("memory on a CPU", memory("cpu", "")),
+        ("memory on a GPU", memory("gpu", &format!(" in {}", words(&card["gpu_kv_dtype"])))),
     ];
     rows.iter().fold(String::new(), |out, (label, value)| out + &format!("{label:<18} {value}\n"))
 }
@@ -415,13 +425,13 @@ fn removed_text(document: &Value) -> String {
 }
 
 /// The release's whole manifest and its records, newest first.
-fn show(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
+fn show(catalogue: &Catalogue, wanted: &str, engine: &EngineSettings) -> CommandResult<Value> {
     let manifest = catalogue.find(wanted)?;
     let records: Vec<Value> = catalogue.records(&manifest.name)?.iter().map(record_line).collect();
     let mut document =
         serde_json::to_value(&manifest).expect("invariant: a manifest is representable in JSON");
     document["pulled"] = catalogue.is_pulled(&manifest).into();
-    document["card"] = card(catalogue, &manifest);
+    document["card"] = card(catalogue, &manifest, engine);
     document["records"] = records.into();
     document["claimed_by_file"] = (!manifest.is_published()).into();
     let acceptances = catalogue.acceptances(&manifest.name)?;
@@ -493,7 +503,8 @@ fn words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::config::{Config, KvTypeSetting};
+    use cresset_models::testing::TinyLlama;
 
     #[test]
     fn a_fresh_data_folder_knows_the_default_release() {
@@ -510,14 +521,38 @@ mod tests {
                 .contains("cresset models pull smollm2-135m-instruct")
         );
         assert!(list_text(&document).contains("known"));
-        let shown = show_text(&show(&assembly.catalogue(), "smollm2-135m-instruct").unwrap());
+        let shown = show_text(
+            &show(&assembly.catalogue(), "smollm2-135m-instruct", &EngineSettings::default())
+                .unwrap(),
+        );
         assert!(shown.contains("Apache-2.0") && shown.contains("b179c952"), "{shown}");
+    }
+
+    #[test]
+    fn a_card_tells_the_memory_that_the_settings_lead_to() {
+        let data = tempfile::tempdir().unwrap();
+        let (file, catalogue) = (data.path().join("tiny.gguf"), Catalogue::new(data.path()));
+        std::fs::write(&file, TinyLlama::default().gguf().to_bytes()).unwrap();
+        let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
+        let text = |kv_dtype| {
+            let engine = EngineSettings { kv_dtype, ..EngineSettings::default() };
+            card_text(&card(&catalogue, &manifest, &engine))
+        };
+        let (auto, fp8) = (text(KvTypeSetting::Auto), text(KvTypeSetting::Fp8));
+        let line =
+            |text: &str, device| text.lines().find(|line| line.contains(device)).map(str::to_owned);
+        assert!(auto.contains(" of cache a token in bf16, up to "), "{auto}");
+        assert!(fp8.contains(" of cache a token in fp8 (e4m3), up to "), "{fp8}");
+        assert_eq!(line(&auto, "on a CPU"), line(&fp8, "on a CPU"));
+        assert_ne!(line(&auto, "on a GPU"), line(&fp8, "on a GPU"));
     }
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
         let data = tempfile::tempdir().unwrap();
-        let error = show(&Catalogue::new(data.path()), "gpt").unwrap_err().to_string();
+        let error = show(&Catalogue::new(data.path()), "gpt", &EngineSettings::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("\"gpt\"") && error.contains("smollm2-135m-instruct"), "{error}");
     }
 }

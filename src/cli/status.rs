@@ -21,6 +21,7 @@ const MODEL_COLUMNS: &[&str] = &[
     "waiting",
     "kv_blocks_used",
     "kv_blocks_total",
+    "kv_dtype",
     "generated_tokens",
 ];
 const REFRESH: Duration = Duration::from_secs(1);

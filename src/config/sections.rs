@@ -118,8 +118,8 @@ pub struct EngineSettings {
     /// Bits to which activations are rounded where they are multiplied by quantised weights. 8
     /// reads prompts faster and answers less exactly, and is qualified for itself. The CPU rounds
     /// them beside integers, and needs the instruction set `avx512` or `avx_vnni`. A GPU of compute
-    /// capability 9.0 (H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same
-    /// form; all other activations stay in bf16 there.
+    /// capability 8.9 or later (RTX 40 and 50, H100, H200) rounds them beside weights in FP8
+    /// (E4M3), to numbers of the same form; all other activations stay in bf16 there.
     #[schemars(extend("enum" = [16, 8]))]
     pub activations: usize = 16,
     /// How a GPU keeps keys and values: `auto` in the type of the activations, `fp8` in eight bits

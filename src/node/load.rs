@@ -1,6 +1,7 @@
 //! Loads a release: turns its files into a started engine and its text side.
 
 use super::draft_release::DraftRelease;
+use super::models::gpu_kv_dtype;
 use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
 use crate::catalogue::{Manifest, QualifiedModel};
@@ -115,13 +116,8 @@ impl Assembly {
             return self.model_budget();
         }
         // Files whose headers cannot be read are refused by the load.
-        let weights = cresset_models::inspect(qualified.source()).map_or(files, |card| {
-            if engine.dequantise {
-                card.parameters() * Kind::F32.bytes() as u64
-            } else {
-                card.gpu_bytes
-            }
-        });
+        let weights = cresset_models::inspect(qualified.source())
+            .map_or(files, |card| GpuMemory::of(&card, engine).weight_bytes);
         weights + ((engine.gpu_kv_mib as u64) << 20)
     }
 
@@ -294,6 +290,27 @@ pub fn card(source: &ModelSource) -> Result<ModelCard, String> {
     cresset_models::inspect(source).map_err(|error| error.to_string())
 }
 
+/// The memory that a release takes on a GPU with some settings.
+pub struct GpuMemory {
+    pub weight_bytes: u64,
+    /// Of the cache, over all layers.
+    pub token_bytes: usize,
+    pub kv_dtype: &'static str,
+}
+
+impl GpuMemory {
+    pub fn of(card: &ModelCard, engine: &EngineSettings) -> Self {
+        let (fp8_cache, dequantise) = (engine.kv_dtype == KvTypeSetting::Fp8, engine.dequantise);
+        let options = ModelOptions { dequantise, fp8_cache, ..ModelOptions::default() };
+        let dequantised = card.parameters() * Kind::F32.bytes() as u64;
+        Self {
+            weight_bytes: if dequantise { dequantised } else { card.gpu_bytes },
+            token_bytes: card.gpu_token_bytes(&options),
+            kv_dtype: gpu_kv_dtype(engine),
+        }
+    }
+}
+
 /// Files that cannot be loaded are often other files, which is the better explanation.
 fn explained(error: EngineError, source: &ModelSource) -> EngineError {
     if !matches!(error, EngineError::NotLoaded(_)) {
@@ -418,6 +435,25 @@ mod tests {
         record.canary.clear();
         record.id = uuid::Uuid::now_v7();
         assert_eq!(failure(&record), Some("unproven"), "nothing to compare proves nothing");
+    }
+
+    /// A head of a token has a scale of two bytes in FP8.
+    #[test]
+    fn a_token_takes_what_its_type_takes_on_a_gpu() {
+        let (data, gguf) = (tempfile::tempdir().unwrap(), TinyLlama::default().gguf());
+        let file = data.path().join("tiny.gguf");
+        std::fs::write(&file, gguf.to_bytes()).unwrap();
+        let card = card(&ModelSource::gguf(file)).unwrap();
+        let heads = 2 * card.config.layers * card.config.kv_heads;
+        let dim = card.config.head_dim;
+        let check = |kv_dtype, dequantise, bytes: usize, name: &str| {
+            let engine = EngineSettings { kv_dtype, dequantise, ..EngineSettings::default() };
+            let told = GpuMemory::of(&card, &engine);
+            assert_eq!((told.token_bytes, told.kv_dtype), (heads * bytes + 4, name));
+        };
+        check(KvTypeSetting::Auto, false, 2 * dim, "bf16");
+        check(KvTypeSetting::Auto, true, 4 * dim, "f32");
+        check(KvTypeSetting::Fp8, false, dim + 2, "fp8 (e4m3)");
     }
 
     #[test]

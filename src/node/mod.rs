@@ -26,7 +26,7 @@ mod subject;
 pub use device::ComputeDevice;
 pub use endpoint::Endpoint;
 pub use launch::{PortFallback, RunningNode, StartEvent};
-pub use load::{UnqualifiedModel, card, inspect};
+pub use load::{GpuMemory, UnqualifiedModel, card, inspect};
 pub use models::Servable;
 pub use rerun::RerunOutcome;
 
@@ -86,8 +86,8 @@ fn check_activations(engine: &EngineSettings, gpu: Option<&Properties>) -> Resul
         let multiplies = gpu.is_some_and(Properties::multiplies_codes);
         return multiplies.then_some(()).ok_or_else(|| {
             format!(
-                "engine.activations = 8 is for GPUs of compute capability 9.0, and {name} has \
-                 {major}.{minor}"
+                "engine.activations = 8 is for GPUs of compute capability 8.9 and later, and {name} \
+                 has {major}.{minor}"
             )
         });
     }
@@ -147,10 +147,12 @@ mod tests {
         let check = |dequantise, capability| {
             check_activations(&settings(dequantise), Some(&gpu(capability)))
         };
-        assert_eq!(check(false, (9, 0)), Ok(()));
-        let refused = "engine.activations = 8 is for GPUs of compute capability 9.0, and NVIDIA RTX \
-                       has 8.9";
-        assert_eq!(check(false, (8, 9)), Err(refused.into()));
+        for capability in [(8, 9), (9, 0), (12, 0)] {
+            assert_eq!(check(false, capability), Ok(()));
+        }
+        let refused = "engine.activations = 8 is for GPUs of compute capability 8.9 and later, and \
+                       NVIDIA RTX has 8.6";
+        assert_eq!(check(false, (8, 6)), Err(refused.into()));
         assert!(check(true, (9, 0)).is_err());
         assert_eq!(check_activations(&EngineSettings::default(), Some(&gpu((8, 0)))), Ok(()));
     }

@@ -6,7 +6,7 @@ use crate::catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
 use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::config::{GradeSetting, KvTypeSetting};
+use crate::config::{EngineSettings, GradeSetting, KvTypeSetting};
 use crate::failpoint::failpoint;
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
@@ -15,6 +15,15 @@ use cresset_qualification::{
     SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only, speed,
 };
 use std::sync::atomic::Ordering;
+
+/// The type of keys and values in the cache of a GPU.
+pub(super) fn gpu_kv_dtype(engine: &EngineSettings) -> &'static str {
+    match (engine.dequantise, engine.kv_dtype) {
+        (true, _) => "f32",
+        (false, KvTypeSetting::Auto) => "bf16",
+        (false, KvTypeSetting::Fp8) => "fp8 (e4m3)",
+    }
+}
 
 /// The qualified models of a data folder.
 pub struct Servable {
@@ -80,17 +89,14 @@ impl Assembly {
     /// Types of the activations, and of keys and values in the cache.
     fn dtypes(&self) -> (&'static str, &'static str) {
         let engine = &self.config.engine;
-        let kept = match engine.kv_dtype {
-            KvTypeSetting::Auto => "bf16",
-            KvTypeSetting::Fp8 => "fp8 (e4m3)",
-        };
+        let kept = gpu_kv_dtype(engine);
         match (self.device.properties().is_some(), engine.dequantise, engine.deterministic) {
             (_, true, false) | (false, true, _) => ("f32", "f32"),
             (false, false, _) if engine.activations == 8 => {
                 ("f32, in products with quantised weights 8 bits", "f16 beside quantised weights")
             }
             (false, false, _) => ("f32", "f16 beside quantised weights"),
-            (true, true, true) => ("f32, deterministic", "f32"),
+            (true, true, true) => ("f32, deterministic", kept),
             (true, false, true) if engine.activations == 8 => {
                 ("bf16, in products with E4M3 weights 8 bits, deterministic", kept)
             }

@@ -3,7 +3,7 @@
 
     random_model.py make FOLDER [--tiny|--layers=N]
         writes config.json, seeded bf16 weights in the shape of Llama 3.1 8B, q4_k_m.gguf with other
-        weights of that shape, and prompts.json
+        weights of that shape, fp8 with layers in floats of eight bits, and prompts.json
     random_model.py compare FOLDER FILE
         compares the output of `on_device check` with PyTorch's; exits with 1 when it is too far off
     random_model.py speed FOLDER
@@ -101,8 +101,38 @@ def make(folder, *flags):
         json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, out)
     if "--tiny" not in flags:
         write_gguf(f"{folder}/q4_k_m.gguf", config, generator)
+        write_fp8(f"{folder}/fp8", config, weight_map, generator)
     with open(f"{folder}/prompts.json", "w") as out:
         json.dump([random_ids(config["vocab_size"], n, n) for n in PROMPT_LENGTHS], out)
+
+
+def write_fp8(folder, config, weight_map, generator):
+    """Writes layers with matrices in E4M3, of which each row has a scale. What is in no layer is a
+    link to the tensors in bf16."""
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/config.json", "w") as out:
+        own = dict(quant_method="fp8", activation_scheme="dynamic")
+        json.dump({**config, "quantization_config": own}, out, indent=2)
+    found = {key: weight_map[key] for key in outer(config)}
+    for name in set(found.values()):
+        os.symlink(f"../{name}", f"{folder}/{name}")
+    for i in range(config["num_hidden_layers"]):
+        tensors = {}
+        for key, shape in layer(config, i).items():
+            tensors |= (
+                e4m3(key, shape, generator) if len(shape) == 2 else {key: weights(shape, generator)}
+            )
+        save_file(tensors, f"{folder}/layer-{i}.safetensors", metadata={"format": "pt"})
+        found |= dict.fromkeys(tensors, f"layer-{i}.safetensors")
+    with open(f"{folder}/model.safetensors.index.json", "w") as out:
+        json.dump({"metadata": {}, "weight_map": found}, out)
+
+
+def e4m3(key, shape, generator):
+    values = torch.randn(shape, generator=generator, device=generator.device) * STD
+    scales = values.abs().amax(1, keepdim=True) / 448
+    codes = (values / scales).to(torch.float8_e4m3fn)
+    return {key: codes.cpu(), key.replace(".weight", ".weight_scale"): scales.cpu()}
 
 
 def write_gguf(path, config, generator):

@@ -420,6 +420,7 @@ fn the_operator_listener_tells_health_readiness_and_metrics() {
     assert_eq!(folder.run(&["status", "--ready"]).code, Some(0));
     let status = folder.json(&["status"]);
     assert_eq!((&status["ready"], &status["models"][0]["name"]), (&json!(true), &json!("tiny")));
+    assert_eq!(status["models"][0]["kv_dtype"], "f16 beside quantised weights");
     assert_eq!(status["listen"], node.listen.as_str());
 }
 

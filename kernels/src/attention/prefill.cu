@@ -216,7 +216,7 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
         {params.first_key(block.position), block.position_of(block.rows - 1) + 1}, split_tokens);
     const Splits& splits = *in_memory(&cut);
     using Tiles = typename Attention::Tiles;
-    Tiles made(params, params.table(block.sequence, block.len), block.kv_head);
+    Tiles made(params.table(block.sequence, block.len), block.kv_head);
     Tiles& tiles = Attention::TILES_IN_MEMORY ? *in_memory(&made) : made;  // likewise
     Accumulator<D, MT> acc, before;
 #pragma unroll 1
@@ -243,7 +243,7 @@ DEVICE void prefill_part(
     if (keys.begin < keys.end) found.template copy_queries<Attention::THREADS>(params, q);
     const QueryTile<D>& block = *in_memory(&found);  // Registers are needed for tiles.
     WarpQueries<D, MT> queries(block);
-    typename Attention::Tiles tiles(params, params.table(block.sequence, block.len), block.kv_head);
+    typename Attention::Tiles tiles(params.table(block.sequence, block.len), block.kv_head);
     tiles.range = keys;
     Accumulator<D, MT> acc;
     Attention::run(acc, params, tiles, queries, q + warp() * 16 * MT * D, ring);
@@ -261,7 +261,8 @@ struct GroupTiles : KvTiles<GROUP_D, GROUP_THREADS, false> {
     using KvTiles<GROUP_D, GROUP_THREADS, false>::KvTiles;
 
     // Starts copying a tile whose pages lie in these blocks, as `locate` finds them.
-    DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile, uint32_t blocks) const {
+    DEVICE void copy(const AttentionParams<bf16>& params, bf16* to, const bf16* cache,
+        uint32_t tile, uint32_t blocks) const {
         uint32_t stride = params.kv_heads * GROUP_D, row = threadIdx.x / 16,
                  chunk = threadIdx.x % 16;
 #pragma unroll
@@ -295,11 +296,11 @@ struct GroupAttention {
     // Starts copying the values of tile `i` and the keys of the one behind it, which was located
     // last.
     DEVICE void copy(uint32_t i) {
-        if (i < count) tiles.copy(slot(i) + TILE_VALUES, params.v, first + i, value_blocks);
+        if (i < count) tiles.copy(params, slot(i) + TILE_VALUES, params.v, first + i, value_blocks);
         value_blocks = tiles.block;
         if (i + 1 < count) {
-            tiles.copy(slot(i), params.k, first + i + 1, tiles.block);
-            tiles.locate(first + i + 2);
+            tiles.copy(params, slot(i), params.k, first + i + 1, tiles.block);
+            tiles.locate(params, first + i + 2);
         }
         copy_commit();
     }
@@ -350,7 +351,7 @@ struct GroupAttention {
     DEVICE void attend(Accumulator<GROUP_D, 1>& acc, const bf16* rows) {
         clear(acc);
         __syncthreads();  // No warp reads the ring any more.
-        tiles.locate(first);
+        tiles.locate(params, first);
         copy(0u - 1);
         for (uint32_t i = 0; i < GROUP_SLOTS - 1; i++) copy(i);
         copy_wait<GROUP_SLOTS - 1>();

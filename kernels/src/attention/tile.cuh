@@ -79,16 +79,14 @@ template <uint32_t D, uint32_t THREADS, bool E4M3>
 struct KvTiles {
     static constexpr uint32_t ROW = TileSize<D, E4M3>::ROW;
 
-    const AttentionParams<bf16>& params;
     const uint32_t* table;
     uint32_t head;  // offset of the head within a token's values
     Range range{0, 0};
     uint32_t block = 0;  // the cache block of page lane % 4 of the tile that was located last
 
-    DEVICE KvTiles(const AttentionParams<bf16>& params, const uint32_t* table, uint32_t kv_head)
-        : params(params), table(table), head(kv_head * ROW) {}
+    DEVICE KvTiles(const uint32_t* table, uint32_t kv_head) : table(table), head(kv_head * ROW) {}
 
-    DEVICE void locate(uint32_t tile) {
+    DEVICE void locate(const AttentionParams<bf16>& params, uint32_t tile) {
         uint32_t key = tile * TILE_KEYS + lane() % (TILE_KEYS / PAGE) * PAGE;
         block = key < range.end && key + PAGE > range.begin
                     ? table[key >> (31 - __clz(params.block_size))]
@@ -97,7 +95,8 @@ struct KvTiles {
     }
 
     // Starts copying the tile that was located last.
-    DEVICE void copy(bf16* to, const bf16* cache, uint32_t tile) const {
+    DEVICE void copy(
+        const AttentionParams<bf16>& params, bf16* to, const bf16* cache, uint32_t tile) const {
         uint32_t stride = params.kv_heads * ROW, size = range.end - range.begin;
 #pragma unroll
         for (uint32_t page = 0; page < TILE_KEYS / PAGE; page++) {
@@ -111,7 +110,7 @@ struct KvTiles {
             else
                 copy_page(to + page * PAGE * ROW, from, stride, key - range.begin, size);
         }
-        if constexpr (E4M3) copy_scales(to + TileSize<D, E4M3>::SCALES, cache, tile);
+        if constexpr (E4M3) copy_scales(params, to + TileSize<D, E4M3>::SCALES, cache, tile);
     }
 
     // Whether each of two neighbouring keys is one of the range, as a mask of the halves of a word.
@@ -126,7 +125,8 @@ struct KvTiles {
 
     // Copies eight scales a lane: [blocks, kv_heads, block_size] stand behind the codes. Those of
     // keys outside of the range may be among them.
-    DEVICE void copy_scales(bf16* to, const bf16* cache, uint32_t tile) const {
+    DEVICE void copy_scales(
+        const AttentionParams<bf16>& params, bf16* to, const bf16* cache, uint32_t tile) const {
         uint32_t own = __shfl_sync(FULL_MASK, block, lane() / 2);
         if (threadIdx.x >= TILE_KEYS / 8) return;
         uint32_t key = tile * TILE_KEYS + threadIdx.x * 8;
@@ -383,12 +383,12 @@ DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
     sync_warps<WARPS>();  // No warp reads the ring any more.
     static_assert(SLOTS == 2 || SLOTS == 3);
     if (tile < end) {
-        tiles.locate(tile);
-        tiles.copy(ring + now, params.k, tile);
+        tiles.locate(params, tile);
+        tiles.copy(params, ring + now, params.k, tile);
         if constexpr (SLOTS == 3) {
             copy_commit();
-            tiles.copy(ring + next, params.v, tile);
-            tiles.locate(tile + 1);
+            tiles.copy(params, ring + next, params.v, tile);
+            tiles.locate(params, tile + 1);
         }
     }
     copy_commit();
@@ -399,10 +399,10 @@ DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
         copy_wait<SLOTS - 2>();
         sync_warps<WARPS>();
         if constexpr (SLOTS == 3) {
-            if (tile + 1 < end) tiles.copy(ring + free, params.k, tile + 1);
+            if (tile + 1 < end) tiles.copy(params, ring + free, params.k, tile + 1);
         } else {
-            tiles.copy(ring + next, params.v, tile);
-            tiles.locate(tile + 1);
+            tiles.copy(params, ring + next, params.v, tile);
+            tiles.locate(params, tile + 1);
         }
         copy_commit();
         if (seen) {
@@ -419,11 +419,11 @@ DEVICE void attend(Accumulator<D, MT>& acc, const AttentionParams<bf16>& params,
         // K's tile has been read, so its slot takes the tile that comes next.
         if constexpr (SLOTS == 3) {
             if (tile + 1 < end) {
-                tiles.copy(ring + now, params.v, tile + 1);
-                tiles.locate(tile + 2);
+                tiles.copy(params, ring + now, params.v, tile + 1);
+                tiles.locate(params, tile + 2);
             }
         } else {
-            if (tile + 1 < end) tiles.copy(ring + now, params.k, tile + 1);
+            if (tile + 1 < end) tiles.copy(params, ring + now, params.k, tile + 1);
         }
         copy_commit();
         if (seen) multiply_values<D, MT, E4M3>(acc, p, ring + next, tiles, tile);

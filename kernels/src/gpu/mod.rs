@@ -125,8 +125,13 @@ impl Properties {
         ((self.shared_bytes + RESERVED) / (shared_bytes + RESERVED)) as usize
     }
 
-    /// Whether the library multiplies codes of E4M3, with scales for rows and groups of columns.
+    /// Whether the library multiplies codes of E4M3: sm_89 is the first with such instructions.
     pub fn multiplies_codes(&self) -> bool {
+        self.capability >= (8, 9)
+    }
+
+    /// Whether it also applies scales of rows, and of groups of columns.
+    pub(crate) fn scales_codes(&self) -> bool {
         self.capability == (9, 0)
     }
 
@@ -213,7 +218,7 @@ pub struct Gemm {
     pub n: usize,
     pub rows: usize,
     pub cols: usize,
-    /// Those of codes.
+    /// Those of codes. Without them the product is that of the codes' own values.
     pub scales: Option<GemmScales>,
 }
 
@@ -243,16 +248,19 @@ impl Gemm {
         let whole = |view: View, stride: usize| {
             view.address().is_multiple_of(16) && (stride * view.kind().bytes()).is_multiple_of(16)
         };
-        let takes_codes = |scales: GemmScales| {
+        let takes_scales = |scales: GemmScales| {
             let in_fours = [self.n, self.rows].iter().all(|rows| rows.is_multiple_of(4));
+            [scales.x, scales.w].iter().all(|scales| scales.address().is_multiple_of(16))
+                && (self.scaled_by_rows() || in_fours)
+        };
+        let takes_codes = || {
             whole(self.x, self.x_stride)
                 && whole(self.w, self.cols)
                 && whole(self.out, self.out_stride)
-                && [scales.x, scales.w].iter().all(|scales| scales.address().is_multiple_of(16))
-                && (self.scaled_by_rows() || in_fours)
+                && self.scales.is_none_or(takes_scales)
         };
         (self.bias.is_none() || self.out.kind() == self.kind())
-            && self.scales.is_none_or(takes_codes)
+            && (self.x.kind() != Kind::U8 || takes_codes())
     }
 
     pub(crate) fn check_library(&self) -> Result<()> {
@@ -265,7 +273,7 @@ impl Gemm {
 
     /// The kind of a result that is as exact as the operands.
     fn kind(&self) -> Kind {
-        if self.scales.is_some() { Kind::Bf16 } else { self.x.kind() }
+        if self.x.kind() == Kind::U8 { Kind::Bf16 } else { self.x.kind() }
     }
 
     /// Whether the operands have one scale for each row.
@@ -282,9 +290,9 @@ impl Gemm {
     pub(crate) fn check(&self) -> Result<()> {
         let Self { x, x_stride, w, bias, out, out_stride, n, rows, cols, scales } = *self;
         let kind = self.kind();
-        let operands = if scales.is_some() { &[Kind::U8][..] } else { &[Kind::F32, Kind::Bf16] };
-        let kinds = operands.contains(&x.kind())
+        let kinds = [Kind::F32, Kind::Bf16, Kind::U8].contains(&x.kind())
             && w.kind() == x.kind()
+            && (scales.is_none() || x.kind() == Kind::U8)
             && bias.is_none_or(|bias| bias.kind() == kind)
             && (out.kind() == kind || out.kind() == Kind::F32)
             && scales.is_none_or(|own| [own.x, own.w].iter().all(|own| own.kind() == Kind::F32));

@@ -180,7 +180,8 @@ fn products_of_codes_have_their_scales_and_are_aligned() {
     let scaled = |x, w| Some(GemmScales { x: f32s(x), w: f32s(w) });
     check(product, true, true);
     check(Gemm { scales: scaled(4, 8), ..product }, true, true);
-    for scales in [scaled(4, 16), scaled(8, 15), None] {
+    check(Gemm { scales: None, ..product }, true, true);
+    for scales in [scaled(4, 16), scaled(8, 15)] {
         assert!(Gemm { scales, ..product }.check().is_err(), "{scales:?}");
     }
     let wide = View::new(4096, 4 * 256, Kind::Bf16);
@@ -189,7 +190,10 @@ fn products_of_codes_have_their_scales_and_are_aligned() {
     // Three rows are taken with a scale for each.
     check(Gemm { n: 3, scales: scaled(6, 16), ..product }, true, false);
     check(Gemm { n: 3, scales: scaled(3, 8), ..product }, true, true);
-    check(Gemm { w: View::new(8200, 8 * 256, Kind::U8), ..product }, true, false);
+    for scales in [product.scales, None] {
+        let w = View::new(8200, 8 * 256, Kind::U8);
+        check(Gemm { w, scales, ..product }, true, false);
+    }
     let stride = Gemm { out: View::new(20_480, 4 * 9, Kind::Bf16), out_stride: 9, ..product };
     check(stride, true, false);
 }

@@ -12,6 +12,11 @@
 //   row, and scales[groups, rows] in f32: those of each group of columns, or of the first alone.
 //   A block of 4 warps takes 4 tiles of a band, and turns them in shared memory, so that four lanes
 //   write 64 bytes of a row at once. Bytes: those of the packed form, and about as many written.
+// scale_rows: out[n, rows], with `stride` from one row to the next, times scales of x[n] and of
+//   w[rows], plus bias[rows], in place: for products of codes whose scales the library does not
+//   apply, which is so on every card but those of sm_90. Each value is then rounded twice.
+//   Grid: (n, rows / (256 threads × one 16-byte vector)). Bytes: 4 n rows. Predicted for an RTX
+//   4090: 8192 rows of gate-up 1.0 ms, beside 5.8 ms of the product.
 #include "linear/rounded_rows.cuh"
 #include "linear/packed.cuh"
 
@@ -86,6 +91,23 @@ DEVICE void unpack(const unsigned char* w, uint8_t* codes, float* scales, uint32
             load(tile + row * PADDED + column));
 }
 
+DEVICE void scale_rows(bf16* out, const float* of_x, const float* of_w, const bf16* bias,
+    uint32_t rows, uint32_t stride) {
+    launch_dependents_and_wait();
+    uint32_t first = (blockIdx.y * THREADS + threadIdx.x) * PER_VEC<bf16>;
+    if (first >= rows) return;
+    out += static_cast<size_t>(blockIdx.x) * stride + first;
+    float scale = of_x[blockIdx.x];
+    Vec<bf16, 8> values = load(out);
+#pragma unroll
+    for (uint32_t j = 0; j < 8; j++) {
+        float value = to_float(values.at[j]) * scale * of_w[first + j];
+        if (bias != nullptr) value += to_float(bias[first + j]);
+        values.at[j] = from_float<bf16>(value);
+    }
+    store(out, values);
+}
+
 }  // namespace
 
 KERNEL __launch_bounds__(256) round_rows_bf16(const bf16* x, bf16* out, uint32_t cols) {
@@ -102,3 +124,8 @@ KERNEL __launch_bounds__(128) unpack_u8(const unsigned char* w, uint8_t* codes, 
     unpack(w, codes, scales, rows, cols, groups);
 }
 EXPORT(unpack_u8)
+KERNEL __launch_bounds__(256) scale_rows_bf16(bf16* out, const float* of_x, const float* of_w,
+    const bf16* bias, uint32_t rows, uint32_t stride) {
+    scale_rows(out, of_x, of_w, bias, rows, stride);
+}
+EXPORT(scale_rows_bf16)

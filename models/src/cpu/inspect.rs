@@ -1,12 +1,13 @@
 //! Tells from a release's headers whether this build can load it, and what it is: the decoder is
 //! built as for serving, from names and shapes, without reading a weight.
 
+use crate::cuda::cache::block_bytes;
 use crate::cuda::store::{device_bytes, expert_bytes};
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::store::{Raw, WeightStore};
 use crate::loader::tensors::Reading;
-use crate::{FileLayout, ModelConfig, ModelSource, Result};
+use crate::{FileLayout, ModelConfig, ModelOptions, ModelSource, Result};
 use candle_core::{Device, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::gpu::Kind;
@@ -34,6 +35,12 @@ pub struct ModelCard {
 impl ModelCard {
     pub fn parameters(&self) -> u64 {
         self.types.values().sum()
+    }
+
+    /// Bytes that one token takes in a GPU's cache: K and V of all layers, and its id.
+    pub fn gpu_token_bytes(&self, options: &ModelOptions) -> usize {
+        let config = ModelConfig { kv_kind: options.kv_kind(), ..self.config.clone() };
+        block_bytes(&config, 1)
     }
 
     /// Whether no weight is quantised.

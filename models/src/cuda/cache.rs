@@ -54,7 +54,7 @@ impl CacheSizes {
 const MOST_STATES: usize = 1 << 16;
 
 /// Bytes of one block: K and V over all layers, and its tokens.
-pub(super) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
+pub(crate) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
     let layout = CacheLayout::of_one_group(config);
     layout.block_bytes(config, block_size) + Kind::U32.bytes() * block_size
 }

@@ -7,7 +7,7 @@
 //! prefill's attention beside decode's if some sequences have one token and others more. Quantised
 //! weights stay quantised (`store`).
 
-mod cache;
+pub(crate) mod cache;
 mod graphs;
 mod inputs;
 mod plans;
@@ -55,7 +55,7 @@ impl ModelOptions {
         if self.dequantise { Kind::F32 } else { Kind::Bf16 }
     }
 
-    fn kv_kind(&self) -> Kind {
+    pub(crate) fn kv_kind(&self) -> Kind {
         if self.fp8_cache { E4M3 } else { self.kind() }
     }
 

@@ -143,6 +143,7 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "record_id": qualified.record_id(),
         "grade": qualified.evidence().grade,
         "suite": qualified.evidence().suite,
+        "kv_dtype": qualified.evidence().kv_dtype,
         "qualified_at": qualified.evidence().qualified_at,
         "qualified_context_tokens": qualified.qualified_context_tokens(),
         "accepted_because": qualified.evidence().acceptance.as_ref().map(|found| &found.reason),

@@ -7,11 +7,14 @@
 //! - `on_device fault` provokes a fault of a kernel, and tells what the device answers afterwards.
 //! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step;
 //!   `on_device speed FILE.gguf`: start, prompts and decoding with quantised weights.
+//! - `on_device speed-fp8 FOLDER`: activations of eight bits beside the folder's weights of E4M3,
+//!   and `on_device speed-kv8 FOLDER`: a cache in E4M3; how far answers move, prompts and decoding.
 //! - `on_device anatomy FOLDER`: the time that each kind of op adds to a step.
 //! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds;
 //!   `offline-others`, with lengths that have no target.
 //! - `on_device deterministic FOLDER`: the cost of `deterministic`.
-//! - `on_device tiny-model FOLDER` writes a tiny model, for `--emulate`.
+//! - `on_device tiny-model FOLDER` writes a tiny model, and `FOLDER/fp8` with weights of E4M3, for
+//!   `--emulate`.
 //! - `on_device survive FOLDER`: requests must not be affected by others that are cancelled,
 //!   preempted or find no memory.
 //!
@@ -28,6 +31,7 @@ mod check;
 #[path = "../../../kernels/benches/gpu/data.rs"]
 mod data;
 mod deterministic;
+mod eight_bits;
 mod fault;
 #[path = "../../../kernels/benches/gpu/measure.rs"]
 mod measure;
@@ -42,6 +46,7 @@ mod targets;
 
 use cresset_kernels::gpu::{self, Emulator, Gpu, Kind, Properties};
 use cresset_models::testing::{TinyLlama, vocab_size};
+use eight_bits::{EightBits, eight_bits};
 use model::Source;
 use std::error::Error;
 use std::path::Path;
@@ -52,7 +57,8 @@ use std::time::Instant;
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [OPTION…]
-       on_device speed|anatomy|offline|offline-others|deterministic|survive FOLDER [OPTION…]
+       on_device speed|speed-fp8|speed-kv8|anatomy FOLDER [OPTION…]
+       on_device offline|offline-others|deterministic|survive FOLDER [OPTION…]
        on_device device|fault|ranks [OPTION…]
        on_device tiny-model FOLDER
 options, in this order: --warp-groups --plain-launches --emulate";
@@ -96,6 +102,8 @@ fn main() -> Result<ExitCode> {
             return write_tiny_model(Path::new(folder)).map(|()| ExitCode::SUCCESS);
         }
         ["speed", path] => (path, speed::speed),
+        ["speed-fp8", path] => (path, |source| eight_bits(source, EightBits::Activations)),
+        ["speed-kv8", path] => (path, |source| eight_bits(source, EightBits::Cache)),
         ["anatomy", path] => (path, anatomy::anatomy),
         ["offline", path] => (path, |source| offline::offline(source, true)),
         ["offline-others", path] => (path, |source| offline::offline(source, false)),
@@ -110,7 +118,7 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::from(NO_DEVICE));
         }
     };
-    judge(&Source { path: path.into(), gpu, emulated, began })?;
+    judge(&Source { path: path.into(), gpu, emulated, eight_bits: None, began })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -135,9 +143,13 @@ fn emulated_group(options: &gpu::DeviceOptions) -> Vec<Arc<dyn Gpu>> {
     Emulator::group(&[limits.clone(), limits])
 }
 
-/// Writes a tiny model and its prompts.
+/// Writes tiny models and their prompts. Caches in E4M3 are for heads of 64, and the library
+/// multiplies codes in whole blocks of 128 columns.
 fn write_tiny_model(folder: &Path) -> Result<()> {
-    TinyLlama { tied: false, ..TinyLlama::default() }.write_safetensors(folder)?;
+    let sizes = TinyLlama { hidden: 128, intermediate: 128, heads: 2, ..TinyLlama::default() };
+    let tiny = TinyLlama { kv_heads: 1, tied: false, ..sizes };
+    tiny.write_safetensors(folder)?;
+    tiny.write_e4m3(&folder.join("fp8"))?;
     let prompts = [1, 7, 33].map(|len| tokens(len, len, vocab_size()));
     Ok(std::fs::write(folder.join("prompts.json"), serde_json::to_vec(&prompts)?)?)
 }

@@ -1,6 +1,7 @@
 //! A model on the device, with a runner that several engines use one after the other.
 
 use crate::Result;
+use crate::eight_bits::EightBits;
 use crate::targets::{self, START};
 use cresset::engine::RowSampling;
 use cresset::engine::model_runner::{LoadedInfo, ModelRunner};
@@ -21,6 +22,7 @@ pub struct Source {
     pub path: PathBuf,
     pub gpu: Arc<dyn Gpu>,
     pub emulated: bool,
+    pub eight_bits: Option<EightBits>,
     /// When the program began.
     pub began: Instant,
 }
@@ -90,8 +92,8 @@ impl Source {
             max_rows,
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
-            byte_activations: false,
-            fp8_cache: false,
+            byte_activations: self.eight_bits == Some(EightBits::Activations),
+            fp8_cache: self.eight_bits == Some(EightBits::Cache),
             further_ranks: Vec::new(),
             kv_bytes: 0,
             state_share: 0.0,

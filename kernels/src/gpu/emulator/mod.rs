@@ -16,6 +16,7 @@ use super::{
     View, failed, out_of_memory,
 };
 use crate::simd::{E4M3_UNIT, e4m3};
+use crate::storage::ensure;
 use crate::{Error, Result};
 use half::bf16;
 use meeting::Meeting;
@@ -264,6 +265,10 @@ impl Gpu for Emulator {
     fn gemm(&self, gemm: &Gemm) -> Result<()> {
         gemm.check()?;
         gemm.check_library()?;
+        let own = &self.properties;
+        let taken = (gemm.x.kind() != Kind::U8 || own.multiplies_codes())
+            && (gemm.scales.is_none() || own.scales_codes());
+        ensure("gemm", taken, || format!("no such product of codes on {:?}", own.capability))?;
         self.enqueue(QueuedWork::Gemm(*gemm))
     }
 

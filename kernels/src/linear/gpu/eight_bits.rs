@@ -16,6 +16,8 @@ use crate::{Result, args};
 pub const ROUNDED_ROWS: usize = 8192;
 /// Columns that a block takes to unpack codes.
 const UNPACKED_COLUMNS: usize = 4 * 64;
+/// Rows of a matrix whose products a block scales.
+const SCALED_ROWS: usize = 256 * 8;
 
 /// Rounds and multiplies as many of the `n` rows at a time as there is memory for.
 /// `rounded_before`: whether the rows are rounded already.
@@ -28,7 +30,7 @@ pub(super) fn multiply(
 ) -> Result<()> {
     check(args, rounded.memory)?;
     let &LinearArgs { x, w, out, .. } = args;
-    let (cols, memory) = (w.cols, rounded.memory);
+    let (cols, memory, by_rows) = (w.cols, rounded.memory, rounded.scaled_by_rows);
     let most = memory.len() / cols;
     let rows = |from: usize, to: usize| LinearArgs {
         x: x.slice(from * cols..to * cols),
@@ -38,8 +40,8 @@ pub(super) fn multiply(
     for first in (0..n).step_by(most) {
         let end = n.min(first + most);
         let mut coded = first;
-        if let Some(scratch) = scratch_for_codes(&**gpu, args, end - first) {
-            coded = if rounded.scaled_by_rows { end } else { end - (end - first) % 4 };
+        if let Some(scratch) = scratch_for_codes(&**gpu, args, end - first, by_rows) {
+            coded = if by_rows { end } else { end - (end - first) % 4 };
             by_codes(&**gpu, &rows(first, coded), coded - first, rounded, scratch)?;
         }
         if end > coded {
@@ -76,8 +78,14 @@ fn launch_rows(gpu: &dyn Gpu, kernel: &'static str, n: usize, args: &[Arg]) -> R
 }
 
 /// The memory in which the library finds the codes of the weights, if it multiplies `n` rows by
-/// them. It takes scales of groups of columns for fours of rows alone.
-fn scratch_for_codes(gpu: &dyn Gpu, args: &LinearArgs<View>, n: usize) -> Option<View> {
+/// them. It takes scales of groups of columns for fours of rows alone, and on sm_90 alone; those of
+/// rows can be applied to its product.
+fn scratch_for_codes(
+    gpu: &dyn Gpu,
+    args: &LinearArgs<View>,
+    n: usize,
+    scaled_by_rows: bool,
+) -> Option<View> {
     let &LinearArgs { w, bias, out, mode, .. } = args;
     let grouped = |part: MatrixPart<View>| {
         part.rows.is_multiple_of(16)
@@ -85,6 +93,7 @@ fn scratch_for_codes(gpu: &dyn Gpu, args: &LinearArgs<View>, n: usize) -> Option
     };
     let takes = uses_scratch(mode, n)
         && gpu.properties().multiplies_codes()
+        && (gpu.properties().scales_codes() || (scaled_by_rows && out.kind() == Kind::Bf16))
         && w.parts().all(grouped)
         && out.address().is_multiple_of(16)
         && (bias.is_none() || out.kind() == Kind::Bf16);
@@ -130,7 +139,7 @@ fn by_codes(
             let count = most.min(part.rows - from);
             let unpacked = CodedRows::new(scratch, [count, cols, groups]);
             unpack(gpu, &part, from, &unpacked, [count, cols, groups])?;
-            gpu.gemm(&Gemm {
+            let gemm = Gemm {
                 x: coded.codes,
                 x_stride: cols,
                 w: unpacked.codes,
@@ -141,11 +150,22 @@ fn by_codes(
                 rows: count,
                 cols,
                 scales: Some(GemmScales { x: coded.scales, w: unpacked.scales }),
-            })?;
+            };
+            if gpu.properties().scales_codes() { gpu.gemm(&gemm) } else { scale_after(gpu, gemm) }?;
             first += count;
         }
     }
     Ok(())
+}
+
+/// The same product by a library that applies no scales of rows.
+fn scale_after(gpu: &dyn Gpu, gemm: Gemm) -> Result<()> {
+    gpu.gemm(&Gemm { bias: None, scales: None, ..gemm })?;
+    let Gemm { bias, out, out_stride, n, rows, .. } = gemm;
+    let [of_x, of_w] = gemm.scales.map(|own| [own.x, own.w]).expect("invariant: codes have scales");
+    let blocks = [n as u32, rows.div_ceil(SCALED_ROWS) as u32, 1];
+    let launch = Launch { kernel: "scale_rows_bf16", blocks, threads: 256, shared_bytes: 0 };
+    gpu.launch(&launch, &args![out, of_x, of_w, bias, rows, out_stride])
 }
 
 /// Unpacks rows of a part of a matrix from row `from` on, which begins a band.

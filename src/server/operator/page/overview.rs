@@ -193,7 +193,10 @@ fn models(status: &Value) -> Markup {
             html! { (layout::model_state(model)) },
             count("running"),
             count("waiting"),
-            html! { (text(&model["kv_blocks_used"])) " of " (text(&model["kv_blocks_total"])) },
+            html! {
+                (text(&model["kv_blocks_used"])) " of " (text(&model["kv_blocks_total"]))
+                ", " (text(&model["kv_dtype"]))
+            },
             count("generated_tokens"),
             html! { (text(&model["grade"])) ", " (text(&model["suite"])) },
         ]
