@@ -50,8 +50,8 @@ fn tiny(seed: u64) -> ModelRunner {
     ModelRunner::load(&ModelSource::gguf(path), &loaded).unwrap().0
 }
 
-fn draft(runner: impl Runner + 'static) -> Option<DraftModel> {
-    Some(DraftModel::new(Box::new(runner), limits(), vocabulary()))
+fn draft(runner: impl Runner + 'static) -> DraftModel {
+    DraftModel::new(Box::new(runner), limits(), vocabulary())
 }
 
 fn vocabulary() -> usize {
@@ -92,14 +92,14 @@ fn a_draft_model_changes_no_token() {
     let (expect, without) = tokens(None, false);
     // The same model guesses what is drawn, and another one hardly ever does.
     for seed in [3, 4] {
-        let (found, stats) = tokens(draft(tiny(seed)), false);
+        let (found, stats) = tokens(Some(draft(tiny(seed))), false);
         assert!(found == expect, "{stats:?}");
         // The text gives few drafts, and hardly a right one.
         assert!(stats.draft_tokens > without.draft_tokens, "{stats:?}");
         let wrong = stats.draft_tokens - stats.accepted_tokens;
         let right = wrong <= without.draft_tokens + 20 && stats.accepted_tokens > 80;
         assert_eq!(right, seed == 3, "{stats:?}");
-        let (found, stats) = tokens(draft(tiny(seed)), true);
+        let (found, stats) = tokens(Some(draft(tiny(seed))), true);
         assert!(found == expect, "{stats:?}");
     }
 }
@@ -112,7 +112,7 @@ fn a_draft_model_that_guesses_at_random_turns_itself_off() {
         philox4x32([row.tokens.len() as u32, row.params.seed as u32, 0, 0], [1, 9])[0]
             % vocabulary() as u32
     };
-    let (found, stats) = tokens(draft(ScriptedRunner::new(at_random)), false);
+    let (found, stats) = tokens(Some(draft(ScriptedRunner::new(at_random))), false);
     assert!(found == expect, "{stats:?}");
     let guessed = stats.draft_tokens.saturating_sub(without.draft_tokens);
     assert!((4..200).contains(&guessed), "{guessed}: {stats:?}");
@@ -124,9 +124,9 @@ fn a_stop_ends_guesses_and_a_fault_of_the_draft_model_nothing() {
     let failing = ScriptedRunner::repeating(vec![5])
         .fail_at(1, crate::engine::testing::ScriptedFailure::Panic);
     let (expect, _) = tokens(None, false);
-    let (found, stats) = tokens(draft(failing), false);
+    let (found, stats) = tokens(Some(draft(failing)), false);
     assert!(found == expect, "{stats:?}");
-    let engine = EngineHandle::start_with(Box::new(Slow(tiny(3))), draft(tiny(3)), limits());
+    let engine = EngineHandle::start_with(Box::new(Slow(tiny(3))), Some(draft(tiny(3))), limits());
     let (id, events) = engine.submit(request(0..30, 90)).unwrap();
     wait_for(&engine, "guesses", |stats| stats.accepted_tokens > 8);
     engine.stop(id);
