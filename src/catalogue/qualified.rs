@@ -411,7 +411,7 @@ mod tests {
             (300, record.id.to_string().as_str())
         );
         assert_eq!(model.prices().input, place.manifest.prices.input);
-        assert_eq!(model.evidence().kv_dtype, "bf16");
+        assert_eq!(model.evidence().kv_dtype, "f32");
     }
 
     #[test]

@@ -313,8 +313,8 @@ impl BlockManager {
         }
     }
 
-    /// Commits `tokens` after a row with drafts, the last of which were right; its other drafts were
-    /// wrong, and their states are given back.
+    /// Commits `tokens` after a row with drafts, the last of which were right; its other drafts
+    /// were wrong, and their states are given back.
     pub fn settle_drafts(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         table.states.settle(&mut self.states, table.owner, tokens.len());
         self.commit(table, tokens);

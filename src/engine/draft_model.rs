@@ -149,8 +149,8 @@ impl DraftModel {
         rows
     }
 
-    /// Claims blocks for the tokens `from..to`. Where too few are free, those texts lose theirs that
-    /// were asked for longest ago, but none of this call or the one before.
+    /// Claims blocks for the tokens `from..to`. Where too few are free, those texts lose theirs
+    /// that were asked for longest ago, but none of this call or the one before.
     fn make_room(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         while !self.blocks.claim(table, from, to) {
             let oldest = self.texts.iter().min_by_key(|(_, text)| text.asked);

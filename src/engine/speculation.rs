@@ -231,7 +231,8 @@ impl StepCosts {
     }
 
     /// What a draft costs beside `rows` sequences that decode, as a share of what each of their
-    /// tokens costs. From 1 on, no draft pays. `guessing`: the seconds that it cost before its step.
+    /// tokens costs. From 1 on, no draft pays. `guessing`: the seconds that it cost before its
+    /// step.
     pub fn price(&self, rows: usize, guessing: f64) -> f64 {
         if self.weight <= 0.0 {
             return PRIOR_SLOPE * rows as f64;

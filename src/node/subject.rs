@@ -102,9 +102,7 @@ impl Subject for EngineSubject {
         for threads in [1, all_threads] {
             let mut compute = Compute::new(threads);
             if bytes {
-                compute = compute
-                    .with_byte_activations()
-                    .map_err(|why| broken(cresset_models::Error::Unsupported(why.to_string())))?;
+                compute = compute.with_byte_activations().map_err(broken)?;
             }
             let errors = kernel_errors(&compute, &scratch.0).map_err(broken)?;
             found.extend(errors.into_iter().map(
@@ -457,7 +455,7 @@ pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectRe
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
-fn broken(error: cresset_models::Error) -> SubjectError {
+fn broken(error: impl std::error::Error) -> SubjectError {
     SubjectError::Failed(error.to_string())
 }
 

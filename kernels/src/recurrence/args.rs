@@ -24,8 +24,8 @@ pub struct StateMoves<V: Operand> {
     pub starts: V::Indices,
     /// `[sequences]` slots, or [`NO_STATE`].
     pub reads: V::Indices,
-    /// `[sequences]` slots. Each is written by one sequence, and read by no other than the next part
-    /// of the same.
+    /// `[sequences]` slots. Each is written by one sequence, and read by no other than the next
+    /// part of the same.
     pub writes: V::Indices,
 }
 

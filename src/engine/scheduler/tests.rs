@@ -638,8 +638,8 @@ fn churn(depth: usize, operations: u32) {
     churn_states(depth, operations, 18, 5);
 }
 
-/// Texts that nearly repeat themselves, so that of the drafts some are right and some are not. There
-/// are none while a sequence waits, so there are few sequences.
+/// Texts that nearly repeat themselves, so that of the drafts some are right and some are not.
+/// There are none while a sequence waits, so there are few sequences.
 fn churn_drafts(operations: u32, blocks: usize, states: usize, sequences: usize) {
     let options = format!("budget 24 rows 6 block 4 blocks {blocks} context 64 drafts 6");
     let cache = CacheKinds { windows: vec![None], states, first_kept: 8 };

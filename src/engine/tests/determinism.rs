@@ -45,7 +45,8 @@ impl SlotRunner {
         self.slots[&((block * self.block_size + position % self.block_size) as u32)]
     }
 
-    /// The state that a part of a sequence goes on from, which no other sequence of the step writes.
+    /// The state that a part of a sequence goes on from, which no other sequence of the step
+    /// writes.
     fn state(&self, batch: &ForwardBatch, part: usize, start: u32) -> u64 {
         let (read, writes) = (batch.state_reads[part], &batch.state_writes);
         let goes_on = !batch.cu_seqlens_q.contains(&start);

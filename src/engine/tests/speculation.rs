@@ -8,8 +8,8 @@ use cresset_models::{ModelOptions, ModelSource};
 
 const DRAFTS: usize = 8;
 
-/// An engine around a model whose cache has `num_blocks` blocks of 4 tokens in each group of layers,
-/// and at most `states` states, and the size of its vocabulary.
+/// An engine around a model whose cache has `num_blocks` blocks of 4 tokens in each group of
+/// layers, and at most `states` states, and the size of its vocabulary.
 fn engine(
     source: &ModelSource,
     speculative_tokens: usize,
