@@ -454,7 +454,6 @@ pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectRe
     model.encode_chat(&chat(messages)).map_err(explain)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn broken(error: impl std::error::Error) -> SubjectError {
     SubjectError::Failed(error.to_string())
 }
