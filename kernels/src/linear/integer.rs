@@ -41,13 +41,17 @@ pub(super) trait IntegerProduct {
     type Sums: Copy;
     /// Token rows and panels of a register tile.
     const TILE: (usize, usize);
+    /// What `codes` takes from each code, so that it fits the instructions.
+    const BIAS: i32 = 0;
 
     /// Rounds a block of activations; the codes are in the order in which `dot` reads them.
     fn round(x: &[f32; BLOCK]) -> Rounded;
     unsafe fn start(offset: i32) -> Self::Sums;
-    /// Sums that start with the offset times the zero of each output, of which `zeros` has sixteen.
+    /// Sums that start with the offset times the zero of each output, less `BIAS`; `zeros` has
+    /// sixteen.
     unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums;
-    /// The codes of columns `4 * STEP..4 * STEP + 4`, or the numbers that they stand for.
+    /// The codes of columns `4 * STEP..4 * STEP + 4`, or the numbers that they stand for, less
+    /// `BIAS`.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
     unsafe fn dot<const STEP: usize>(
         sums: Self::Sums,
@@ -211,7 +215,7 @@ unsafe fn group<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, con
         let planes = blocks.map(|block| block.add(f.codes_offset()));
         let mut products = [[M::start(0); P]; R];
         for r in 0..R {
-            products[r] = [M::start(x[r].offsets[HALF] * f.zero); P];
+            products[r] = [M::start(x[r].offsets[HALF] * (f.zero - M::BIAS)); P];
             if f.zeros {
                 for p in 0..P {
                     let zeros = headers[p].add(f.zeros_offset());

@@ -4,6 +4,8 @@
 
 use super::integer::{self, IntegerProduct, QuantisedOperands};
 use super::machines::Plain;
+#[cfg(target_arch = "aarch64")]
+use super::machines::{DotProduct, Widening};
 #[cfg(target_arch = "x86_64")]
 use super::machines::{HalfVnni, MultiplyAdd, Vnni};
 use super::rounding::Rounded;
@@ -12,6 +14,8 @@ use super::{Weight, WeightPart, format};
 use crate::Compute;
 use crate::simd::{Isa, LANES};
 use crate::storage::Parts;
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -159,6 +163,14 @@ fn multiply_groups(
         Isa::AvxVnni => multiply_by::<HalfVnni<2>>,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => multiply_by::<MultiplyAdd>,
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => match (is_aarch64_feature_detected!("i8mm"), c.byte_activations()) {
+            (true, true) => multiply_by::<DotProduct<true, 1>>,
+            (true, false) => multiply_by::<DotProduct<true, 2>>,
+            (false, true) => multiply_by::<DotProduct<false, 1>>,
+            (false, false) if Isa::Neon.has_byte_products() => multiply_by::<DotProduct<false, 2>>,
+            (false, false) => multiply_by::<Widening>,
+        },
         Isa::Portable => multiply_by::<Plain>,
     };
     multiply(c, weight, groups, map, bias, x, out);

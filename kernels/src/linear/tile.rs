@@ -100,6 +100,8 @@ macro_rules! dense {
 dense!(Avx512: 12, 24, "avx512f");
 #[cfg(target_arch = "x86_64")]
 dense!(Avx2: 4, 4, "avx2,fma,f16c");
+#[cfg(target_arch = "aarch64")]
+dense!(Neon: 4, 4);
 dense!(Portable: 4, 4);
 
 /// The operands of the product of some token rows and panels. `X` is f32, or a block of rounded

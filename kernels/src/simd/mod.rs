@@ -1,4 +1,4 @@
-//! Sixteen f32 lanes over AVX-512, AVX2 + FMA, or plain arrays, chosen at run time.
+//! Sixteen f32 lanes over AVX-512, AVX2 + FMA, NEON, or plain arrays, chosen at run time.
 //!
 //! Kernels are generic over [`Lanes`] and `#[inline(always)]`; [`vectorised!`] instantiates them
 //! inside functions that enable the instruction set. Sums differ between instruction sets in
@@ -8,12 +8,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 use half::f16;
@@ -29,6 +33,10 @@ pub(crate) enum Isa {
     AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON, which all such machines have, with the integer products of the features `i8mm` or
+    /// `dotprod` where the machine has them, which changes no bit of a result.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     Portable,
 }
 
@@ -51,6 +59,8 @@ impl Isa {
             (Self::AvxVnni, avx2 && is_x86_feature_detected!("avxvnni")),
             #[cfg(target_arch = "x86_64")]
             (Self::Avx2, avx2),
+            #[cfg(target_arch = "aarch64")]
+            (Self::Neon, true),
             (Self::Portable, true),
         ]
         .into_iter()
@@ -65,10 +75,16 @@ impl Isa {
 
     /// Whether products with activations of eight bits are faster than those of sixteen.
     pub(crate) fn has_byte_products(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return matches!(self, Self::Avx512 | Self::AvxVnni);
-        #[cfg(not(target_arch = "x86_64"))]
-        false
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 | Self::AvxVnni => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => false,
+            // All machines with `i8mm` have it.
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
+            Self::Portable => false,
+        }
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -79,6 +95,8 @@ impl Isa {
             Self::AvxVnni => "avx_vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => "neon",
             Self::Portable => "portable",
         }
     }
@@ -87,7 +105,8 @@ impl Isa {
 static CHOSEN: OnceLock<Isa> = OnceLock::new();
 
 /// The instruction set that the kernels of this process use: `avx512` (with the byte and VNNI
-/// instructions), `avx2` (with FMA and F16C), `avx_vnni` (`avx2` with AVX-VNNI) or `portable`.
+/// instructions), `avx2` (with FMA and F16C), `avx_vnni` (`avx2` with AVX-VNNI), `neon` (with the
+/// products of bytes that the machine has) or `portable`.
 pub fn instruction_set() -> &'static str {
     Isa::best().name()
 }
@@ -114,8 +133,8 @@ pub enum InstructionSetError {
     #[error("the kernels of this process already run on {0}")]
     Chosen(&'static str),
     #[error(
-        "activations of eight bits are faster with the instruction sets avx512 and avx_vnni alone, \
-         and the kernels of this process run on {0}"
+        "activations of eight bits are faster with the instruction sets avx512, avx_vnni and neon \
+         (on machines with products of bytes) alone, and the kernels of this process run on {0}"
     )]
     NoBytes(&'static str),
 }
@@ -250,6 +269,10 @@ macro_rules! vectorised {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                $crate::simd::Isa::Neon => {
+                    $kernel::<$crate::simd::Neon $(, $element)?>($($arg),*)
+                }
                 $crate::simd::Isa::Portable => {
                     $kernel::<$crate::simd::Portable $(, $element)?>($($arg),*)
                 }

@@ -10,7 +10,8 @@ use std::path::Path;
 /// (scripts without an ending are listed one by one).
 const FOLDERS: [&str; 6] = ["src", "kernels", "models", "qualification", "tests", ".ci"];
 const ENDINGS: [&str; 9] = ["rs", "cu", "cuh", "cpp", "h", "c", "py", "mjs", "sh"];
-const SCRIPTS: [&str; 4] = [".ci/run", ".ci/long", "kernels/setup-cuda", "tests/device/prove"];
+const SCRIPTS: [&str; 5] =
+    [".ci/run", ".ci/long", "kernels/setup-cuda", "tests/aarch64", "tests/device/prove"];
 const DOCUMENTS: [&str; 2] = ["README.md", "src/ARCHITECTURE.md"];
 /// Folders of the product; everything else holds tests, benches and examples.
 const PRODUCT: [&str; 5] =

@@ -6,6 +6,8 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx_vnni;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
@@ -14,4 +16,6 @@ pub(super) use avx_vnni::HalfVnni;
 pub(super) use avx2::MultiplyAdd;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Vnni;
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::{DotProduct, Widening};
 pub(super) use portable::Plain;
