@@ -554,15 +554,13 @@ int cublasLtMatmul(P h, Matmul* d, const float* alpha, P a, Layout* al, P b, Lay
     size_t bytes, P stream) {
     (void)h;
     MAYBE_FAIL;
-    int sound = d->compute == 68 && d->scale == F32 && d->transpose_a == 1 && *alpha == 1 &&
-                *beta == 0 && c == out && cl == ol && workspace && (long)stream == 0x51 &&
-                al->type == bl->type && al->rows == bl->rows && ol->rows == al->cols &&
-                d->scale_modes[0] == d->scale_modes[1] &&
-                (d->scale_modes[0] == 0 ||
-                    (al->type == E4M3 &&
-                        (d->scale_modes[0] == SCALED_ROWS ||
-                            d->scale_modes[0] == SCALED_GROUPS))) &&
-                ol->cols == bl->cols && (d->epilogue == 1 || d->epilogue == 4 || d->epilogue == 0);
+    int sound =
+        d->compute == 68 && d->scale == F32 && d->transpose_a == 1 && *alpha == 1 && *beta == 0 &&
+        c == out && cl == ol && workspace && (long)stream == 0x51 && al->type == bl->type &&
+        al->rows == bl->rows && ol->rows == al->cols && d->scale_modes[0] == d->scale_modes[1] &&
+        (d->scale_modes[0] == 0 || (al->type == E4M3 && (d->scale_modes[0] == SCALED_ROWS ||
+                                                            d->scale_modes[0] == SCALED_GROUPS))) &&
+        ol->cols == bl->cols && (d->epilogue == 1 || d->epilogue == 4 || d->epilogue == 0);
     if (!sound) return 7;
     note("%sproduct by %d, workspace %zu\n", recording ? "recorded " : "", (int)algo[0], bytes);
     now += cost[algo[0]];
