@@ -342,7 +342,7 @@ fn with_card(context: &Context, catalogue: &Catalogue, manifest: &Manifest) -> V
 }
 
 /// The release's description from the headers of its files; null while they are not here.
-/// What it says of a GPU goes by these settings.
+/// Its figures for a GPU follow from the engine's settings.
 fn card(catalogue: &Catalogue, manifest: &Manifest, engine: &EngineSettings) -> Value {
     let source = catalogue.source(manifest).ok();
     let Some(card) = source.and_then(|source| node::card(&source).ok()) else { return Value::Null };

@@ -268,7 +268,7 @@ impl BlockManager {
         true
     }
 
-    /// How many drafts of a step may have a state: they take no more than a quarter of all slots,
+    /// The most drafts of a step that may have a state. They take a quarter of all slots at most,
     /// so that most of them keep states for later prompts.
     pub fn states_for_drafts(&self) -> usize {
         let most = self.kinds.states / 4;

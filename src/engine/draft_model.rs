@@ -37,13 +37,14 @@ pub struct DraftModel {
     blocks: BlockManager,
     /// The texts that are not being guessed at the moment.
     texts: BTreeMap<SequenceId, KnownText>,
-    /// How often `propose` was called.
+    /// The number of calls of `propose` so far.
     calls: u64,
-    /// What a guess cost lately, seconds: 0 before the first, and infinite after a failure.
+    /// The mean time of a guess, seconds; later guesses count more. It is 0 before the first guess
+    /// and infinite after a failure.
     seconds: f64,
 }
 
-/// How far a text was read.
+/// A text, as far as it was read.
 struct KnownText {
     table: BlockTable,
     /// The tokens whose keys and values are in the blocks, maybe with wrong guesses at their end.
@@ -129,8 +130,8 @@ impl DraftModel {
         Ok(true)
     }
 
-    /// What each open text has to read, as far as a step and the blocks have room: its index and
-    /// positions.
+    /// The index of each open text that is read in the next step, and the positions that are read.
+    /// A text for which the blocks have no room is closed.
     fn rows(&mut self, texts: &mut [OpenText]) -> Vec<(usize, Range<usize>)> {
         let (mut rows, mut budget) = (Vec::new(), self.options.max_batched_tokens);
         for (index, text) in texts.iter_mut().enumerate().filter(|(_, text)| text.open) {

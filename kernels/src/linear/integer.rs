@@ -41,7 +41,7 @@ pub(super) trait IntegerProduct {
     type Sums: Copy;
     /// Token rows and panels of a register tile.
     const TILE: (usize, usize);
-    /// What `codes` takes from each code, so that it fits the instructions.
+    /// The number that `codes` subtracts from each code where the instructions take signed bytes.
     const BIAS: i32 = 0;
 
     /// Rounds a block of activations; the codes are in the order in which `dot` reads them.

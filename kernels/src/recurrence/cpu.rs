@@ -80,7 +80,8 @@ pub(super) fn sequences(
             && own.is_some_and(|own| std::mem::replace(own, index) == usize::MAX);
     }
     for (index, read) in all.iter().enumerate().filter_map(|(i, s)| Some((i, s.read?))) {
-        // What the sequence before it writes is that of an earlier part of the same one.
+        // A sequence may also read the state that the one before it writes: then both are parts of
+        // one text.
         let fitting = [Some(usize::MAX), Some(index), index.checked_sub(1)];
         fits &= writers.get(read).is_some_and(|writer| fitting.contains(&Some(*writer)));
     }
