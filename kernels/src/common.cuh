@@ -158,13 +158,13 @@ DEVICE T* dynamic_shared() {
 // A device of sm_90 or later may start a launch while the one before still runs (programmatic
 // dependent launch), so that its blocks are resident, and weights are on their way, when their
 // input is ready. Hence every thread of every kernel calls `launch_dependents_and_wait`, or
-// `launch_dependents` at once and `wait_for_earlier_launches` later, before it returns or uses
-// global memory. A thread that has nothing to do calls it too, since a launch is over when its
+// `launch_dependents` and `wait_for_earlier_launches` at different times, and the latter before it
+// returns or uses global memory. A thread that has nothing to do calls it too, since a launch is over when its
 // blocks are, and the next launch waits for that alone. Before the wait a thread may `prefetch`
 // anything, and start `copy_async` of memory that no launch ever writes. (`const __restrict__` and
 // `__ldg` would let the compiler read ahead of the wait.)
 
-// Lets the next launch start as soon as all blocks of this one have.
+// Lets the next launch start as soon as all blocks of this one have called it or are over.
 DEVICE void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -348,6 +348,27 @@ DEVICE void copy_async(void* to, const void* from, bool valid = true) {
     uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(target), "l"(from),
         "r"(valid ? 16 : 0)
+        : "memory");
+#else
+    simt::copy_async(to, from, valid);
+#endif
+}
+// How the second-level cache keeps lines that are read once: they leave it first.
+DEVICE uint64_t read_once() {
+    uint64_t policy = 0;
+#ifdef __CUDACC__
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+// `copy_async` with such a policy.
+DEVICE void copy_async(
+    void* to, const void* from, bool valid, [[maybe_unused]] uint64_t cache_policy) {
+#ifdef __CUDACC__
+    uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(target),
+        "l"(from), "r"(valid ? 16 : 0), "l"(cache_policy)
         : "memory");
 #else
     simt::copy_async(to, from, valid);

@@ -3,8 +3,9 @@
 //! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
 //! `--check` it launches each case once and times nothing, which is for profilers. With
 //! `--plain-launches` no kernel begins before the one ahead of it has ended, and with
-//! `--warp-groups` kernels of warp groups are used where the device has them. Without a GPU it runs
-//! small shapes in the emulator, to test itself.
+//! `--warp-groups` kernels of warp groups are used where the device has them. `--only PART` runs one
+//! of the parts `small`, `ends`, `paged`, `experts`, `dense`, `packed`, `eight_bits`. Without a GPU
+//! it runs small shapes in the emulator, to test itself.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
@@ -120,13 +121,22 @@ fn main() -> Result<()> {
     let check = emulated || asked("--check");
     let ceilings = if check { None } else { Some(ceilings(&gpu, COPIED, SIDE)?) };
     head(&gpu, ceilings.as_ref());
-    let cases = small::cases(&gpu, &model)
-        .chain(ends::cases(&gpu, &model))
-        .chain(paged::cases(&gpu, &model))
-        .chain(experts::cases(&gpu, &model));
+    let only = std::env::args().skip_while(|arg| arg != "--only").nth(1);
+    let parts: [(&str, Box<dyn Iterator<Item = Result<case::Case>>>); 7] = [
+        ("small", Box::new(small::cases(&gpu, &model))),
+        ("ends", Box::new(ends::cases(&gpu, &model))),
+        ("paged", Box::new(paged::cases(&gpu, &model))),
+        ("experts", Box::new(experts::cases(&gpu, &model))),
+        ("dense", Box::new(dense::cases(&gpu, &model))),
+        ("packed", Box::new(packed::cases(&gpu, &model))),
+        ("eight_bits", Box::new(eight_bits::cases(&gpu, &model))),
+    ];
+    let wanted = |part: &str| only.as_ref().is_none_or(|only| only == part);
+    if !parts.iter().any(|(part, _)| wanted(part)) {
+        return Err(format!("there is no part {}", only.unwrap_or_default()).into());
+    }
+    let cases = parts.into_iter().filter(|(part, _)| wanted(part)).flat_map(|(_, cases)| cases);
     let mut failed = 0;
-    let cases = cases.chain(dense::cases(&gpu, &model)).chain(packed::cases(&gpu, &model));
-    let cases = cases.chain(eight_bits::cases(&gpu, &model));
     for case in cases {
         if let Err(error) = case.and_then(|case| report(&gpu, &case, ceilings.as_ref())) {
             eprintln!("{error}");

@@ -251,6 +251,8 @@ impl PrefillKernels {
 
 /// The fewest tiles of keys in a part of prefill.
 const LEAST_TILES: usize = 4;
+/// Blocks with which a multiprocessor's memory is expected to be busy.
+const ENOUGH_BLOCKS: usize = 2;
 /// Rows of queries in a tile of decode.
 const DECODE_ROWS: usize = 16;
 
@@ -339,16 +341,20 @@ fn decode_kernel(gpu: &dyn Gpu, heads: &HeadShape) -> Result<DecodeKernel> {
 pub fn decode_grid(gpu: &dyn Gpu, kind: Kind, heads: &HeadShape) -> Result<DecodeGrid> {
     let multiprocessors = gpu.properties().multiprocessors as usize;
     if kind == Kind::F32 {
-        return Ok(DecodeGrid { multiprocessors, resident: F32_BLOCKS, head_tiles: heads.heads });
+        return Ok(DecodeGrid {
+            multiprocessors,
+            resident: F32_BLOCKS,
+            enough: ENOUGH_BLOCKS,
+            head_tiles: heads.heads,
+        });
     }
     let DecodeKernel { rows, threads, shared_bytes, .. } = decode_kernel(gpu, heads)?;
     let head_tiles = heads.kv_heads * heads.group().div_ceil(rows);
     let most = MOST_RESIDENT * 32 / threads as usize;
-    Ok(DecodeGrid {
-        multiprocessors,
-        resident: gpu.properties().resident(shared_bytes).min(most),
-        head_tiles,
-    })
+    let resident = gpu.properties().resident(shared_bytes).min(most);
+    // A warp takes twice as long for a tile whose codes it widens.
+    let enough = if heads.e4m3 { resident } else { ENOUGH_BLOCKS };
+    Ok(DecodeGrid { multiprocessors, resident, enough, head_tiles })
 }
 
 /// Attention of any number of queries a sequence. A query's result has the same bits as with

@@ -17,20 +17,18 @@ pub struct DecodeGrid {
     pub multiprocessors: usize,
     /// Blocks that one multiprocessor runs at once.
     pub resident: usize,
+    /// Blocks with which a multiprocessor's memory is expected to be busy. More of them would cut
+    /// few sequences into more pieces, all of which must be merged.
+    pub enough: usize,
     /// Tiles of query heads, each of which reads the keys of one KV head.
     pub head_tiles: usize,
 }
 
 impl DecodeGrid {
-    /// With so many blocks on a multiprocessor, its memory is expected to be busy. More of them
-    /// would cut few sequences into more pieces, all of which must be merged.
-    const ENOUGH_BLOCKS: usize = 2;
-
     /// The number of shares when `sequences` decode.
     pub fn shares(&self, sequences: usize) -> usize {
-        let few = sequences * self.head_tiles < Self::ENOUGH_BLOCKS * self.multiprocessors;
-        let most = if few { Self::ENOUGH_BLOCKS } else { self.resident };
-        self.shares_for(most.min(self.resident))
+        let few = sequences * self.head_tiles < self.enough * self.multiprocessors;
+        self.shares_for(if few { self.enough.min(self.resident) } else { self.resident })
     }
 
     /// The most shares that any number of sequences has.

@@ -9,6 +9,7 @@ namespace {
 struct DenseWeights {
     static constexpr uint32_t SEGMENTS = DENSE_SEGMENTS, ROW_BYTES = TILE_K * sizeof(bf16),
                               PREFETCH_COLUMNS = 256;
+    static constexpr bool LATE = false;
 
     const bf16* w;
     uint32_t rows, cols;
@@ -21,7 +22,7 @@ struct DenseWeights {
 
     template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
     struct Copies {
-        TileCopies<COUNT, PERIOD, THREADS> tile;
+        TileCopies<COUNT, PERIOD, THREADS, true> tile;
 
         DEVICE Copies(const DenseWeights& w, uint32_t first, uint32_t)
             : tile(AllRows{w.w + static_cast<size_t>(first) * w.cols, w.rows - first, w.cols},
@@ -31,9 +32,11 @@ struct DenseWeights {
         }
     };
 
+    template <uint32_t ROWS>
     DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
+        static_assert(ROWS <= WARP);
         uint32_t row = first + lane();
-        if (row < rows)
+        if (lane() < ROWS && row < rows)
             prefetch(w + static_cast<size_t>(row) * cols + k,
                 min(end - k, PREFETCH_COLUMNS) * sizeof(bf16));
     }

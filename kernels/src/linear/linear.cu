@@ -34,10 +34,11 @@
 //   of two: three moves a product in the other kernel, for the same order of sums). Left out: rows
 //   of gate and up in one tile, so that SiLU or GELU and their product are computed from the sums.
 //   It would save a launch a layer (about 1 us of 110 at one row of an 8B model) and 6 bytes a
-//   value through the second-level cache. To be tried on a device: other values of
-//   PREFETCH_COLUMNS, 0 among them; w marked to leave the second-level cache first, so that small
-//   tensors stay there from layer to layer (at the risk that its own lines push each other out
-//   before both halves were used).
+//   value through the second-level cache.
+//   The lines of w leave the second-level cache first, so that what is prefetched stays: on an H200
+//   steps of one and of 8 rows of eight layers of an 8B model took 4 % less than without. No
+//   prefetch in place of that took 2 % less; a next launch that starts only with a block's last
+//   rows took 2 to 15 % more, 32 rows at a time with three slots 4 to 10 %.
 //   On an H200 one row takes 14 us for 6144 by 4096, 10 for 4096 by 4096, 55 for 28672 by 4096 and
 //   29 for 4096 by 14336: 4.3 TB/s of 4.5 and 2 to 3 us for each launch. 32 rows at a time and
 //   three slots take 15.6, 10, 56 and 30 (two slots 17, 12, 58 and 32; 16 rows and three slots 15,

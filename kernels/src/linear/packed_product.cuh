@@ -11,7 +11,8 @@ constexpr uint32_t TWO_ONES = 0x3f803f80;  // a pair of ones in bf16
 
 template <class Format>
 struct PackedWeights {
-    static constexpr uint32_t SEGMENTS = 16, PREFETCH_COLUMNS = 256;
+    static constexpr uint32_t SEGMENTS = 16, PREFETCH_COLUMNS = 0;
+    static constexpr bool LATE = true;
     static constexpr uint32_t BITS = Format::BITS, CODES = Format::CODES;
     // Scales and headers take at most 256 bytes of a tile; 192 those of 8 bits, and of 6.
     static constexpr uint32_t SLOT = CODES + (BITS == 8 ? 192 : 256), ROW_BYTES = SLOT / TILE_ROWS;
@@ -70,12 +71,6 @@ struct PackedWeights {
             Copies<TILE_ROWS, PERIOD, THREADS>(*this, valid ? first : 0, valid ? k : 0)
                 .next(slot + i * SLOT, k, valid);
         }
-    }
-
-    DEVICE void prefetch_columns(uint32_t first, uint32_t k, uint32_t end) const {
-        PackedBand<Format> band(w, first / TILE_ROWS, cols, format);
-        if (lane() < (min(end - k, PREFETCH_COLUMNS) + TILE_K - 1) / TILE_K)
-            prefetch(band.tile(k + lane() * TILE_K), Format::TILE_BYTES);
     }
 
     template <uint32_t SPREAD, uint32_t W_TILES, uint32_t X_TILES, class AfterReads>

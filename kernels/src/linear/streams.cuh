@@ -7,8 +7,9 @@
 //     matrix
 //   Copies<COUNT, PERIOD, THREADS>(w, first, k): the copies of COUNT rows inside the matrix, of one
 //     slot after the other, each started by next(slot, column)
-//   prefetch_columns(first, k, end): asks for up to PREFETCH_COLUMNS of a band, before earlier
-//     launches end
+//   prefetch_columns<ROWS>(first, k, end): asks for up to PREFETCH_COLUMNS of rows, before earlier
+//     launches end; not called where that number is 0
+//   LATE: whether the next launch may start only when a block has begun its last rows
 //   multiply<SPREAD>(acc, slot, x, after_reads): adds the products of a slot's columns: 16 W_TILES
 //     rows of w by 8 X_TILES of x, of which SPREAD neighbours are the same row. With g = lane / 4
 //     and t = lane % 4, value v of acc[i][j] belongs to row 2 W_TILES g + 2 i + v / 2 of w and row
@@ -79,7 +80,7 @@ DEVICE void copy_tile(
 
 // The same copies of the same rows again and again. Where a thread reads in each row is kept in
 // registers, in values from the first one's, and not calculated each time.
-template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS>
+template <uint32_t COUNT, uint32_t PERIOD, uint32_t THREADS, bool READ_ONCE = false>
 struct TileCopies {
     static_assert(COUNT * 8 % THREADS == 0);
     using Own = Chunks<PERIOD, THREADS>;
@@ -87,10 +88,12 @@ struct TileCopies {
     const bf16* values;
     uint32_t from[COUNT * 8 / THREADS];
     uint32_t count, cols;
+    uint64_t cache_policy;
 
     template <class Rows>
     DEVICE TileCopies(const Rows& rows, uint32_t cols_)
         : values(rows.values), count(rows.count), cols(cols_) {
+        if constexpr (READ_ONCE) cache_policy = read_once();
 #pragma unroll
         for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
             size_t at = Own::row(i) < count ? rows.input(Own::row(i)) : 0;
@@ -101,8 +104,13 @@ struct TileCopies {
     DEVICE void start(bf16* to, uint32_t k) const {
         bool valid = k + Own::column() < cols;
 #pragma unroll
-        for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++)
-            copy_async(to + Own::place(i), values + (from[i] + k), valid && Own::row(i) < count);
+        for (uint32_t i = 0; i < COUNT * 8 / THREADS; i++) {
+            bool inside = valid && Own::row(i) < count;
+            if constexpr (READ_ONCE)
+                copy_async(to + Own::place(i), values + (from[i] + k), inside, cache_policy);
+            else
+                copy_async(to + Own::place(i), values + (from[i] + k), inside);
+        }
     }
 };
 
@@ -174,17 +182,20 @@ struct Gemv {
     // slots have no room, comes as far as the second-level cache: columns of this band, and of the
     // next one if those are few.
     DEVICE void start_w(Position& at, WeightCopies& copies) const {
-        launch_dependents();
-        uint32_t row = at.row, begin = at.k, end = at.end,
-                 k = min(begin + (STAGES - 1) * TILE_K, end);
+        if (!Weights::LATE) launch_dependents();
+        uint32_t row = at.row, begin = at.k, end = at.end;
         for (uint32_t i = 0; i < STAGES - 1; i++) {
             if (is_inside(at)) copies.next(slot(at.slot), at.k);
             advance(at, [&] { copies = weight_copies(at); });
         }
-        if (row < rows && k < end) w.prefetch_columns(row, k, end);
+        if constexpr (Weights::PREFETCH_COLUMNS > 0) prefetch_w(row, begin, end);
+    }
+    DEVICE void prefetch_w(uint32_t row, uint32_t begin, uint32_t end) const {
+        uint32_t k = min(begin + (STAGES - 1) * TILE_K, end);
+        if (row < rows && k < end) w.template prefetch_columns<ROWS>(row, k, end);
         row += gridDim.x * ROWS;
         if (row < rows && end - k < Weights::PREFETCH_COLUMNS && begin < end)
-            w.prefetch_columns(row, begin, end);
+            w.template prefetch_columns<ROWS>(row, begin, end);
     }
     DEVICE void start_x(Position at, const XCopies& copies) const {
         for (uint32_t i = 0; i < STAGES - 1; i++) {
@@ -227,6 +238,7 @@ struct Gemv {
         start_x(first_slot, x_copies);
         uint32_t current = 0;
         for (uint32_t first = blockIdx.x * ROWS; first < rows; first += gridDim.x * ROWS) {
+            if (Weights::LATE && first + gridDim.x * ROWS >= rows) launch_dependents();
             for (uint32_t segment = warp(); segment < SEGMENTS; segment += warps()) {
                 float acc[ROWS / 16][X_TILES][4] = {};
                 uint32_t end = begin_of(segment + 1);

@@ -70,7 +70,7 @@ fn no_multiprocessor_has_a_fifth_more_than_its_even_share() {
             for (lens, window) in
                 crowds().into_iter().flat_map(|lens| [(lens.clone(), None), (lens, Some(4000))])
             {
-                let grid = DecodeGrid { multiprocessors, resident, head_tiles };
+                let grid = DecodeGrid { multiprocessors, resident, enough: 2, head_tiles };
                 let plan = DecodePlan::new(&lens, window, KeyCuts::Anywhere, &grid);
                 let what =
                     format!("{grid:?} {} of {:?}, {window:?}", lens.len(), lens.iter().max());
@@ -90,7 +90,7 @@ fn no_multiprocessor_has_a_fifth_more_than_its_even_share() {
 /// What a plan for each row alone would cost, as splits of one size for all rows did.
 #[test]
 fn a_long_sequence_in_a_crowd_is_cut_as_its_length_asks_for() {
-    let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
+    let grid = DecodeGrid { multiprocessors: 132, resident: 4, enough: 2, head_tiles: 8 };
     let lens = [&[500; 255][..], &[100_000]].concat();
     let plan = DecodePlan::new(&lens, None, KeyCuts::Anywhere, &grid);
     let pieces = |sequence| plan.pieces.iter().filter(|p| p.sequence == sequence).count();
@@ -103,7 +103,7 @@ fn a_long_sequence_in_a_crowd_is_cut_as_its_length_asks_for() {
 /// Equal sequences are not cut where whole ones fill the device as well.
 #[test]
 fn equal_sequences_stay_whole() {
-    let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
+    let grid = DecodeGrid { multiprocessors: 132, resident: 4, enough: 2, head_tiles: 8 };
     for (rows, len) in [(256, 500), (64, 1000), (66, 100_000), (528, 1)] {
         let plan = DecodePlan::new(&vec![len; rows], None, KeyCuts::Anywhere, &grid);
         assert_eq!(plan.pieces.len(), rows, "{rows} of {len}");
@@ -121,7 +121,7 @@ fn fixed_cuts_depend_on_the_own_length_alone() {
         crowds().into_iter().flat_map(|lens| [(lens.clone(), None), (lens, Some(4000))])
     {
         for (multiprocessors, resident) in CARDS {
-            let grid = DecodeGrid { multiprocessors, resident, head_tiles: 8 };
+            let grid = DecodeGrid { multiprocessors, resident, enough: 2, head_tiles: 8 };
             let crowd = DecodePlan::new(&lens, window, cuts, &grid);
             check_is_whole(&crowd, &lens, window, &format!("{grid:?} {window:?}"));
             let most = cuts.most_partials(lens.len(), grid.most_shares(), 32);
@@ -141,7 +141,7 @@ fn fixed_cuts_depend_on_the_own_length_alone() {
 /// Where cuts are fixed, no share is larger than an even one by more than a piece.
 #[test]
 fn shares_of_fixed_pieces_are_as_even_as_the_pieces_allow() {
-    let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
+    let grid = DecodeGrid { multiprocessors: 132, resident: 4, enough: 2, head_tiles: 8 };
     for lens in crowds() {
         let plan = DecodePlan::new(&lens, None, KeyCuts::Every(256), &grid);
         let sizes = plan
@@ -165,7 +165,7 @@ fn shares_keep_all_multiprocessors_equally_busy() {
         ((4, 1, 100), 1, 1),
     ];
     for ((multiprocessors, resident, head_tiles), one, many) in table {
-        let grid = DecodeGrid { multiprocessors, resident, head_tiles };
+        let grid = DecodeGrid { multiprocessors, resident, enough: 2, head_tiles };
         let found = (grid.shares(1), grid.shares(512), grid.most_shares());
         assert_eq!(found, (one, many, one.max(many)), "{grid:?}");
     }

@@ -36,7 +36,7 @@ fn written_batch(
     rows: usize,
     check: impl FnOnce(&[u32], &Layout, &[DecodePlan]),
 ) {
-    let grid = DecodeGrid { multiprocessors: 132, resident: 4, head_tiles: 8 };
+    let grid = DecodeGrid { multiprocessors: 132, resident: 4, enough: 2, head_tiles: 8 };
     let padded: Vec<u32> = batch.seq_lens.iter().copied().chain(repeat(1)).take(rows).collect();
     let plans =
         [None, Some(4096)].map(|window| DecodePlan::new(&padded, window, KeyCuts::Anywhere, &grid));
