@@ -158,11 +158,11 @@ DEVICE T* dynamic_shared() {
 // A device of sm_90 or later may start a launch while the one before still runs (programmatic
 // dependent launch), so that its blocks are resident, and weights are on their way, when their
 // input is ready. Hence every thread of every kernel calls `launch_dependents_and_wait`, or
-// `launch_dependents` and `wait_for_earlier_launches` at different times, and the latter before it
-// returns or uses global memory. A thread that has nothing to do calls it too, since a launch is over when its
-// blocks are, and the next launch waits for that alone. Before the wait a thread may `prefetch`
-// anything, and start `copy_async` of memory that no launch ever writes. (`const __restrict__` and
-// `__ldg` would let the compiler read ahead of the wait.)
+// `launch_dependents` and `wait_for_earlier_launches` at times of their own, the latter before it
+// returns or uses global memory. A thread that has nothing to do calls it too, since a launch is
+// over when its blocks are, and the next launch waits for that alone. Before the wait a thread may
+// `prefetch` anything, and start `copy_async` of memory that no launch ever writes. (`const
+// __restrict__` and `__ldg` would let the compiler read ahead of the wait.)
 
 // Lets the next launch start as soon as all blocks of this one have called it or are over.
 DEVICE void launch_dependents() {

@@ -2,8 +2,7 @@
 //! cuda --bench gpu`. Each is checked before it is timed, and its speed is given as a share of the
 //! device's limits, which are measured in the same run. Prints a table for `RESULTS.md`. With
 //! `--check` it launches each case once and times nothing, which is for profilers. With
-//! `--plain-launches` no kernel begins before the one ahead of it has ended, and with
-//! `--warp-groups` kernels of warp groups are used where the device has them. `--only PART` runs one
+//! `--plain-launches` no kernel begins before the one ahead of it has ended. `--only PART` runs one
 //! of the parts `small`, `ends`, `paged`, `experts`, `dense`, `packed`, `eight_bits`. Without a GPU
 //! it runs small shapes in the emulator, to test itself.
 
@@ -110,11 +109,8 @@ const SIDE: usize = 8192;
 
 fn main() -> Result<()> {
     let asked = |flag: &str| std::env::args().any(|arg| arg == flag);
-    let options = DeviceOptions {
-        plain_launches: asked("--plain-launches"),
-        warp_groups: asked("--warp-groups"),
-        ..DeviceOptions::default()
-    };
+    let options =
+        DeviceOptions { plain_launches: asked("--plain-launches"), ..DeviceOptions::default() };
     let gpu = device(&options)?;
     let emulated = gpu.properties().name == "emulator";
     let model = if emulated { TINY } else { LLAMA_8B };

@@ -179,6 +179,10 @@ fn tiles(keys: &Range<usize>) -> usize {
     if keys.is_empty() { 0 } else { keys.end.div_ceil(TILE) - keys.start / TILE }
 }
 
+/// The fewest tiles of a share that ends within a sequence: on an H200 one row of 32 tiles takes
+/// 12.6 µs in 16 pieces, and 16.5 in 32, of which merging takes 7.
+const LEAST_TILES: usize = 2;
+
 /// Deals tiles out to one share after the other.
 struct Dealer {
     /// Tiles that no share has taken, and shares that have not begun.
@@ -206,7 +210,7 @@ impl Dealer {
     /// get equally many of them.
     fn begin_share(&mut self, piece: usize) {
         let shares = self.shares.max(1);
-        self.room = self.tiles.div_ceil(shares);
+        self.room = self.tiles.div_ceil(shares).max(LEAST_TILES);
         self.slack = self.most.saturating_sub(self.room);
         self.shares = shares - 1;
         self.starts.push(piece as u32);

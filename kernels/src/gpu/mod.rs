@@ -92,9 +92,6 @@ pub struct DeviceOptions {
     /// Starts each kernel only when the previous one has ended, as kernels for less than sm_90 do
     /// anyway. It is meant for comparisons.
     pub plain_launches: bool,
-    /// Uses the kernels of warp groups where the device has them. No device has shown yet that
-    /// their results have the bits of the other kernels', so they are for tests and measurements.
-    pub warp_groups: bool,
 }
 
 /// The properties of a device by which work is cut into blocks, and on which results may depend.
@@ -109,7 +106,8 @@ pub struct Properties {
     pub memory_bytes: usize,
     /// Versions of driver and libraries, on which results may depend.
     pub versions: String,
-    /// Whether kernels of `warp_groups.cuh` are used: only sm_90 has their instructions.
+    /// Whether kernels of `warp_groups.cuh` are used: only sm_90 has their instructions, for which
+    /// the build must have compiled them.
     pub warp_groups: bool,
 }
 
@@ -319,17 +317,14 @@ pub struct Graph(pub Box<dyn Any + Send + Sync>);
 
 /// The device on which tests run: the machine's first one, opened once. If there is none, it is one
 /// emulator for the whole process where `CRESSET_EMULATED_CARD` names its card, and else a new one.
-/// A device uses kernels of warp groups where `CRESSET_TEST_WARP_GROUPS` is set.
 ///
 /// # Panics
 /// When there is a device and it cannot be used: a test that fell back to the emulator would prove
 /// nothing about the device. When there is no card of that name.
 #[cfg(feature = "emulator")]
 pub fn device_or_emulator(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
-    static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> = LazyLock::new(|| {
-        let warp_groups = emulator::tests_want_warp_groups();
-        open_with(0, &DeviceOptions { warp_groups, ..DeviceOptions::default() })
-    });
+    static DEVICE: LazyLock<Result<Arc<dyn Gpu>>> =
+        LazyLock::new(|| open_with(0, &DeviceOptions::default()));
     match &*DEVICE {
         Ok(device) => device.clone(),
         Err(Error::NoDevice(_)) => emulator::shared_by_the_process(memory_bytes)

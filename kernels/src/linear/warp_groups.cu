@@ -1,7 +1,7 @@
 // out[n, rows] = x[n, cols] · wᵀ (+ bias) in bf16 by the products of warp groups, which only sm_90
 // has. Sums have the order that linear.cu describes; 64 rows of x by 16 columns are a product here,
-// and one output of it is expected to have the bits of linear.cu's products of 16 columns. A test
-// compares the kernels bit by bit.
+// and one output of it has the bits of linear.cu's products of 16 columns: a test compares the
+// kernels bit by bit, also on an H200.
 //
 // The rows of x are those of the tensor cores' first operand, 64 a warp group, and rows of w the
 // second's. Both come in slots of 64 columns by asynchronous copies of all threads. A slot's rows
@@ -31,7 +31,7 @@
 //     the columns each, in slots and at barriers of their own. The ranges' sums are added through
 //     shared memory, one warp group after the other, which keeps their order.
 //
-// Nothing of this was measured. Predicted for an H200: 550 to 640 TFLOP/s with 8192 rows, where the
+// Its speed was not measured. Predicted for an H200: 550 to 640 TFLOP/s with 8192 rows, where the
 // library has 700 to 720 and gemm_128x128 310; 165 to 190 us for 28672 by 4096 with 512 rows (162,
 // 398), 85 to 95 for 4096 by 14336 (79, 195); with 64 rows 58 to 66 (60, 69) and 36 to 45 (34, 83).
 #include "warp_groups.cuh"

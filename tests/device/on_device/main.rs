@@ -61,7 +61,7 @@ const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [OPTION…]
        on_device offline|offline-others|deterministic|survive FOLDER [OPTION…]
        on_device device|fault|ranks [OPTION…]
        on_device tiny-model FOLDER
-options, in this order: --warp-groups --plain-launches --emulate";
+options, in this order: --plain-launches --emulate";
 const NO_DEVICE: u8 = 3;
 /// Bytes of the emulator's memory.
 const MEMORY: usize = 64 << 20;
@@ -77,12 +77,11 @@ fn main() -> Result<ExitCode> {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
     let emulated = args.pop_if(|last| last == "--emulate").is_some();
     let plain_launches = args.pop_if(|last| last == "--plain-launches").is_some();
-    let warp_groups = args.pop_if(|last| last == "--warp-groups").is_some();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // The node keeps measurements of products in the same folder, so that they are known at the
     // next start.
     let folder = Some(cresset::config::cache_dir());
-    let options = gpu::DeviceOptions { folder, plain_launches, warp_groups };
+    let options = gpu::DeviceOptions { folder, plain_launches };
     let open = || if emulated { Ok(emulator(&options)) } else { gpu::open_with(0, &options) };
     let (path, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
         ["check", path, "bf16"] => (path, |source| check::check(source, Kind::Bf16)),
@@ -126,7 +125,7 @@ fn main() -> Result<ExitCode> {
 fn emulator(options: &gpu::DeviceOptions) -> Arc<dyn Gpu> {
     let h200 = Emulator::card("h200", MEMORY).expect("the emulator knows this card");
     let capability = if options.plain_launches { (8, 0) } else { h200.capability };
-    let warp_groups = options.warp_groups && !options.plain_launches;
+    let warp_groups = !options.plain_launches;
     Emulator::of(Properties { capability, multiprocessors: MULTIPROCESSORS, warp_groups, ..h200 })
 }
 

@@ -796,7 +796,11 @@ fn the_grid_of_decode_follows_the_card() {
         let multiprocessors = gpu.properties().multiprocessors as usize;
         let heads = HeadShape { heads, kv_heads, head_dim: dim, value_prefix: prefix, e4m3: false };
         let grid = decode_grid(&*gpu, Kind::Bf16, &heads).unwrap();
-        assert_eq!(grid, DecodeGrid { multiprocessors, resident, enough: 2, head_tiles }, "{card} {dim}");
+        assert_eq!(
+            grid,
+            DecodeGrid { multiprocessors, resident, enough: 2, head_tiles },
+            "{card} {dim}"
+        );
     }
     let gpu = Emulator::of(Emulator::card("h200", 1 << 20).unwrap());
     let heads = HeadShape { heads: 32, kv_heads: 8, head_dim: 128, value_prefix: None, e4m3: true };

@@ -123,16 +123,9 @@ fn open_as(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Resul
     }
 }
 
-/// The build may have left sm_90 out.
-fn properties(ordinal: usize, options: &DeviceOptions) -> Result<Properties> {
-    let found = probe(ordinal)?;
-    let has_warp_groups = found.capability == (9, 0) && modules::WARP_GROUPS;
-    Ok(Properties { warp_groups: options.warp_groups && has_warp_groups, ..found })
-}
-
 impl Cuda {
     fn new(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Result<Self> {
-        let properties = properties(ordinal, options)?;
+        let properties = probe(ordinal)?;
         let _quiet = not_recording();
         let Device::Cuda(device) = Device::new_cuda_with_stream(ordinal)? else {
             return Err(failed("open", "candle gave another device"));

@@ -1,6 +1,6 @@
 //! Describes a device without taking any of its memory.
 
-use super::{bind, failure};
+use super::{bind, failure, modules};
 use crate::gpu::Properties;
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;
@@ -56,12 +56,13 @@ fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
     let device = result::device::get(ordinal as i32)?;
     // SAFETY: the function has no preconditions.
     let library = unsafe { cublasLtGetVersion() };
+    let capability = (
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
     Ok(Properties {
         name: result::device::get_name(device)?,
-        capability: (
-            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        ),
+        capability,
         multiprocessors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         shared_bytes: attribute(
             device,
@@ -70,7 +71,7 @@ fn describe(ordinal: usize, version: i32) -> Result<Properties, DriverError> {
         // SAFETY: the driver gave the handle.
         memory_bytes: unsafe { result::device::total_mem(device) }?,
         versions: format!("driver {}CUDA {} cuBLASLt {library}", release(), dotted(version)),
-        warp_groups: false,
+        warp_groups: capability == (9, 0) && modules::WARP_GROUPS,
     })
 }
 

@@ -66,9 +66,3 @@ pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {
 pub(in crate::gpu) fn group_like(gpus: &[Arc<dyn Gpu>]) -> Vec<Arc<dyn Gpu>> {
     Emulator::group(&gpus.iter().map(|gpu| gpu.properties().clone()).collect::<Vec<_>>())
 }
-
-/// Whether tests on a device are to use its kernels of warp groups.
-#[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
-pub(in crate::gpu) fn tests_want_warp_groups() -> bool {
-    std::env::var_os("CRESSET_TEST_WARP_GROUPS").is_some()
-}

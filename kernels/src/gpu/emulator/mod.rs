@@ -7,9 +7,9 @@ mod meeting;
 #[cfg(test)]
 mod tests;
 
+pub(super) use cards::shared_by_the_process;
 #[cfg(not(feature = "cuda"))]
 pub(super) use cards::{group_like, numbered};
-pub(super) use cards::{shared_by_the_process, tests_want_warp_groups};
 
 use super::{
     Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Rank, Staging, StreamEvent,
