@@ -247,9 +247,8 @@ impl<const P: usize> Block<P> {
             let planes = self.panels.map(|panel| panel.add(f.codes_offset()));
             let unpacked = if T > 1 { Some(unpack::<M, Q, P>(planes)) } else { None };
             let mut scales = *scales;
-            for p in 0..P {
-                let group = self.panels[p].add(HALF % 2 * f.group_bytes());
-                scales[p] = group_scale(&f, group, scales[p]);
+            for (scale, panel) in scales.iter_mut().zip(self.panels) {
+                *scale = group_scale(&f, panel.add(HALF % 2 * f.group_bytes()), *scale);
             }
             for (t, sums) in sums.iter_mut().enumerate() {
                 let x = self.x.add(t * R * self.stride);
@@ -288,9 +287,9 @@ impl<const P: usize> Block<P> {
             for r in 0..R {
                 products[r] = [M::start(x[r].offsets[HALF] * (f.zero - M::BIAS)); P];
                 if f.zeros {
-                    for p in 0..P {
-                        let zeros = self.headers[p].add(f.zeros_offset());
-                        products[r][p] = M::start_each(zeros, x[r].offsets[HALF]);
+                    for (product, header) in products[r].iter_mut().zip(self.headers) {
+                        let zeros = header.add(f.zeros_offset());
+                        *product = M::start_each(zeros, x[r].offsets[HALF]);
                     }
                 }
             }

@@ -92,9 +92,9 @@ impl<const BYTES: usize> IntegerProduct for Bytes<BYTES> {
             }
             if STEP % steps == steps - 1 {
                 for Sums { pairs, whole } in &mut sums {
-                    for byte in 0..BYTES {
+                    for (byte, pairs) in pairs.iter().enumerate() {
                         let unit = _mm256_set1_epi16(1 << (8 * byte));
-                        *whole = _mm256_add_epi32(*whole, _mm256_madd_epi16(pairs[byte], unit));
+                        *whole = _mm256_add_epi32(*whole, _mm256_madd_epi16(*pairs, unit));
                     }
                 }
             }
