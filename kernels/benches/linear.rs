@@ -18,37 +18,6 @@ use std::time::{Duration, Instant};
 
 type BoxError = Box<dyn std::error::Error>;
 
-const TYPES: [WeightType; 13] = [
-    WeightType::F32,
-    WeightType::F16,
-    WeightType::BF16,
-    WeightType::Q4_0,
-    WeightType::Q4_1,
-    WeightType::Q5_0,
-    WeightType::Q5_1,
-    WeightType::Q8_0,
-    WeightType::Q2K,
-    WeightType::Q3K,
-    WeightType::Q4K,
-    WeightType::Q5K,
-    WeightType::Q6K,
-];
-/// The types of the mode `formats`.
-const OTHERS: [WeightType; 13] = [
-    WeightType::Q4K,
-    WeightType::IQ4NL,
-    WeightType::IQ4XS,
-    WeightType::IQ3S,
-    WeightType::IQ3XXS,
-    WeightType::IQ2S,
-    WeightType::IQ2XS,
-    WeightType::IQ2XXS,
-    WeightType::IQ1S,
-    WeightType::IQ1M,
-    WeightType::MXFP4,
-    WeightType::TQ1_0,
-    WeightType::TQ2_0,
-];
 /// `(rows, cols)`.
 const SHAPES: [(usize, usize); 5] =
     [(576, 576), (1536, 576), (576, 1536), (49152, 576), (2048, 8192)];
@@ -80,6 +49,14 @@ fn main() -> Result<(), BoxError> {
     }
 }
 
+/// The types of GGUF files that candle can quantise to, or those that it lacks.
+fn types(in_candle: bool) -> impl Iterator<Item = WeightType> {
+    // These two hold activations alone.
+    let of_weights = |dtype: &WeightType| !matches!(dtype, WeightType::Q8_1 | WeightType::Q8K);
+    let types = (0..64).filter_map(WeightType::from_gguf).filter(of_weights);
+    types.filter(move |dtype| dtype.in_candle().is_some() == in_candle)
+}
+
 fn wanted_shape(rows: usize, cols: usize, args: &[String]) -> bool {
     let mut named = args.iter().filter(|arg| arg.contains('x')).peekable();
     named.peek().is_none() || named.any(|name| *name == format!("{rows}x{cols}"))
@@ -109,17 +86,14 @@ impl Bench {
         Self { c, gflops, gbytes }
     }
 
-    fn table(&self, types: &[String]) -> Result<(), BoxError> {
+    fn table(&self, named: &[String]) -> Result<(), BoxError> {
         println!(
             "| type | rows × cols | n | µs | GB/s | of read | GFLOP/s | of peak | candle µs | × candle |"
         );
         println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
-        for dtype in TYPES {
-            if !wanted(dtype, types) {
-                continue;
-            }
+        for dtype in types(true).filter(|dtype| wanted(*dtype, named)) {
             for (rows, cols) in SHAPES {
-                if cols.is_multiple_of(dtype.block_size()) && wanted_shape(rows, cols, types) {
+                if cols.is_multiple_of(dtype.block_size()) && wanted_shape(rows, cols, named) {
                     self.rows_of_table(dtype, rows, cols)?;
                 }
             }
@@ -141,7 +115,8 @@ impl Bench {
             let raw: Vec<u8> = (0..bytes).map(|i| (i * 37 % 32) as u8).collect();
             Ok((dtype, Weight::from_ggml(dtype, &raw, rows, cols)?))
         };
-        let weights: Vec<_> = OTHERS.into_iter().map(weigh).collect::<Result<_, _>>()?;
+        let compared = std::iter::once(WeightType::Q4K).chain(types(false));
+        let weights: Vec<_> = compared.map(weigh).collect::<Result<_, _>>()?;
         for n in [1, 16, 64] {
             let x = Tensor::randn(0f32, 1.0, (n, cols), &Device::Cpu)?;
             let out = Tensor::full(f32::NAN, (n, rows), &Device::Cpu)?.contiguous()?;

@@ -42,8 +42,8 @@ impl Compute {
     /// instead of sixteen.
     ///
     /// # Errors
-    /// When the kernels do not run with products of bytes (VNNI, or NEON's), which alone make that
-    /// faster.
+    /// When the kernels do not run with products of bytes (of AVX2, VNNI or NEON), which alone make
+    /// that faster.
     pub fn with_byte_activations(self) -> Result<Self, InstructionSetError> {
         let isa = Isa::best();
         let bytes = Self { byte_activations: true, ..self };

@@ -117,10 +117,10 @@ pub struct EngineSettings {
     pub instruction_set: InstructionSetSetting = InstructionSetSetting::Auto,
     /// Bits to which activations are rounded where they are multiplied by quantised weights. 8
     /// reads prompts faster and answers less exactly, and is qualified for itself. The CPU rounds
-    /// them beside integers, and needs the instruction set `avx512`, `avx_vnni`, or `neon` on a
-    /// machine with products of bytes. A GPU of compute capability 8.9 or later (RTX 40 and 50,
-    /// H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same form; all other
-    /// activations stay in bf16 there.
+    /// them beside integers, and needs the instruction set `avx512`, `avx_vnni`, `avx2`, or `neon`
+    /// on a machine with products of bytes. A GPU of compute capability 8.9 or later (RTX 40 and
+    /// 50, H100, H200) rounds them beside weights in FP8 (E4M3), to numbers of the same form; all
+    /// other activations stay in bf16 there.
     #[schemars(extend("enum" = [16, 8]))]
     pub activations: usize = 16,
     /// How a GPU keeps keys and values: `auto` in the type of the activations, `fp8` in eight bits

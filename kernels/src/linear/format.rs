@@ -67,6 +67,18 @@ pub(super) struct Format {
 }
 
 impl Format {
+    /// The largest number that a code stands for, plus `zero`.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn largest_code(&self) -> u8 {
+        let Some(table) = self.table else { return u8::MAX >> (8 - self.low - self.high) };
+        let (mut largest, mut i) = (0, 0);
+        while i < table.len() {
+            largest = if table[i] > largest { table[i] } else { largest };
+            i += 1;
+        }
+        largest
+    }
+
     pub(super) const fn header_bytes(&self) -> usize {
         self.zeros_offset() + LANES * self.zeros as usize
     }

@@ -41,6 +41,8 @@ pub(super) trait IntegerProduct {
     type Sums: Copy;
     /// Token rows and panels of a register tile.
     const TILE: (usize, usize);
+    /// Such tiles, one below the other, for which codes are unpacked once and kept in memory.
+    const TILES: usize = 1;
     /// The number that `codes` subtracts from each code where the instructions take signed bytes.
     const BIAS: i32 = 0;
 
@@ -53,7 +55,7 @@ pub(super) trait IntegerProduct {
     /// The codes of columns `4 * STEP..4 * STEP + 4`, or the numbers that they stand for, less
     /// `BIAS`.
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes;
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         sums: Self::Sums,
         codes: Self::Codes,
         x: &Rounded,
@@ -62,7 +64,9 @@ pub(super) trait IntegerProduct {
     /// Brings the line of the cache at an address, which need not be valid, into the second level.
     fn prefetch(_: *const u8) {}
     /// [`multiply`] compiled for this instruction set.
-    unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands);
+    unsafe fn multiply<Q: Quant, const R: usize, const P: usize, const T: usize>(
+        operands: &QuantisedOperands,
+    );
     /// [`round_all`] compiled for this instruction set.
     unsafe fn round_all(x: &[f32], out: &mut [Rounded]);
 }
@@ -76,9 +80,11 @@ macro_rules! entry_points {
         }
 
         $(#[target_feature(enable = $feature)])?
-        unsafe fn multiply<Q: Quant, const R: usize, const P: usize>(operands: &QuantisedOperands) {
+        unsafe fn multiply<Q: Quant, const R: usize, const P: usize, const T: usize>(
+            operands: &QuantisedOperands,
+        ) {
             // SAFETY: the caller's contract is passed on.
-            unsafe { multiply::<Self, Q, R, P>(operands) }
+            unsafe { multiply::<Self, Q, R, P, T>(operands) }
         }
     };
 }
@@ -109,7 +115,8 @@ pub(super) unsafe fn multiply_all<M: IntegerProduct>(
 ) {
     let mut row = 0;
     while row < rows {
-        let height = [4, 2, 1].into_iter().find(|h| *h <= M::TILE.0.min(rows - row)).unwrap_or(1);
+        let most = (M::TILE.0 * M::TILES).min(rows - row);
+        let height = [12, 8, 4, 2, 1].into_iter().find(|height| *height <= most).unwrap_or(1);
         // Panels that are not in the cache are taken one at a time, since memory is read fastest
         // in order.
         let width = if are_first && row == 0 { 1 } else { M::TILE.1 };
@@ -131,12 +138,14 @@ unsafe fn dispatch<M: IntegerProduct, Q: Quant>(o: &QuantisedOperands, rows: usi
     // SAFETY: the caller's contract is passed on.
     unsafe {
         match (rows, panels) {
-            (1, 1) => tile::<M, Q, 1, 1>(o),
-            (1, 2) => tile::<M, Q, 1, 2>(o),
-            (2, 1) => tile::<M, Q, 2, 1>(o),
-            (2, 2) => tile::<M, Q, 2, 2>(o),
-            (4, 1) => tile::<M, Q, 4, 1>(o),
-            (4, 2) => tile::<M, Q, 4, 2>(o),
+            (1, 1) => tile::<M, Q, 1, 1, 1>(o),
+            (1, 2) => tile::<M, Q, 1, 2, 1>(o),
+            (2, 1) => tile::<M, Q, 2, 1, 1>(o),
+            (2, 2) => tile::<M, Q, 2, 2, 1>(o),
+            (4, 1) => tile::<M, Q, 4, 1, 1>(o),
+            (4, 2) => tile::<M, Q, 4, 2, 1>(o),
+            (8, 1) => tile::<M, Q, 4, 1, 2>(o),
+            (12, 1) => tile::<M, Q, 4, 1, 3>(o),
             _ => unreachable!("no register tile of {rows} rows and {panels} panels"),
         }
     }
@@ -144,24 +153,32 @@ unsafe fn dispatch<M: IntegerProduct, Q: Quant>(o: &QuantisedOperands, rows: usi
 
 /// [`multiply`] for a tile that the instruction set uses. The others are left out here, because
 /// they would be most of what the compiler has to write.
-unsafe fn tile<M: IntegerProduct, Q: Quant, const R: usize, const P: usize>(o: &QuantisedOperands) {
-    if const { R <= M::TILE.0 && P <= M::TILE.1 } {
+unsafe fn tile<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, const T: usize>(
+    o: &QuantisedOperands,
+) {
+    if const { R <= M::TILE.0 && P <= M::TILE.1 && T <= M::TILES } {
         // SAFETY: the caller's contract is passed on.
-        unsafe { M::multiply::<Q, R, P>(o) }
+        unsafe { M::multiply::<Q, R, P, T>(o) }
     } else {
         unreachable!("a register tile of {R} rows and {P} panels is too large")
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn multiply<M: IntegerProduct, Q: Quant, const R: usize, const P: usize>(
+pub(super) unsafe fn multiply<
+    M: IntegerProduct,
+    Q: Quant,
+    const R: usize,
+    const P: usize,
+    const T: usize,
+>(
     o: &QuantisedOperands,
 ) {
     let f = const { Q::FORMAT };
     let per_super = f.super_cols / BLOCK;
-    // SAFETY: the operands cover R rows and P panels.
+    // SAFETY: the operands cover T times R rows and P panels.
     unsafe {
-        let mut sums = [[M::Lanes::splat(0.0); P]; R];
+        let mut sums = [[[M::Lanes::splat(0.0); P]; R]; T];
         for index in 0..o.depth / per_super {
             let headers = std::array::from_fn::<_, P, _>(|p| {
                 o.panel.add(p * o.panel_bytes + index * f.super_bytes())
@@ -180,18 +197,19 @@ pub(super) unsafe fn multiply<M: IntegerProduct, Q: Quant, const R: usize, const
                         }
                     }
                 }
-                let x = std::array::from_fn::<_, R, _>(|r| {
-                    &*o.x.add(r * o.depth + index * per_super + i)
-                });
+                let x = o.x.add(index * per_super + i);
+                let block = Block { headers, panels: blocks, x, stride: o.depth };
                 if f.group == BLOCK {
-                    group::<M, Q, R, P, BOTH>(&scales, headers, blocks, x, &mut sums);
+                    block.add::<M, Q, R, T, BOTH>(&scales, &mut sums);
                 } else {
-                    group::<M, Q, R, P, 0>(&scales, headers, blocks, x, &mut sums);
-                    group::<M, Q, R, P, 1>(&scales, headers, blocks, x, &mut sums);
+                    block.add::<M, Q, R, T, 0>(&scales, &mut sums);
+                    block.add::<M, Q, R, T, 1>(&scales, &mut sums);
                 }
             }
         }
-        o.store(sums);
+        for (t, sums) in sums.into_iter().enumerate() {
+            o.part(0, t * R, 0).store(sums);
+        }
     }
 }
 
@@ -200,61 +218,110 @@ const CACHE_LINE: usize = 64;
 /// The value of `HALF` that stands for the whole block.
 const BOTH: usize = 2;
 
-/// Multiplies one half of a block, or both.
-#[inline(always)]
-unsafe fn group<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, const HALF: usize>(
-    scales: &[(M::Lanes, M::Lanes); P],
+/// A block of some panels, and that of the first row's activations; those of further rows are
+/// `stride` blocks apart.
+struct Block<const P: usize> {
     headers: [*const u8; P],
-    blocks: [*const u8; P],
-    x: [&Rounded; R],
-    sums: &mut [[M::Lanes; P]; R],
-) {
-    let f = const { Q::FORMAT };
-    // SAFETY: the caller's contract is passed on.
-    unsafe {
-        let planes = blocks.map(|block| block.add(f.codes_offset()));
-        let mut products = [[M::start(0); P]; R];
-        for r in 0..R {
-            products[r] = [M::start(x[r].offsets[HALF] * (f.zero - M::BIAS)); P];
-            if f.zeros {
-                for p in 0..P {
-                    let zeros = headers[p].add(f.zeros_offset());
-                    products[r][p] = M::start_each(zeros, x[r].offsets[HALF]);
+    panels: [*const u8; P],
+    x: *const Rounded,
+    stride: usize,
+}
+
+impl<const P: usize> Block<P> {
+    /// Adds the products of one half of the block, or of both.
+    #[inline(always)]
+    unsafe fn add<
+        M: IntegerProduct,
+        Q: Quant,
+        const R: usize,
+        const T: usize,
+        const HALF: usize,
+    >(
+        &self,
+        scales: &[(M::Lanes, M::Lanes); P],
+        sums: &mut [[[M::Lanes; P]; R]; T],
+    ) {
+        let f = const { Q::FORMAT };
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            let planes = self.panels.map(|panel| panel.add(f.codes_offset()));
+            let unpacked = if T > 1 { Some(unpack::<M, Q, P>(planes)) } else { None };
+            let mut scales = *scales;
+            for (scale, panel) in scales.iter_mut().zip(self.panels) {
+                *scale = group_scale(&f, panel.add(HALF % 2 * f.group_bytes()), *scale);
+            }
+            for (t, sums) in sums.iter_mut().enumerate() {
+                let x = self.x.add(t * R * self.stride);
+                let x = std::array::from_fn::<_, R, _>(|r| &*x.add(r * self.stride));
+                let mut products = self.start::<M, Q, R, HALF>(x);
+                macro_rules! steps {
+                    ($($step:literal)*) => {$(
+                        let codes = match unpacked {
+                            Some(unpacked) => unpacked[$step],
+                            None => codes_of::<M, Q, P, $step>(planes),
+                        };
+                        step::<M, Q, R, P, $step>(&mut products, codes, x);
+                    )*};
                 }
+                if HALF != 1 {
+                    steps!(0 1 2 3);
+                }
+                if HALF != 0 {
+                    steps!(4 5 6 7);
+                }
+                add_scaled::<M, Q, R, P, HALF>(products, x, &scales, sums);
             }
         }
-        if HALF != 1 {
-            step::<M, Q, R, P, 0>(&mut products, planes, x);
-            step::<M, Q, R, P, 1>(&mut products, planes, x);
-            step::<M, Q, R, P, 2>(&mut products, planes, x);
-            step::<M, Q, R, P, 3>(&mut products, planes, x);
-        }
-        if HALF != 0 {
-            step::<M, Q, R, P, 4>(&mut products, planes, x);
-            step::<M, Q, R, P, 5>(&mut products, planes, x);
-            step::<M, Q, R, P, 6>(&mut products, planes, x);
-            step::<M, Q, R, P, 7>(&mut products, planes, x);
-        }
-        for p in 0..P {
-            let (scale, min) =
-                group_scale(&f, blocks[p].add(HALF % 2 * f.group_bytes()), scales[p]);
+    }
+
+    /// The sums before the first product.
+    #[inline(always)]
+    unsafe fn start<M: IntegerProduct, Q: Quant, const R: usize, const HALF: usize>(
+        &self,
+        x: [&Rounded; R],
+    ) -> [[M::Sums; P]; R] {
+        let f = const { Q::FORMAT };
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            let mut products = [[M::start(0); P]; R];
             for r in 0..R {
-                let product = M::finish(products[r][p]).mul(M::Lanes::splat(x[r].scale));
-                sums[r][p] = product.mul_add(scale, sums[r][p]);
-                if f.min {
-                    sums[r][p] = min.mul_add(M::Lanes::splat(x[r].sums[HALF]), sums[r][p]);
+                products[r] = [M::start(x[r].offsets[HALF] * (f.zero - M::BIAS)); P];
+                if f.zeros {
+                    for (product, header) in products[r].iter_mut().zip(self.headers) {
+                        let zeros = header.add(f.zeros_offset());
+                        *product = M::start_each(zeros, x[r].offsets[HALF]);
+                    }
                 }
             }
+            products
         }
     }
 }
 
+/// The codes of all steps of a block.
 #[inline(always)]
-unsafe fn step<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, const STEP: usize>(
-    products: &mut [[M::Sums; P]; R],
+unsafe fn unpack<M: IntegerProduct, Q: Quant, const P: usize>(
     planes: [*const u8; P],
-    x: [&Rounded; R],
-) {
+) -> [[M::Codes; P]; BLOCK / 4] {
+    // SAFETY: the caller's contract is passed on.
+    unsafe {
+        [
+            codes_of::<M, Q, P, 0>(planes),
+            codes_of::<M, Q, P, 1>(planes),
+            codes_of::<M, Q, P, 2>(planes),
+            codes_of::<M, Q, P, 3>(planes),
+            codes_of::<M, Q, P, 4>(planes),
+            codes_of::<M, Q, P, 5>(planes),
+            codes_of::<M, Q, P, 6>(planes),
+            codes_of::<M, Q, P, 7>(planes),
+        ]
+    }
+}
+
+#[inline(always)]
+unsafe fn codes_of<M: IntegerProduct, Q: Quant, const P: usize, const STEP: usize>(
+    planes: [*const u8; P],
+) -> [M::Codes; P] {
     // SAFETY: the caller's contract is passed on.
     unsafe {
         // A loop instead of `map`: the closure would not be compiled with the instructions that the
@@ -263,9 +330,46 @@ unsafe fn step<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, cons
         for p in 1..P {
             codes[p] = M::codes::<Q, STEP>(planes[p]);
         }
-        for (products, x) in products.iter_mut().zip(x) {
-            for (product, codes) in products.iter_mut().zip(codes) {
-                *product = M::dot::<STEP>(*product, codes, x);
+        codes
+    }
+}
+
+#[inline(always)]
+unsafe fn step<M: IntegerProduct, Q: Quant, const R: usize, const P: usize, const STEP: usize>(
+    products: &mut [[M::Sums; P]; R],
+    codes: [M::Codes; P],
+    x: [&Rounded; R],
+) {
+    for (products, x) in products.iter_mut().zip(x) {
+        for (product, codes) in products.iter_mut().zip(codes) {
+            // SAFETY: the caller's contract is passed on.
+            *product = unsafe { M::dot::<Q, STEP>(*product, codes, x) };
+        }
+    }
+}
+
+/// Adds products times the scales of the activations and of the weights, and the minimums.
+#[inline(always)]
+unsafe fn add_scaled<
+    M: IntegerProduct,
+    Q: Quant,
+    const R: usize,
+    const P: usize,
+    const HALF: usize,
+>(
+    products: [[M::Sums; P]; R],
+    x: [&Rounded; R],
+    scales: &[(M::Lanes, M::Lanes); P],
+    sums: &mut [[M::Lanes; P]; R],
+) {
+    for p in 0..P {
+        let (scale, min) = scales[p];
+        for r in 0..R {
+            // SAFETY: the caller's contract is passed on.
+            let product = unsafe { M::finish(products[r][p]) }.mul(M::Lanes::splat(x[r].scale));
+            sums[r][p] = product.mul_add(scale, sums[r][p]);
+            if const { Q::FORMAT.min } {
+                sums[r][p] = min.mul_add(M::Lanes::splat(x[r].sums[HALF]), sums[r][p]);
             }
         }
     }

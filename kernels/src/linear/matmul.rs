@@ -4,10 +4,10 @@
 
 use super::integer::{self, IntegerProduct, QuantisedOperands};
 use super::machines::Plain;
+#[cfg(target_arch = "x86_64")]
+use super::machines::{Bytes, HalfVnni, Vnni, Words};
 #[cfg(target_arch = "aarch64")]
 use super::machines::{DotProduct, Widening};
-#[cfg(target_arch = "x86_64")]
-use super::machines::{HalfVnni, MultiplyAdd, Vnni};
 use super::rounding::Rounded;
 use super::tile::{self, PANELS, PanelOperands, ROWS};
 use super::{Weight, WeightPart, format};
@@ -108,7 +108,7 @@ pub(super) fn run(
     let x = &weight.gathered(x);
     let n = x.len() / weight.cols;
     let group = RowGroup { parts: 0..weight.parts.len(), first_output: 0, rows: 0..n };
-    multiply_groups(isa, c, weight, &[group], RowMap::All(n), bias, x, out);
+    Product { weight, groups: &[group], map: RowMap::All(n), bias, x, out }.run(isa, c);
 }
 
 /// Multiplies each row by the matrices of some of the `experts` that are stacked in `weight`, all
@@ -138,67 +138,73 @@ pub(crate) fn run_chosen(
         choices.resize(choices.len().next_multiple_of(ROWS), NO_CHOICE);
     }
     let map = RowMap::Chosen { choices: &choices, choices_per_row };
-    multiply_groups(Isa::best(), c, weight, &groups, map, bias, x, out);
+    Product { weight, groups: &groups, map, bias, x, out }.run(Isa::best(), c);
 }
 
-#[expect(clippy::too_many_arguments, reason = "two callers hand over what they were given")]
-fn multiply_groups(
-    isa: Isa,
-    c: &Compute,
-    weight: &Weight,
-    groups: &[RowGroup],
-    map: RowMap,
-    bias: Option<&[f32]>,
-    x: &[f32],
-    out: &mut [f32],
-) {
-    let multiply = match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 if c.byte_activations() => multiply_by::<Vnni<1>>,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => multiply_by::<Vnni<2>>,
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni if c.byte_activations() => multiply_by::<HalfVnni<1>>,
-        #[cfg(target_arch = "x86_64")]
-        Isa::AvxVnni => multiply_by::<HalfVnni<2>>,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => multiply_by::<MultiplyAdd>,
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => match (is_aarch64_feature_detected!("i8mm"), c.byte_activations()) {
-            (true, true) => multiply_by::<DotProduct<true, 1>>,
-            (true, false) => multiply_by::<DotProduct<true, 2>>,
-            (false, true) => multiply_by::<DotProduct<false, 1>>,
-            (false, false) if Isa::Neon.has_byte_products() => multiply_by::<DotProduct<false, 2>>,
-            (false, false) => multiply_by::<Widening>,
-        },
-        Isa::Portable => multiply_by::<Plain>,
-    };
-    multiply(c, weight, groups, map, bias, x, out);
+/// What is multiplied, on slices whose sizes have been checked.
+struct Product<'a> {
+    weight: &'a Weight,
+    groups: &'a [RowGroup],
+    map: RowMap<'a>,
+    bias: Option<&'a [f32]>,
+    x: &'a [f32],
+    out: &'a mut [f32],
 }
 
-/// [`multiply_groups`] with the integer product and the vectors of an instruction set, which the
-/// machine has.
-fn multiply_by<M: IntegerProduct>(
-    c: &Compute,
-    weight: &Weight,
-    groups: &[RowGroup],
-    map: RowMap,
-    bias: Option<&[f32]>,
-    x: &[f32],
-    out: &mut [f32],
-) {
-    let first = groups.first().map_or(0..0, |group| group.parts.clone());
-    let width = weight.parts[first].iter().map(|part| part.rows).sum();
-    SCRATCH.with_borrow_mut(|scratch| {
-        if weight.rounds_activations() {
-            scratch.round::<M>(c, x, weight.cols, map);
-        }
-        if !weight.parts.iter().all(WeightPart::rounds_activations) {
-            scratch.transpose_tiles(c, x, weight.cols, map);
-        }
-        let out = Parts::new(out);
-        Matmul { weight, groups, map, bias, x: scratch, out, width }.run::<M>(c);
-    });
+impl Product<'_> {
+    fn run(self, isa: Isa, c: &Compute) {
+        let run = match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if c.byte_activations() => Self::run_by::<Vnni<1>>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Self::run_by::<Vnni<2>>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni if c.byte_activations() => Self::run_by::<HalfVnni<1>>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Self::run_by::<HalfVnni<2>>,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => match (self.weight.has_small_codes(), c.byte_activations()) {
+                (true, true) => Self::run_by::<Bytes<1>>,
+                (false, true) => Self::run_by::<Words<1>>,
+                (true, false) if self.has_single_rows() => Self::run_by::<Bytes<2>>,
+                (_, false) => Self::run_by::<Words<2>>,
+            },
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => match (is_aarch64_feature_detected!("i8mm"), c.byte_activations()) {
+                (true, true) => Self::run_by::<DotProduct<true, 1>>,
+                (true, false) => Self::run_by::<DotProduct<true, 2>>,
+                (false, true) => Self::run_by::<DotProduct<false, 1>>,
+                (false, false) if isa.has_byte_products() => Self::run_by::<DotProduct<false, 2>>,
+                (false, false) => Self::run_by::<Widening>,
+            },
+            Isa::Portable => Self::run_by::<Plain>,
+        };
+        run(self, c);
+    }
+
+    /// Whether each matrix is multiplied by one row.
+    #[cfg(target_arch = "x86_64")]
+    fn has_single_rows(&self) -> bool {
+        self.groups.iter().all(|group| group.rows.len() == 1)
+    }
+
+    /// Computes it with the integer product and the vectors of an instruction set, which the
+    /// machine has.
+    fn run_by<M: IntegerProduct>(self, c: &Compute) {
+        let Self { weight, groups, map, bias, x, out } = self;
+        let first = groups.first().map_or(0..0, |group| group.parts.clone());
+        let width = weight.parts[first].iter().map(|part| part.rows).sum();
+        SCRATCH.with_borrow_mut(|scratch| {
+            if weight.rounds_activations() {
+                scratch.round::<M>(c, x, weight.cols, map);
+            }
+            if !weight.parts.iter().all(WeightPart::rounds_activations) {
+                scratch.transpose_tiles(c, x, weight.cols, map);
+            }
+            let out = Parts::new(out);
+            Matmul { weight, groups, map, bias, x: scratch, out, width }.run::<M>(c);
+        });
+    }
 }
 
 /// Rows of a tile that holds up to twelve: 12, or the smallest tile that holds the rows that are

@@ -143,6 +143,13 @@ impl Weight {
         self.parts.iter().any(WeightPart::rounds_activations)
     }
 
+    /// Whether no number that a code stands for takes more than seven bits.
+    #[cfg(target_arch = "x86_64")]
+    fn has_small_codes(&self) -> bool {
+        let is_small = |format: format::Format| format.largest_code() < 128;
+        self.parts.iter().filter_map(|part| format::of(part.dtype)).all(is_small)
+    }
+
     /// Makes a weight of raw little-endian blocks (F32, F16, BF16 and every block type), row-major
     /// `[rows, cols]`.
     pub fn from_ggml(dtype: WeightType, raw: &[u8], rows: usize, cols: usize) -> Result<Self> {

@@ -4,6 +4,7 @@
 //! eight bits too: on AVX-512 a product then takes half as many instructions.
 
 use super::format::BLOCK;
+use std::array::from_fn;
 
 /// The largest magnitude of a code of one byte, or of two: both bytes of 127 · 257, the low one
 /// signed, fit a signed byte.
@@ -77,5 +78,17 @@ impl Rounded {
         let (first, second) = codes.split_at(BLOCK / 2);
         let sum = |half: &[i16]| half.iter().map(|code| i32::from(*code)).sum();
         Self::new(arrange(&codes), scale, sum(first), sum(second))
+    }
+
+    /// Rounds a block to codes of `bytes` bytes: their high bytes, then their low ones, which are
+    /// signed.
+    #[inline(always)]
+    pub(super) fn split(x: &[f32; BLOCK], bytes: usize) -> Self {
+        Self::plain(x, limit(bytes), |codes| {
+            from_fn(|i| match i.checked_sub(BLOCK) {
+                None => ((codes[i] + 128) >> 8) as u8,
+                Some(i) => codes[i] as u8,
+            })
+        })
     }
 }

@@ -77,9 +77,7 @@ impl Isa {
     pub(crate) fn has_byte_products(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::AvxVnni => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => false,
+            Self::Avx512 | Self::AvxVnni | Self::Avx2 => true,
             // All machines with `i8mm` have it.
             #[cfg(target_arch = "aarch64")]
             Self::Neon => std::arch::is_aarch64_feature_detected!("dotprod"),
@@ -133,8 +131,9 @@ pub enum InstructionSetError {
     #[error("the kernels of this process already run on {0}")]
     Chosen(&'static str),
     #[error(
-        "activations of eight bits are faster with the instruction sets avx512, avx_vnni and neon \
-         (on machines with products of bytes) alone, and the kernels of this process run on {0}"
+        "activations of eight bits are faster with the instruction sets avx512, avx_vnni, avx2 and \
+         neon (on machines with products of bytes) alone, and the kernels of this process run on \
+         {0}"
     )]
     NoBytes(&'static str),
 }

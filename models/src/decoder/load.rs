@@ -185,6 +185,12 @@ impl<O: Ops> Decoder<O> {
             sliding_rope: None,
             no_rope: None,
         };
+        // Before the layers: while a matrix is packed it is in memory twice, and this one is large.
+        let head = if tied_embeddings {
+            Some(tied_head)
+        } else {
+            loader.tensors.rows_of("lm_head.weight", shape, own_rows).map(Some)
+        };
         let mut load = |layer| {
             loader.layer = layer;
             loader.tensors.share.kv_parts = whole.kv_heads_of(layer).count.min(rank.count);
@@ -194,11 +200,6 @@ impl<O: Ops> Decoder<O> {
         // The logits are linear in what the last norm gives.
         let scale = spec.config.logits_scale;
         let norm = loader.tensors.scaled_norm("model.norm.weight", hidden_size, scale);
-        let head = if tied_embeddings {
-            Some(tied_head)
-        } else {
-            loader.tensors.rows_of("lm_head.weight", shape, own_rows).map(Some)
-        };
         let (embedding, layers, head) =
             (embedding?, layers.into_iter().collect::<Option<_>>()?, head?);
         Some(Self {

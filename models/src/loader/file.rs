@@ -1,19 +1,17 @@
-//! Reads a release's files once, from the beginning to the end, and never maps them: a file that is
-//! cut or rewritten meanwhile gives an error, and the bytes that were used are those that were
-//! hashed.
+//! Reads a release's files and never maps them: a file that is cut or rewritten meanwhile gives an
+//! error, and the bytes that were used are those that were hashed, because every byte is read once.
 
 use super::damaged;
+use super::digest::{BLOCK, FileDigest, Part};
 use crate::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Bytes that are read at once where nobody needs them in one piece.
@@ -31,43 +29,20 @@ const READERS: usize = 8;
 /// A piece of a file. It is shared with the thread that hashes it.
 pub(crate) type Bytes = Arc<Vec<u8>>;
 
-/// One file, read in order.
+/// One file, of which ranges are read in any order. What is hashed are blocks, so one of which only
+/// a part was asked for is kept.
 pub(crate) struct FileReader {
     path: PathBuf,
     file: File,
     len: usize,
-    /// Bytes that were read and not yet taken.
+    /// The beginning, in whole blocks, before the first range is read.
     ahead: Vec<u8>,
-    /// Pieces that were taken. The next ones get the memory of those that nobody has any more.
-    taken: Vec<Bytes>,
-    /// Position of the first byte that was not taken.
-    at: usize,
-    digest: Option<ExpectedDigest>,
-}
-
-/// The BLAKE3 digest that a file must have, and the thread that computes the one it has. Hashing
-/// runs beside the packing of weights, so it costs no time as long as a core is free for it.
-struct ExpectedDigest {
-    blake3: String,
-    pieces: SyncSender<Bytes>,
-    thread: JoinHandle<blake3::Hash>,
-}
-
-impl ExpectedDigest {
-    fn start(blake3: &str) -> std::io::Result<Self> {
-        // Without a queue at most two pieces are in memory, however large tensors are: the one that
-        // is hashed and the one that is packed.
-        let (pieces, received) = sync_channel::<Bytes>(0);
-        let hash = move || {
-            let mut hasher = blake3::Hasher::new();
-            for piece in received {
-                hasher.update(&piece);
-            }
-            hasher.finalize()
-        };
-        let thread = std::thread::Builder::new().name("hash".into()).spawn(hash)?;
-        Ok(Self { blake3: blake3.to_owned(), pieces, thread })
-    }
+    /// Whether each block was read.
+    was_read: Vec<bool>,
+    kept: BTreeMap<usize, Bytes>,
+    /// Pieces that were read. The next ones get the memory of those that nobody has any more.
+    pieces: Vec<Bytes>,
+    digest: Option<(String, FileDigest)>,
 }
 
 impl FileReader {
@@ -83,15 +58,16 @@ impl FileReader {
         if len == 0 {
             return Err(damaged(path, "it is empty"));
         }
-        let digest = blake3.map(ExpectedDigest::start).transpose().map_err(io)?;
+        let expect = |blake3: &str| Ok((blake3.to_owned(), FileDigest::start(len)?));
         Ok(Self {
             path: path.to_owned(),
             file,
             len,
             ahead: Vec::new(),
-            taken: Vec::new(),
-            at: 0,
-            digest,
+            was_read: vec![false; len.div_ceil(BLOCK)],
+            kept: BTreeMap::new(),
+            pieces: Vec::new(),
+            digest: blake3.map(expect).transpose().map_err(io)?,
         })
     }
 
@@ -104,115 +80,151 @@ impl FileReader {
         self.len
     }
 
-    /// The next `len` bytes, which stay untaken. They must lie within the file's length.
+    /// The first `len` bytes, which must lie within the file's length, before any range is read.
     pub(crate) fn peek(&mut self, len: usize) -> Result<&[u8]> {
-        if self.ahead.len() < len {
-            let most = self.len - self.at;
-            let wanted = len.max(2 * self.ahead.len()).max(PIECE / 16).min(most);
+        let old = self.ahead.len();
+        if old < len {
+            let wanted = len.max(2 * old).max(PIECE / 16).next_multiple_of(BLOCK).min(self.len);
             let mut ahead = std::mem::take(&mut self.ahead);
-            self.fill(&mut ahead, wanted)?;
+            ahead.resize(wanted, 0);
+            self.fill(&mut ahead[old..], old)?;
             self.ahead = ahead;
         }
         Ok(&self.ahead[..len])
     }
 
-    /// Takes the next `len` bytes. They must lie within the file's length.
-    pub(crate) fn take(&mut self, len: usize) -> Result<Bytes> {
-        let piece = if self.ahead.is_empty() && len > PART.max(KEPT) {
-            self.large_piece(len)?
-        } else {
-            let mut piece = self.free_memory();
-            piece.extend(self.ahead.drain(..self.ahead.len().min(len)));
-            self.fill(&mut piece, len)?;
-            piece
-        };
-        self.at += len;
+    /// Reads a range of the file's length. No byte may be read twice.
+    pub(crate) fn read(&mut self, range: Range<usize>) -> Result<Bytes> {
+        let (mut parts, mut runs) = (self.keep_peeked(), Vec::new());
+        let mut piece = self.memory(range.len());
+        let mut at = range.start;
+        while at < range.end {
+            let (first_block, from) = (at / BLOCK, at - range.start);
+            let mut end = self.end_of_run(at, range.end);
+            if end > at {
+                self.fill(&mut piece[from..end - range.start], at)?;
+                self.was_read[first_block..end.div_ceil(BLOCK)].fill(true);
+                runs.push((from..end - range.start, first_block));
+            } else {
+                end = range.end.min((first_block + 1) * BLOCK);
+                parts.extend(self.keep(first_block)?);
+                let kept = &self.kept[&first_block][at % BLOCK..][..end - at];
+                piece[from..end - range.start].copy_from_slice(kept);
+            }
+            at = end;
+        }
         let piece = Arc::new(piece);
-        if len <= KEPT {
-            self.taken.push(piece.clone());
+        if piece.len() <= KEPT {
+            self.pieces.push(piece.clone());
         }
-        if let Some(digest) = &self.digest {
-            // The thread ends before its channel only by a panic, which `finish` reports.
-            let _ = digest.pieces.send(piece.clone());
-        }
+        let of_piece = |(range, first_block)| Part { piece: piece.clone(), range, first_block };
+        self.hash(parts.into_iter().chain(runs.into_iter().map(of_piece)).collect());
         Ok(piece)
     }
 
-    /// An empty piece, in memory of an earlier one if possible: new memory would cost the system as
-    /// long as reading the file does.
-    fn free_memory(&mut self) -> Vec<u8> {
-        let free = self.taken.iter().position(|piece| Arc::strong_count(piece) == 1);
-        let piece = free.and_then(|i| Arc::into_inner(self.taken.swap_remove(i)));
-        piece.map_or_else(Vec::new, |mut memory| {
-            memory.clear();
-            memory
-        })
+    fn hash(&self, parts: Vec<Part>) {
+        if let Some((_, digest)) = &self.digest {
+            digest.add(parts);
+        }
     }
 
-    /// Reads the next `len` bytes by several threads. The system gives memory of zeros only when it
-    /// is written, so these threads share that work too.
-    fn large_piece(&mut self, len: usize) -> Result<Vec<u8>> {
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        let mut piece = vec![0; len];
+    /// The end of the whole blocks between `at` and `end` that follow each other and were not read.
+    fn end_of_run(&self, at: usize, end: usize) -> usize {
+        let whole = if end == self.len { self.was_read.len() } else { end / BLOCK };
+        match self.was_read.get(at / BLOCK..whole) {
+            Some(blocks) if at.is_multiple_of(BLOCK) => {
+                let count = blocks.iter().take_while(|read| !**read).count();
+                (at + count * BLOCK).min(self.len)
+            }
+            _ => at,
+        }
+    }
+
+    /// Reads a block of which a part is asked for, unless it is kept already. Returns what is new
+    /// to the digest.
+    fn keep(&mut self, first_block: usize) -> Result<Option<Part>> {
+        if self.kept.contains_key(&first_block) {
+            return Ok(None);
+        }
+        assert!(!self.was_read[first_block], "invariant: no byte is read twice");
+        let start = first_block * BLOCK;
+        let mut bytes = vec![0; BLOCK.min(self.len - start)];
+        self.fill(&mut bytes, start)?;
+        self.was_read[first_block] = true;
+        let piece = Arc::new(bytes);
+        self.kept.insert(first_block, piece.clone());
+        Ok(Some(Part { range: 0..piece.len(), piece, first_block }))
+    }
+
+    /// Keeps the blocks that were peeked. Returns what is new to the digest.
+    fn keep_peeked(&mut self) -> Vec<Part> {
+        let piece = Arc::new(std::mem::take(&mut self.ahead));
+        for (block, bytes) in piece.chunks(BLOCK).enumerate() {
+            self.was_read[block] = true;
+            self.kept.insert(block, Arc::new(bytes.to_vec()));
+        }
+        let part = Part { range: 0..piece.len(), piece, first_block: 0 };
+        if part.range.is_empty() { Vec::new() } else { vec![part] }
+    }
+
+    /// A piece of some length, in memory of an earlier one if possible: new memory would cost the
+    /// system as long as reading the file does.
+    fn memory(&mut self, len: usize) -> Vec<u8> {
+        let is_free = |piece: &Bytes| len <= KEPT && Arc::strong_count(piece) == 1;
+        let free = self.pieces.iter().position(is_free);
+        match free.and_then(|i| Arc::into_inner(self.pieces.swap_remove(i))) {
+            Some(mut memory) => {
+                memory.resize(len, 0);
+                memory
+            }
+            None => vec![0; len],
+        }
+    }
+
+    /// Reads what the file has at a position; several threads read a large piece. The system gives
+    /// memory of zeros only when it is written, so these threads share that work too.
+    fn fill(&self, into: &mut [u8], at: usize) -> Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(READERS);
-        let part = len.div_ceil(threads).max(PART);
-        let (file, from) = (&self.file, self.at as u64);
+        let part = if into.len() > KEPT { into.len().div_ceil(threads).max(PART) } else { KEPT };
+        let read =
+            |(i, own): (usize, &mut [u8])| self.file.read_exact_at(own, (at + i * part) as u64);
+        let mut parts = into.chunks_mut(part).enumerate();
+        let first = parts.next();
         let read = std::thread::scope(|scope| {
-            let parts = piece.chunks_mut(part).enumerate();
-            let read =
-                |(i, own): (usize, &mut [u8])| file.read_exact_at(own, from + (i * part) as u64);
             let readers: Vec<_> = parts.map(|one| scope.spawn(move || read(one))).collect();
+            first.map_or(Ok(()), read)?;
             readers.into_iter().try_for_each(|reader| {
                 reader.join().unwrap_or_else(|_| Err(std::io::Error::other("a reader panicked")))
             })
         });
-        match read {
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Err(self.cut_short()),
-            other => other.map_err(io)?,
-        }
-        self.file.seek(SeekFrom::Start(from + len as u64)).map_err(io)?;
-        Ok(piece)
+        read.map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => {
+                let len = self.len;
+                let what = format!("it had {len} bytes and was cut short while it was read");
+                damaged(&self.path, &what)
+            }
+            _ => Error::Io { path: self.path.clone(), source },
+        })
     }
 
-    fn cut_short(&self) -> Error {
-        let what = format!("it had {} bytes and was cut short while it was read", self.len);
-        damaged(&self.path, &what)
-    }
-
-    /// Reads on until `into` has `len` bytes.
-    fn fill(&mut self, into: &mut Vec<u8>, len: usize) -> Result<()> {
-        let io = |source| Error::Io { path: self.path.clone(), source };
-        let more = len - into.len();
-        into.reserve_exact(more);
-        self.file.by_ref().take(more as u64).read_to_end(into).map_err(io)?;
-        if into.len() < len { Err(self.cut_short()) } else { Ok(()) }
-    }
-
-    /// Reads the file to its end, at most `bytes_per_second` of it a second, and compares its
-    /// digest.
+    /// Reads the whole file, at most `bytes_per_second` of it a second, and compares its digest.
     pub(super) fn check(mut self, bytes_per_second: u64) -> Result<()> {
-        while self.at < self.len {
-            let piece = self.take(PIECE.min(self.len - self.at))?.len();
+        for at in (0..self.len).step_by(PIECE) {
+            let piece = self.read(at..self.len.min(at + PIECE))?.len();
             let share = piece as f64 / bytes_per_second.max(1) as f64;
             std::thread::sleep(Duration::from_secs_f64(share));
         }
         self.finish()
     }
 
-    /// Takes what lies before `position` and drops it.
-    fn skip_to(&mut self, position: usize) -> Result<()> {
-        while self.at < position {
-            self.take(PIECE.min(position - self.at))?;
-        }
-        Ok(())
-    }
-
-    /// Reads the rest of the file and compares its digest with the expected one.
+    /// Reads the rest of the file and compares its digest with the expected one, if there is one.
     pub(crate) fn finish(mut self) -> Result<()> {
-        self.skip_to(self.len)?;
-        let Some(ExpectedDigest { blake3, pieces, thread }) = self.digest else { return Ok(()) };
-        drop(pieces);
-        let found = thread.join().map_err(|_| damaged(&self.path, "it could not be hashed"))?;
+        while let Some(block) = self.was_read.iter().position(|read| !read) {
+            let at = block * BLOCK;
+            self.read(at..self.end_of_run(at, self.len).min(at + PIECE))?;
+        }
+        let Some((blake3, digest)) = self.digest else { return Ok(()) };
+        let found = digest.finish().ok_or_else(|| damaged(&self.path, "it could not be hashed"))?;
         let found = found.to_hex();
         if found.as_str() == blake3 {
             return Ok(());
@@ -227,55 +239,29 @@ pub(super) fn changed(path: &Path, what: &str) -> Error {
     Error::Changed(format!("{path} is not the file that was qualified: {what}; fetch it again"))
 }
 
-/// The tensors of one file. The file is read in its own order, and a tensor that lies before the
-/// one asked for is kept until it is asked for. Each tensor is in memory in one form only, as it
-/// was read or as it was packed, so a load takes no more than its result, however tensors are
-/// ordered.
+/// The tensors of one file, which are read when they are asked for: no tensor waits in memory for
+/// its turn.
 pub(super) struct TensorReader {
     file: FileReader,
-    /// The tensors that were not read yet, by their place in the file. Empty ones share theirs.
-    unread: BTreeMap<(usize, String), Range<usize>>,
-    kept: BTreeMap<String, Bytes>,
-    unused: BTreeSet<String>,
+    untaken: BTreeMap<String, Range<usize>>,
 }
 
 impl TensorReader {
-    /// `tensors` are names and byte ranges, which lie within the file and behind what was taken.
+    /// `tensors` are names and byte ranges, which lie within the file and do not overlap.
     pub(crate) fn new(
         file: FileReader,
         tensors: impl Iterator<Item = (String, Range<usize>)>,
     ) -> Self {
-        let unread = tensors.map(|(name, range)| ((range.start, name), range)).collect();
-        Self { file, unread, kept: BTreeMap::new(), unused: BTreeSet::new() }
-    }
-
-    /// The tensor will not be asked for.
-    pub(crate) fn ignore(&mut self, name: &str) {
-        self.unused.insert(name.to_owned());
+        Self { file, untaken: tensors.collect() }
     }
 
     /// A tensor's bytes. Each may be taken once.
     pub(crate) fn take(&mut self, name: &str) -> Result<Bytes> {
-        if let Some(bytes) = self.kept.remove(name) {
-            return Ok(bytes);
-        }
-        loop {
-            let next = self.unread.pop_first();
-            let ((_, next), range) = next.expect("invariant: each tensor is taken once");
-            self.file.skip_to(range.start)?;
-            if self.unused.contains(&next) {
-                continue;
-            }
-            let bytes = self.file.take(range.len())?;
-            if next == name {
-                return Ok(bytes);
-            }
-            self.kept.insert(next, bytes);
-        }
+        let range = self.untaken.remove(name).expect("invariant: each tensor is taken once");
+        self.file.read(range)
     }
 
     pub(crate) fn finish(self) -> Result<()> {
-        drop(self.kept);
         self.file.finish()
     }
 }

@@ -1,6 +1,7 @@
 //! Reads files into a model: containers (`gguf`, `safetensors`), names, and the registry of
 //! architectures.
 
+mod digest;
 mod experts;
 mod file;
 #[cfg(test)]

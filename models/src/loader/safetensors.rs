@@ -108,10 +108,8 @@ impl Checkpoint {
     fn join(&mut self, quantisation: Option<&Quantisation>) -> Result<()> {
         self.join_mxfp4()?;
         if let Some(quantisation) = quantisation {
-            let unused = quantised::join(&mut self.entries, quantisation);
-            for (name, shard) in unused.map_err(|what| self.refused(what))? {
-                self.readers[shard].ignore(&name);
-            }
+            let joined = quantised::join(&mut self.entries, quantisation);
+            joined.map_err(|what| self.refused(what))?;
         }
         match self.entries.iter().find(|(_, entry)| entry.dtype.is_none()) {
             Some((name, entry)) => {
@@ -233,17 +231,6 @@ impl Checkpoint {
         let made = joined.blocks(&parts).map_err(|what| self.refused(what.of(name)))?;
         let (blocks, order) = made;
         Ok((Arc::new(blocks), order))
-    }
-
-    /// The tensor will not be taken.
-    pub(crate) fn ignore(&mut self, name: &str) {
-        let ShardEntry { shard, joined, .. } = &self.entries[name];
-        match joined {
-            Some(joined) => {
-                joined.parts.iter().for_each(|(name, shard)| self.readers[*shard].ignore(name));
-            }
-            None => self.readers[*shard].ignore(name),
-        }
     }
 
     /// Reads the rest of all files and checks their digests.

@@ -70,9 +70,9 @@ impl ModelSource {
             let what = format!("{} bytes are too many for this file", file.len());
             return Err(damaged(&path, &what));
         }
-        let bytes = file.take(file.len())?;
+        let bytes = file.read(0..file.len())?;
         file.finish()?;
-        // The thread that hashed it has ended, so this is the last owner.
+        // The file and the thread that hashed it have ended, so this is the last owner.
         Ok(Some(Arc::unwrap_or_clone(bytes)))
     }
 

@@ -351,13 +351,7 @@ impl<M: OpMemory> Tensors<'_, M> {
     }
 
     fn leave_out(&mut self, names: Vec<String>) {
-        for name in names {
-            match &mut self.container {
-                Container::Gguf(tensors, _) => tensors.ignore(&name),
-                Container::Checkpoint(files) => files.ignore(&name),
-            }
-            self.taken.insert(name);
-        }
+        self.taken.extend(names);
     }
 
     /// Reads what is left of the files and returns `built`, or an error that lists all problems. A

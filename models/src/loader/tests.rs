@@ -381,12 +381,40 @@ fn large_pieces_are_read_whole_or_not_at_all() {
     std::fs::write(&path, &bytes).unwrap();
     let digest = blake3::hash(&bytes).to_hex();
     let mut reader = file::FileReader::open(&path, Some(&digest)).unwrap();
-    let sizes = [5, 35_000_001, 999_997];
-    let read: Vec<_> = sizes.iter().map(|len| reader.take(*len).unwrap()).collect();
-    assert!(read.iter().flat_map(|piece| piece.iter()).eq(&bytes));
+    for range in [35_000_006..36_000_003, 0..5, 5..35_000_006] {
+        assert!(reader.read(range.clone()).unwrap()[..] == bytes[range]);
+    }
     reader.finish().unwrap();
     let mut reader = file::FileReader::open(&path, None).unwrap();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(35_000_000).unwrap();
-    let error = reader.take(36_000_000).unwrap_err();
+    let error = reader.read(0..36_000_000).unwrap_err();
     assert!(error.to_string().contains("cut short while it was read"), "{error}");
+}
+
+/// Ranges in any order have the file's bytes and its digest, whatever was peeked and left out.
+#[test]
+fn ranges_are_read_in_any_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    for len in [1usize, 16_384, 16_385, 32_768, 70_000, 600_000] {
+        let bytes: Vec<u8> = (0..len as u32).map(|i| (i.wrapping_mul(40_503) >> 8) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let digest = blake3::hash(&bytes).to_hex();
+        for (peeked, step) in [(0, 1000), (1, 16_384), (len / 2, 30_000), (len, 50_000)] {
+            let mut reader = file::FileReader::open(&path, Some(&digest)).unwrap();
+            assert_eq!(reader.peek(peeked).unwrap(), &bytes[..peeked]);
+            // The last range first, and every third one left out.
+            let starts = (0..len).step_by(step).rev().enumerate().filter(|(i, _)| i % 3 != 1);
+            for (_, start) in starts {
+                let range = start..len.min(start + step);
+                assert_eq!(reader.read(range.clone()).unwrap()[..], bytes[range]);
+            }
+            reader.finish().unwrap();
+        }
+        let mut changed = bytes.clone();
+        changed[len / 2] ^= 1;
+        std::fs::write(&path, &changed).unwrap();
+        let reader = file::FileReader::open(&path, Some(&digest)).unwrap();
+        assert!(reader.finish().is_err(), "{len} bytes");
+    }
 }

@@ -88,11 +88,7 @@ impl QuantisedFolder {
         wanted: &dyn Fn(&str) -> bool,
         each: &mut dyn FnMut(&str, Tensor) -> WitnessResult<()>,
     ) -> WitnessResult<()> {
-        let all: Vec<String> = self.0.names().map(str::to_owned).collect();
-        let matrices = self.matrices();
-        let is_read = |name: &str| wanted(name) && matrices.iter().any(|(own, _)| own == name);
-        all.iter().filter(|name| !is_read(name)).for_each(|name| self.0.ignore(name));
-        for (name, shape) in matrices.iter().filter(|(name, _)| wanted(name)) {
+        for (name, shape) in self.matrices().iter().filter(|(name, _)| wanted(name)) {
             let dtype = self.0.dtype(name).expect("invariant: it is one of the files'");
             let (bytes, order) = self.0.take(name).map_err(super::Absence::Failed)?;
             each(name, decoded(dtype, &bytes, shape, order.as_ref())?)?;

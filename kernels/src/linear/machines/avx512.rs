@@ -94,7 +94,7 @@ impl<const BYTES: usize> IntegerProduct for Vnni<BYTES> {
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         (high, low): Self::Sums,
         codes: __m512i,
         x: &Rounded,

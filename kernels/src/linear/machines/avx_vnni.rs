@@ -3,18 +3,18 @@
 //! Predicted: as many multiplications as `avx2` has, which leave four of its eight additions and
 //! unpack bytes instead of words, 1.25 times as fast for many rows. Measured in two threads on a
 //! Zen 5, a model of 1.5 billion weights in Q4_K_M: prefill 1.28 times, 8 streams 1.31, one row
-//! 1.1.
+//! 1.1, beside `avx2` when that had tiles of two rows.
 //! The same sums in words (`vpdpwssd`) brought nothing.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
+use super::avx2::{columns, four_bytes, offsets};
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
     IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
 };
-use crate::linear::rounding::{self, Rounded};
-use crate::simd::{Avx2, LANES};
+use crate::linear::rounding::Rounded;
+use crate::simd::Avx2;
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
 /// Activations of `BYTES` bytes, 1 or 2.
 pub(in crate::linear) struct HalfVnni<const BYTES: usize>;
@@ -33,12 +33,7 @@ impl<const BYTES: usize> IntegerProduct for HalfVnni<BYTES> {
     /// The high bytes, then the low ones, which are signed.
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {
-        Rounded::plain(x, rounding::limit(BYTES), |codes| {
-            from_fn(|i| match i.checked_sub(BLOCK) {
-                None => ((codes[i] + 128) >> 8) as u8,
-                Some(i) => codes[i] as u8,
-            })
-        })
+        Rounded::split(x, BYTES)
     }
 
     #[inline(always)]
@@ -50,43 +45,30 @@ impl<const BYTES: usize> IntegerProduct for HalfVnni<BYTES> {
     #[inline(always)]
     unsafe fn start_each(zeros: *const u8, offset: i32) -> Self::Sums {
         // SAFETY: the caller enables the features and gives sixteen bytes.
-        unsafe {
-            let zeros = _mm_loadu_si128(zeros.cast());
-            let offset = _mm256_set1_epi32(offset);
-            let start = |zeros| _mm256_mullo_epi32(_mm256_cvtepu8_epi32(zeros), offset);
-            [
-                (_mm256_setzero_si256(), start(zeros)),
-                (_mm256_setzero_si256(), start(_mm_srli_si128::<8>(zeros))),
-            ]
-        }
+        unsafe { offsets(zeros, offset).map(|offset| (_mm256_setzero_si256(), offset)) }
     }
 
     #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
         // SAFETY: the planes hold 32 columns of sixteen outputs.
-        unsafe { [columns::<Q, STEP>(planes), columns::<Q, STEP>(planes.add(2 * LANES))] }
+        unsafe { columns::<Q, STEP>(planes) }
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         [first, second]: Self::Sums,
         codes: Self::Codes,
         x: &Rounded,
     ) -> Self::Sums {
         // SAFETY: eight steps of four bytes, twice.
         unsafe {
-            let four = |at: usize| {
-                _mm256_set1_epi32(
-                    x.codes.as_ptr().add(at + 4 * STEP).cast::<i32>().read_unaligned(),
-                )
-            };
-            let low = four(BLOCK);
+            let low = four_bytes(x, BLOCK + 4 * STEP);
             let first = (first.0, _mm256_dpbusd_avx_epi32(first.1, codes[0], low));
             let second = (second.0, _mm256_dpbusd_avx_epi32(second.1, codes[1], low));
             if BYTES == 1 {
                 return [first, second];
             }
-            let high = four(0);
+            let high = four_bytes(x, 4 * STEP);
             [
                 (_mm256_dpbusd_avx_epi32(first.0, codes[0], high), first.1),
                 (_mm256_dpbusd_avx_epi32(second.0, codes[1], high), second.1),
@@ -113,41 +95,4 @@ impl<const BYTES: usize> IntegerProduct for HalfVnni<BYTES> {
     }
 
     entry_points!("avx2,fma,f16c,avxvnni");
-}
-
-/// The codes of step `STEP`'s columns, for the eight outputs with which `planes` starts.
-#[inline(always)]
-unsafe fn columns<Q: Quant, const STEP: usize>(planes: *const u8) -> __m256i {
-    let f = const { Q::FORMAT };
-    // SAFETY: as above.
-    unsafe {
-        let mut codes = field::<STEP>(planes, f.low, 0);
-        if f.high > 0 {
-            let high = field::<STEP>(planes.add(4 * LANES * f.low), f.high, f.low);
-            codes = _mm256_or_si256(codes, high);
-        }
-        let Some(table) = f.table else { return codes };
-        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-        _mm256_shuffle_epi8(table, codes)
-    }
-}
-
-/// The fields of `bits` bits of step `STEP`'s columns, moved up to bit `to` of each byte.
-#[inline(always)]
-unsafe fn field<const STEP: usize>(plane: *const u8, bits: usize, to: usize) -> __m256i {
-    // SAFETY: a plane has BLOCK columns.
-    unsafe {
-        let per_byte = 8 / bits;
-        let word = _mm256_loadu_si256(plane.add(STEP / per_byte * 4 * LANES).cast());
-        if bits == 8 {
-            return word;
-        }
-        let from = STEP % per_byte * bits;
-        let moved = if to > from {
-            _mm256_sllv_epi32(word, _mm256_set1_epi32((to - from) as i32))
-        } else {
-            _mm256_srlv_epi32(word, _mm256_set1_epi32((from - to) as i32))
-        };
-        _mm256_and_si256(moved, _mm256_set1_epi8((((1u32 << bits) - 1) << to) as u8 as i8))
-    }
 }

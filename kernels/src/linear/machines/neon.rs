@@ -31,12 +31,7 @@ impl<const MIXED: bool, const BYTES: usize> IntegerProduct for DotProduct<MIXED,
     /// The high bytes, then the low ones, which are signed.
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {
-        Rounded::plain(x, limit(BYTES), |codes| {
-            from_fn(|i| match i.checked_sub(BLOCK) {
-                None => ((codes[i] + 128) >> 8) as u8,
-                Some(i) => codes[i] as u8,
-            })
-        })
+        Rounded::split(x, BYTES)
     }
 
     #[inline(always)]
@@ -66,7 +61,7 @@ impl<const MIXED: bool, const BYTES: usize> IntegerProduct for DotProduct<MIXED,
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         sums: Self::Sums,
         codes: Self::Codes,
         x: &Rounded,
@@ -179,7 +174,7 @@ impl IntegerProduct for Widening {
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         mut sums: Self::Sums,
         codes: Self::Codes,
         x: &Rounded,
@@ -252,53 +247,5 @@ fn joined<Q: Quant, const STEP: usize>(load: impl Fn(usize) -> uint8x16_t) -> ui
             codes = vorrq_u8(codes, field(4 * LANES * f.low, f.high, f.low));
         }
         f.table.map_or(codes, |table| vqtbl1q_u8(vld1q_u8(table.as_ptr()), codes))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::linear::format::{TYPES, with_format};
-    use crate::linear::machines::Plain;
-    use crate::simd::Lanes;
-    use std::arch::is_aarch64_feature_detected;
-
-    /// The products of sixteen outputs with a block, whose codes are planes of bytes that differ.
-    fn products<M: IntegerProduct, Q: Quant>() -> [[f32; LANES]; 2] {
-        let bytes: [u8; 8 * BLOCK * LANES] = from_fn(|i| (i * i / 7 + i) as u8);
-        let x = M::round(&from_fn(|i| (i as f32 * 0.7).cos() - 0.1));
-        // SAFETY: the callers look for the instructions, and no code has more than eight bits.
-        unsafe {
-            let offset = x.offsets[2];
-            let starts = [M::start(offset * (77 - M::BIAS)), M::start_each(bytes.as_ptr(), offset)];
-            starts.map(|mut sums| {
-                macro_rules! add {
-                    ($($step:literal)*) => {$(
-                        sums = M::dot::<$step>(sums, M::codes::<Q, $step>(bytes.as_ptr()), &x);
-                    )*};
-                }
-                add!(0 1 2 3 4 5 6 7);
-                M::finish(sums).to_array()
-            })
-        }
-    }
-
-    fn check<Q: Quant>() {
-        let want = products::<Plain, Q>();
-        assert_eq!(products::<Widening, Q>(), want);
-        if is_aarch64_feature_detected!("dotprod") {
-            assert_eq!(products::<DotProduct<false, 2>, Q>(), want);
-        }
-        if is_aarch64_feature_detected!("i8mm") {
-            assert_eq!(products::<DotProduct<true, 2>, Q>(), want);
-            assert_eq!(products::<DotProduct<true, 1>, Q>(), products::<DotProduct<false, 1>, Q>());
-        }
-    }
-
-    #[test]
-    fn all_products_are_the_same_integers() {
-        for dtype in TYPES {
-            with_format!(*dtype, Q => check::<Q>());
-        }
     }
 }

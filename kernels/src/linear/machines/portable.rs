@@ -52,7 +52,7 @@ impl IntegerProduct for Plain {
     }
 
     #[inline(always)]
-    unsafe fn dot<const STEP: usize>(
+    unsafe fn dot<Q: Quant, const STEP: usize>(
         sums: Self::Sums,
         codes: Self::Codes,
         x: &Rounded,

@@ -18,7 +18,7 @@ pub(super) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Reads from a file of which nothing was taken, and takes nothing.
+    /// Peeks into a file of which no range was read.
     pub(super) fn new(file: &'a mut FileReader) -> Self {
         Self { file, at: 0, values_left: MAX_VALUES }
     }

@@ -52,10 +52,6 @@ impl ShardReaders {
         self.readers[self.shards[name]].take(name)
     }
 
-    pub(in crate::loader) fn ignore(&mut self, name: &str) {
-        self.readers[self.shards[name]].ignore(name);
-    }
-
     pub(in crate::loader) fn finish(self) -> Result<()> {
         self.readers.into_iter().try_for_each(TensorReader::finish)
     }
@@ -63,7 +59,7 @@ impl ShardReaders {
 
 impl GgufFile {
     /// Reads the headers of a model whose first file is at `path`. `open` opens a file of its
-    /// folder by name. Returns the files, of which nothing was taken.
+    /// folder by name. Returns the files, of which no range was read.
     pub(in crate::loader) fn read_all(
         path: &Path,
         open: &dyn Fn(&str) -> Result<FileReader>,

@@ -154,22 +154,19 @@ impl Quantisation {
     }
 }
 
-/// Makes one entry of the tensors of each matrix. Returns the names and shards of tensors that
-/// nothing needs.
+/// Makes one entry of the tensors of each matrix, and leaves out tensors that nothing needs.
 pub(super) fn join(
     entries: &mut BTreeMap<String, ShardEntry>,
     quantisation: &Quantisation,
-) -> Result<Vec<(String, usize)>, MatrixRefusal> {
+) -> Result<(), MatrixRefusal> {
     let names = quantisation.names();
     for base in quantisation.found(entries) {
         let whole = format!("{base}{}", names.whole);
         let joined = join_one(entries, quantisation, &base).map_err(|what| what.of(&whole))?;
         entries.insert(whole, joined);
     }
-    let is_unused = |name: &String| UNUSED.iter().any(|end| name.ends_with(end));
-    let unused: Vec<String> = entries.keys().filter(|name| is_unused(name)).cloned().collect();
-    let shard = |name: String| entries.remove(&name).map(|entry| (name, entry.shard));
-    Ok(unused.into_iter().filter_map(shard).collect())
+    entries.retain(|name, _| !UNUSED.iter().any(|end| name.ends_with(end)));
+    Ok(())
 }
 
 /// Takes out the tensors of a matrix and makes one entry of them.
