@@ -95,8 +95,8 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
             if let StoreError::Refused(refusal) = &error {
-                let limit = limit_of(refusal);
-                limit.inspect(|limit| services.metrics.limit_reached(&plan.plan_name, limit));
+                let (limit, plan) = (limit_of(refusal), &plan.account_plan.name);
+                limit.inspect(|limit| services.metrics.limit_reached(plan, limit));
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }
