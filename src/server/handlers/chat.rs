@@ -6,7 +6,7 @@ use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingReques
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::forward::Onward;
-use crate::server::headers::{self, IdempotencyKey, Session};
+use crate::server::headers::NamedRequest;
 use crate::server::sse;
 use crate::server::wire::chat_request::ChatRequest;
 use crate::server::wire::completion::{ChunkWriter, Completion};
@@ -23,16 +23,14 @@ pub async fn create(
     State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
     Extension(line): Extension<Arc<AccessLine>>,
-    IdempotencyKey(id): IdempotencyKey,
-    Session(session): Session,
+    NamedRequest { id, session }: NamedRequest,
     Onward(onward): Onward,
     request: Request,
 ) -> Result<Response, ApiError> {
     let http = &services.config.http;
 
-    // 1. Checks that need only the headers, and the account's rate.
+    // 1. The account's rate. The request's own headers are checked already.
     let (head, body) = request.into_parts();
-    headers::refuse_cache_namespaces(&head.headers)?;
     let plan = count_request(&services, &caller)?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
