@@ -201,22 +201,12 @@ impl ModelPool {
     /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
     /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
     /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
-    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`.
+    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`. `session` is `None`
+    /// for a canary alone, which a withdrawn model takes as well.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
-        session: Uuid,
-        request: GenerateRequest,
-    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
-        self.check_offered(id)?;
-        self.submit_canary(id, session, request)
-    }
-
-    /// `submit` for a model that may be withdrawn.
-    fn submit_canary(
-        self: &Arc<Self>,
-        id: ModelId,
-        session: Uuid,
+        session: Option<Uuid>,
         request: GenerateRequest,
     ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
@@ -236,10 +226,18 @@ impl ModelPool {
 
     /// An engine of the model, or a place in the queue for one. After a place was given, the caller
     /// calls `run_actions`, which begins the load.
-    fn acquire(self: &Arc<Self>, id: ModelId, session: Uuid) -> Result<EngineAccess, Refused> {
+    fn acquire(
+        self: &Arc<Self>,
+        id: ModelId,
+        session: Option<Uuid>,
+    ) -> Result<EngineAccess, Refused> {
         let mut state = self.lock();
+        let is_withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
+        if is_withdrawn && session.is_some() {
+            return Err(Refused::Overloaded { retry_after: self.canary_pause() });
+        }
         self.mark_dead(&mut state, id);
-        let placement = state.place(id, session, self.canary_pause())?;
+        let placement = state.place(id, session.unwrap_or_default(), self.canary_pause())?;
         if let Some(device) = placement.also_load {
             let pool = self.clone();
             // The load logs its failure.

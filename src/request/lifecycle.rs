@@ -77,7 +77,7 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     }
     let id = plan.model.qualified.id();
     let (sequence, events) =
-        match services.pool.submit(id, plan.admit.session.0, plan.generate.clone()) {
+        match services.pool.submit(id, Some(plan.admit.session.0), plan.generate.clone()) {
             Ok(accepted) => accepted,
             Err(refused) => return guard.not_admitted(Admission::Refused(refused.into())),
         };
