@@ -22,7 +22,7 @@ impl ModelPool {
     /// Notes how the engine ended a request: with an answer, or with a failure of its own. Enough
     /// failures in a row withdraw the model.
     pub fn note_end(self: &Arc<Self>, id: ModelId, answered: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ends = &mut state.entry(id).ends;
         if answered {
             *ends = LatestEnds::default();

@@ -6,9 +6,10 @@ use crate::ids::AccountId;
 use crate::ledger::{Account, Refusal, TokenQuotas};
 use governor::clock::Clock;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The limits of accounts, by the name of their plan.
@@ -58,7 +59,7 @@ impl Plans {
 
     /// Replaces the plans for new requests. Running ones go on under the plan that they began with.
     pub fn put_in_force(&self, plans: &BTreeMap<String, Plan>) {
-        let mut by_name = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = self.0.write();
         let next = |(name, plan): (&String, &Plan)| {
             let before = by_name.get(name).map(Arc::as_ref);
             (name.clone(), PlanInForce::new(name, plan, before))
@@ -69,14 +70,14 @@ impl Plans {
     /// The plan that an account names; an unknown name gets `default`, so that renaming a plan
     /// never locks accounts out.
     pub fn of(&self, account: &Account) -> Arc<PlanInForce> {
-        let by_name = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let by_name = self.0.read();
         let found = by_name.get(&account.plan).or_else(|| by_name.get("default"));
         found.expect("invariant: a valid configuration has a default plan").clone()
     }
 
     /// All plans in force, by name.
     pub fn all(&self) -> Vec<Arc<PlanInForce>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.0.read().values().cloned().collect()
     }
 
     pub fn names(&self) -> Vec<String> {

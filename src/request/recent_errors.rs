@@ -1,8 +1,8 @@
 //! The latest failures of generations, for `cresset status`.
 
 use crate::clock::UnixMillis;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 /// Enough for an operator to see whether a failure repeats, and few enough to print.
 const KEPT: usize = 16;
@@ -20,14 +20,14 @@ pub struct RecentErrors(Mutex<VecDeque<RecentError>>);
 
 impl RecentErrors {
     pub fn note(&self, error: RecentError) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.push_front(error);
         kept.truncate(KEPT);
     }
 
     /// Newest first.
     pub fn latest(&self) -> Vec<RecentError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.0.lock().iter().cloned().collect()
     }
 }
 

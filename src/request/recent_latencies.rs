@@ -1,8 +1,8 @@
 //! How long the latest requests took, for the operator's page.
 
 use crate::clock::UnixMillis;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Ten minutes of seven requests a second.
@@ -23,7 +23,7 @@ pub struct RecentLatencies(Mutex<VecDeque<RequestLatency>>);
 
 impl RecentLatencies {
     pub fn note(&self, latency: RequestLatency) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -32,7 +32,7 @@ impl RecentLatencies {
 
     /// Those that ended at `from` or later, oldest first.
     pub fn since(&self, from: UnixMillis) -> Vec<RequestLatency> {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.lock();
         kept.iter().filter(|latency| latency.at >= from).copied().collect()
     }
 }

@@ -9,6 +9,7 @@ use crate::config::LedgerSettings;
 use crate::failpoint::failpoint;
 use crate::file_lock::FileLock;
 use crate::store::{StoreError, StoreResult};
+use parking_lot::Mutex;
 use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions, TryLockError};
@@ -16,7 +17,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that a file may use for its pages, bytes, where it is written or checked as a whole, such
 /// as a backup.
@@ -141,10 +141,6 @@ impl LockedFolder {
         self.dir.join(file.unfinished())
     }
 
-    fn opened(&self) -> MutexGuard<'_, HashMap<File, FileNumber>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives a completed file its name, durably.
     pub(super) fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
@@ -174,7 +170,7 @@ impl Disk for LockedFolder {
         check_schema(&path, file)?;
         let database = open_with(&path, check_pages, self.cache_bytes())?;
         if let Some(number) = number_at(&path) {
-            self.opened().insert(file, number);
+            self.opened.lock().insert(file, number);
         }
         Ok(database)
     }
@@ -207,7 +203,7 @@ impl Disk for LockedFolder {
     fn is_in_place(&self) -> bool {
         let lock = self.lock.file().metadata().ok().map(|found| number(&found));
         number_at(&self.dir.join(LOCK)) == lock
-            && self.opened().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
+            && self.opened.lock().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
     }
 
     fn file_bytes(&self) -> BTreeMap<&'static str, u64> {

@@ -2,8 +2,9 @@
 
 use super::super::Live;
 use crate::clock::UnixMillis;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -29,11 +30,11 @@ pub(in super::super) struct NodeHistory(Mutex<VecDeque<NodeSample>>);
 impl NodeHistory {
     /// Oldest first.
     pub(super) fn samples(&self) -> Vec<NodeSample> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+        self.0.lock().iter().copied().collect()
     }
 
     fn add(&self, sample: NodeSample) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.len() == KEPT {
             kept.pop_front();
         }
