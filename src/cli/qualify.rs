@@ -320,11 +320,8 @@ async fn endpoint_report(
     let (assembly, suite) = (context.assembly()?.clone(), arguments.suite);
     let only = arguments.only.clone();
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("checking {}", endpoint.url));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let report = assembly.check_endpoint(&endpoint, suite, &only, &mut on_check);
-        progress.clear();
-        report
+        let mut on_check = shown_progress(format!("checking {}", endpoint.url));
+        assembly.check_endpoint(&endpoint, suite, &only, &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }
@@ -347,6 +344,12 @@ async fn check_endpoint(context: &Context, url: &str, arguments: &Arguments) -> 
     exit(ExitReason::of(report.verdict))
 }
 
+/// Shows how many checks are done.
+fn shown_progress(what: String) -> impl FnMut(SuiteProgress) {
+    let mut progress = TaskProgress::steps(what);
+    move |at| progress.at(at.done as u64, at.total as u64)
+}
+
 fn key_from(variable: &str) -> CommandResult<String> {
     config::key_in(variable).ok_or_else(|| {
         CommandError::new(format!("the environment variable {variable} holds no key"))
@@ -359,11 +362,8 @@ async fn run_only(context: &Context, manifest: Manifest, arguments: Arguments) -
     let Arguments { suite, only: ids, like, .. } = arguments;
     let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("checking {}", manifest.name));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let checks = assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check);
-        progress.clear();
-        checks
+        let mut on_check = shown_progress(format!("checking {}", manifest.name));
+        assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check)
     });
     let checks = blocking.await.map_err(CommandError::new)??;
     let document = serde_json::json!({ "checks": checks, "record": null });
@@ -385,11 +385,8 @@ pub(super) async fn run_suite(
     like: Option<String>,
 ) -> CommandResult<Record> {
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("qualifying {}", manifest.name));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let record = assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check);
-        progress.clear();
-        record
+        let mut on_check = shown_progress(format!("qualifying {}", manifest.name));
+        assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }
