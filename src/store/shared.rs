@@ -11,13 +11,11 @@ use crate::ids::BootId;
 use crate::ledger::BudgetAlert;
 use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
+use crate::recent::Recent;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// The latest notices about budgets that are kept for the status.
-const KEPT_NOTICES: usize = 16;
 
 const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
                          and new requests are refused: make room";
@@ -39,7 +37,8 @@ pub(super) struct StoreShared {
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
     /// Alerts of budgets since the start of the node, by owner and period.
     pub budget_alerts: Mutex<BTreeMap<&'static str, u64>>,
-    budget_notices: Mutex<VecDeque<BudgetNotice>>,
+    /// For the status.
+    pub budget_notices: Recent<BudgetNotice, 16>,
     min_free_bytes: u64,
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
@@ -76,7 +75,7 @@ impl StoreShared {
             health: Health::default(),
             releases: Mutex::default(),
             budget_alerts: Mutex::default(),
-            budget_notices: Mutex::default(),
+            budget_notices: Recent::default(),
             min_free_bytes,
             floor: AtomicU64::new(0),
             audited: Mutex::default(),
@@ -262,16 +261,7 @@ impl StoreShared {
         );
         let mut counts = self.budget_alerts.lock();
         *counts.entry(stats::budget_label(alert)).or_default() += 1;
-        let mut notices = self.budget_notices.lock();
-        notices.push_back(BudgetNotice { at: self.now(), alert: *alert });
-        if notices.len() > KEPT_NOTICES {
-            notices.pop_front();
-        }
-    }
-
-    pub(super) fn budget_notices(&self) -> Vec<BudgetNotice> {
-        let notices = self.budget_notices.lock();
-        notices.iter().copied().collect()
+        self.budget_notices.note(BudgetNotice { at: self.now(), alert: *alert });
     }
 }
 

@@ -5,13 +5,14 @@
 use super::command::AdminError;
 use super::roles::{Actor, Role};
 use crate::clock::UnixMillis;
+use crate::durable_file;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// Name of the file in the data folder.
@@ -115,13 +116,8 @@ impl OperatorTokens {
 
     /// The old file stays until the new one is whole and durable.
     fn write(&self, all: &[OperatorToken]) -> Result<(), AdminError> {
-        let unfinished = self.path.with_extension("json.new");
-        let written = fs::File::create(&unfinished).and_then(|mut file| {
-            file.write_all(&serde_json::to_vec_pretty(all)?)?;
-            file.sync_all()?;
-            fs::rename(&unfinished, &self.path)?;
-            fs::File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()
-        });
+        let text = serde_json::to_vec_pretty(all).map_err(io::Error::from);
+        let written = text.and_then(|text| durable_file::replace(&self.path, &text, None));
         let unable = |error| {
             AdminError::Unavailable(format!("{} cannot be written: {error}", self.path.display()))
         };

@@ -6,6 +6,7 @@ use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
 use crate::config::LedgerSettings;
+use crate::durable_file;
 use crate::failpoint::failpoint;
 use crate::file_lock::FileLock;
 use crate::store::{StoreError, StoreResult};
@@ -354,10 +355,8 @@ fn check_kind(path: &Path) -> StoreResult {
 
 /// Renames and makes the new name durable.
 pub(super) fn rename(from: &Path, to: &Path) -> StoreResult {
-    let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
     failpoint!("store::rename");
-    fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
+    fs::rename(from, to).and_then(|()| durable_file::sync_name(to)).map_err(|error| {
         unusable(
             to,
             "cannot be put in place; free space or change who may write there, then do it again",

@@ -139,7 +139,7 @@ fn curves(live: &Live) -> Markup {
     let now = live.node.clock.now();
     let from = UnixMillis(now.0.saturating_sub(MINUTES * 60_000));
     let samples: Vec<NodeSample> =
-        live.page.history.samples().into_iter().filter(|sample| sample.at >= from).collect();
+        live.page.history.all().into_iter().filter(|sample| sample.at >= from).collect();
     let line = |name, value: fn(&NodeSample) -> f64| {
         let point = |sample: &NodeSample| (minutes(now, sample.at), value(sample));
         Line { name, points: samples.iter().map(point).collect() }
@@ -169,7 +169,7 @@ fn first_tokens(
     from: UnixMillis,
     (name, share): (&'static str, f64),
 ) -> Line {
-    let latencies = live.node.recent_latencies.since(from);
+    let latencies = live.node.recent_latencies.all();
     let points = (0..MINUTES * 60_000 / POINT_MS).filter_map(|point| {
         let [begin, end] = [point, point + 1].map(|index| from.0 + index * POINT_MS);
         let ended = latencies.iter().filter(|latency| (begin..end).contains(&latency.at.0));
