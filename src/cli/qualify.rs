@@ -169,9 +169,8 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
 async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult {
     let assembly = context.assembly()?;
     let catalogue = assembly.catalogue();
-    let all = catalogue.manifests()?;
     let (mut rows, mut worst) = (Vec::new(), ExitReason::Qualified);
-    for manifest in all.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+    for manifest in catalogue.manifests()?.into_iter().filter(|one| catalogue.is_pulled(one)) {
         let (id, name) = (manifest.id, manifest.name.clone());
         if arguments.no_resume {
             catalogue.forget_unfinished_run(&name, arguments.suite)?;
@@ -180,8 +179,7 @@ async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult 
         let record = run_suite(assembly.clone(), manifest, arguments.suite, like).await?;
         let outcome = reload::after_change(context, Some(id), &name).await;
         note(&format!("{name} is {}. {}", record.verdict.words(), outcome.sentence));
-        let reason = ExitReason::of(record.verdict);
-        worst = worst.max(reason);
+        worst = worst.max(ExitReason::of(record.verdict));
         let mut row = document(&record);
         outcome.add_to(&mut row);
         rows.push(row);

@@ -313,8 +313,7 @@ impl ModelPool {
                 Err(why) => {
                     let kind = why.kind();
                     tracing::error!(%name, device, kind, %why, "a model could not be loaded");
-                    let is_offered = state.entry(place.model).withheld.is_none();
-                    if is_offered && state.usage(place).pinned {
+                    if state.entry(place.model).withheld.is_none() && state.usage(place).pinned {
                         self.retry_load(place);
                     }
                 }

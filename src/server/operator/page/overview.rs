@@ -144,20 +144,18 @@ fn curves(live: &Live) -> Markup {
         let point = |sample: &NodeSample| (minutes(now, sample.at), value(sample));
         Line { name, points: samples.iter().map(point).collect() }
     };
-    let output = [line("now", |sample| sample.tokens_per_second)];
     let requests = [
         line("running", |sample| sample.running as f64),
         line("waiting", |sample| sample.waiting as f64),
     ];
     let first_token = [("median", 0.5), ("95th percentile", 0.95)]
         .map(|quantile| first_tokens(live, now, from, quantile));
-    let cache = [line("now", |sample| 100.0 * sample.kv_used)];
     html! {
         div.charts {
-            (chart::lines("Output", "tokens a second", &output))
+            (chart::lines("Output", "tokens a second", &[line("now", |now| now.tokens_per_second)]))
             (chart::lines("Requests", "", &requests))
             (chart::lines("First token", "ms", &first_token))
-            (chart::lines("Key-value cache", "% in use", &cache))
+            (chart::lines("Key-value cache", "% in use", &[line("now", |now| 100.0 * now.kv_used)]))
         }
     }
 }
