@@ -7,11 +7,12 @@ pub use peers::PeerTls;
 
 use crate::config::{ClusterSettings, ListenerName, TlsSettings};
 use hyper::Uri;
+use parking_lot::RwLock;
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -104,14 +105,14 @@ impl ShownCertificate {
 
     fn read_again(&self) -> Result<bool, String> {
         let read = certified(&self.certificate, &self.key)?;
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         let is_other = current.cert != read.cert;
         *current = read;
         Ok(is_other)
     }
 
     fn current(&self) -> Arc<CertifiedKey> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 
     /// The others of the chain are left out: clients that trust one of them need none behind it.

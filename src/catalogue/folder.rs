@@ -1,12 +1,13 @@
 //! One release's folder: its files and its manifest.
 
 use super::{Error, Manifest, Result};
+use crate::durable_file;
 use crate::file_lock::FileLock;
 use cresset_models::ModelSource;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -115,20 +116,9 @@ fn read(path: &Path, mut on_piece: impl FnMut(&[u8])) -> Result<()> {
     }
 }
 
-/// Writes beside `path` and renames, so that a reader sees the old or the new content, never a
-/// part, also after a power loss.
+/// Writes a file as a whole and durably.
 pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
-    let part = path.with_extension("part");
-    let mut file = File::create(&part).map_err(Error::io("write", &part))?;
-    file.write_all(content).map_err(Error::io("write", &part))?;
-    file.sync_all().map_err(Error::io("write", &part))?;
-    fs::rename(&part, path).map_err(Error::io("rename", &part))?;
-    path.parent().map_or(Ok(()), sync_folder)
-}
-
-/// Makes the names in a folder durable.
-fn sync_folder(path: &Path) -> Result<()> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", path))
+    durable_file::replace(path, content, None).map_err(Error::io("write", path))
 }
 
 impl ReleaseFolder {
@@ -159,7 +149,8 @@ impl ReleaseFolder {
     /// with the manifest.
     pub(super) fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         write_whole(&self.path.join(MANIFEST), manifest.to_toml().as_bytes())?;
-        self.path.ancestors().skip(1).take(2).try_for_each(sync_folder)
+        let sync = |path: &Path| durable_file::sync_name(path).map_err(Error::io("sync", path));
+        self.path.ancestors().take(2).try_for_each(sync)
     }
 
     /// Fails unless every file is here with its size. Digests are checked where the files are read.

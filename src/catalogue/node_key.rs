@@ -2,6 +2,7 @@
 //! signed here counts here, and the public halves of those that it had before.
 
 use super::{Error, Result, folder};
+use crate::durable_file;
 use ed25519_dalek::{SigningKey, VerifyingKey};
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -92,7 +93,7 @@ fn make(path: &Path) -> io::Result<()> {
     let linked = fs::hard_link(&unfinished, path);
     fs::remove_file(&unfinished)?;
     linked?;
-    fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    durable_file::sync_name(path)
 }
 
 #[cfg(test)]

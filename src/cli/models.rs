@@ -263,7 +263,7 @@ async fn with_bytes<T: Send + 'static>(
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {
         let mut progress = TaskProgress::bytes(what.clone());
-        let done = work(&catalogue, &mut |at: FetchProgress| {
+        work(&catalogue, &mut |at: FetchProgress| {
             let FetchProgress { file, done, total, phase } = at;
             match phase {
                 FetchPhase::Transfer => progress.phase(what.clone()),
@@ -271,9 +271,7 @@ async fn with_bytes<T: Send + 'static>(
                 FetchPhase::Check => progress.phase(format!("checking {file}")),
             }
             progress.at(done, total);
-        });
-        progress.clear();
-        done
+        })
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }

@@ -169,9 +169,8 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
 async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult {
     let assembly = context.assembly()?;
     let catalogue = assembly.catalogue();
-    let all = catalogue.manifests()?;
     let (mut rows, mut worst) = (Vec::new(), ExitReason::Qualified);
-    for manifest in all.into_iter().filter(|manifest| catalogue.is_pulled(manifest)) {
+    for manifest in catalogue.manifests()?.into_iter().filter(|one| catalogue.is_pulled(one)) {
         let (id, name) = (manifest.id, manifest.name.clone());
         if arguments.no_resume {
             catalogue.forget_unfinished_run(&name, arguments.suite)?;
@@ -180,8 +179,7 @@ async fn qualify_all(context: &Context, arguments: &Arguments) -> CommandResult 
         let record = run_suite(assembly.clone(), manifest, arguments.suite, like).await?;
         let outcome = reload::after_change(context, Some(id), &name).await;
         note(&format!("{name} is {}. {}", record.verdict.words(), outcome.sentence));
-        let reason = ExitReason::of(record.verdict);
-        worst = worst.max(reason);
+        worst = worst.max(ExitReason::of(record.verdict));
         let mut row = document(&record);
         outcome.add_to(&mut row);
         rows.push(row);
@@ -320,11 +318,8 @@ async fn endpoint_report(
     let (assembly, suite) = (context.assembly()?.clone(), arguments.suite);
     let only = arguments.only.clone();
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("checking {}", endpoint.url));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let report = assembly.check_endpoint(&endpoint, suite, &only, &mut on_check);
-        progress.clear();
-        report
+        let mut on_check = shown_progress(format!("checking {}", endpoint.url));
+        assembly.check_endpoint(&endpoint, suite, &only, &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }
@@ -347,6 +342,12 @@ async fn check_endpoint(context: &Context, url: &str, arguments: &Arguments) -> 
     exit(ExitReason::of(report.verdict))
 }
 
+/// Shows how many checks are done.
+fn shown_progress(what: String) -> impl FnMut(SuiteProgress) {
+    let mut progress = TaskProgress::steps(what);
+    move |at| progress.at(at.done as u64, at.total as u64)
+}
+
 fn key_from(variable: &str) -> CommandResult<String> {
     config::key_in(variable).ok_or_else(|| {
         CommandError::new(format!("the environment variable {variable} holds no key"))
@@ -359,11 +360,8 @@ async fn run_only(context: &Context, manifest: Manifest, arguments: Arguments) -
     let Arguments { suite, only: ids, like, .. } = arguments;
     let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("checking {}", manifest.name));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let checks = assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check);
-        progress.clear();
-        checks
+        let mut on_check = shown_progress(format!("checking {}", manifest.name));
+        assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check)
     });
     let checks = blocking.await.map_err(CommandError::new)??;
     let document = serde_json::json!({ "checks": checks, "record": null });
@@ -385,11 +383,8 @@ pub(super) async fn run_suite(
     like: Option<String>,
 ) -> CommandResult<Record> {
     let blocking = tokio::task::spawn_blocking(move || {
-        let mut progress = TaskProgress::steps(format!("qualifying {}", manifest.name));
-        let mut on_check = |at: SuiteProgress| progress.at(at.done as u64, at.total as u64);
-        let record = assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check);
-        progress.clear();
-        record
+        let mut on_check = shown_progress(format!("qualifying {}", manifest.name));
+        assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }

@@ -34,15 +34,14 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         Some(program) => std::path::absolute(program)?,
         None => std::env::current_exe()?,
     };
-    let progress = TaskProgress::steps("the new program loads its models".to_owned());
+    let mut progress = TaskProgress::steps("the new program loads its models");
     let answer = context.ask_node(&AdminCommand::Upgrade { program }).await?;
-    progress.clear();
     let Some(answer) = answer else {
         return Err(no_node(&context.data_dir));
     };
-    let progress = TaskProgress::steps("the old process ends what it runs".to_owned());
+    progress.phase("the old process ends what it runs".to_owned());
     let status = ready(context, &answer["pid"]).await?;
-    progress.clear();
+    drop(progress);
     context.output.result(&status, |status| {
         let [version, listen] = ["version", "listen"].map(|name| shown(&status[name]));
         format!("version {version} serves at {listen} now, as process {}\n", status["pid"])

@@ -71,6 +71,14 @@ impl ConfigSource {
 }
 
 impl ConfigFile {
+    /// The file, if it was named by a flag or the environment.
+    pub fn named(&self) -> Option<&Path> {
+        match self {
+            Self::Named(path) => Some(path),
+            Self::IfThere(_) => None,
+        }
+    }
+
     /// The file, if it is to be read now.
     pub fn path(&self) -> Option<&Path> {
         match self {

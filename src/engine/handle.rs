@@ -12,8 +12,9 @@ use super::scheduler::EngineOptions;
 use super::sequence::{Finished, GenerateRequest, SequenceId};
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
+use parking_lot::Mutex;
 use std::iter::Sum;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -104,7 +105,7 @@ impl Drop for EngineThread {
 impl EngineThread {
     /// Asks the thread to end before its next step.
     fn ask_to_end(&self) {
-        self.inbox.lock().commands.end = true;
+        self.inbox.state.lock().commands.end = true;
         self.inbox.wake.notify_one();
     }
 }
@@ -150,7 +151,7 @@ impl EngineHandle {
         events: mpsc::Sender<SequenceEvent>,
     ) -> Result<SequenceId, Refused> {
         let Inbox { options, wake, .. } = &*self.engine.inbox;
-        let mut state = self.engine.inbox.lock();
+        let mut state = self.engine.inbox.state.lock();
         if let Some(reason) = &state.closed {
             return Err(Refused::Dead(reason.clone()));
         }
@@ -171,7 +172,7 @@ impl EngineHandle {
     /// Ends a sequence before the next step; its `Finished` follows. Unknown ids and those that
     /// have ended are ignored.
     pub fn stop(&self, id: SequenceId) {
-        let mut state = self.engine.inbox.lock();
+        let mut state = self.engine.inbox.state.lock();
         // The id is removed, so that a repeated stop adds nothing.
         if state.live.remove(&id) {
             let steps = state.stats.steps;
@@ -183,7 +184,7 @@ impl EngineHandle {
     /// The engine's numbers after its last step. `waiting` includes what the engine has not taken
     /// yet.
     pub fn stats(&self) -> EngineStats {
-        let state = self.engine.inbox.lock();
+        let state = self.engine.inbox.state.lock();
         EngineStats {
             waiting: state.stats.waiting + state.commands.submitted.len(),
             tokens_per_second: state.produced.per_second(Instant::now()),
@@ -203,12 +204,12 @@ impl EngineHandle {
 
     /// Returns why the engine thread has ended, if it has.
     pub fn ended_by(&self) -> Option<EngineError> {
-        self.engine.inbox.lock().closed.clone()
+        self.engine.inbox.state.lock().closed.clone()
     }
 
     /// Refuses new sequences from now on; running ones go on.
     pub fn drain(&self) {
-        self.engine.inbox.lock().draining = true;
+        self.engine.inbox.state.lock().draining = true;
     }
 
     /// Ends the engine thread before its next step and waits for it, which blocks for one step at
@@ -216,7 +217,7 @@ impl EngineHandle {
     pub fn shutdown(&self) {
         self.engine.ask_to_end();
         let thread = &self.engine.thread;
-        let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = thread.lock();
         if let Some(thread) = thread.take() {
             // The thread catches its panics and reports them through `ended_by` and the sequences'
             // events.

@@ -9,9 +9,9 @@ use super::queue_limits::EngineLoad;
 use super::rate::RateMeter;
 use super::scheduler::EngineOptions;
 use super::sequence::{GenerateRequest, SequenceId};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::mpsc::Sender;
 
@@ -104,7 +104,7 @@ pub(super) struct InboxState {
 /// One engine's inbox. Handles and the engine thread hold it together.
 pub(super) struct Inbox {
     pub options: EngineOptions,
-    state: Mutex<InboxState>,
+    pub state: Mutex<InboxState>,
     /// Wakes the engine thread where it sleeps in `take`.
     pub wake: Condvar,
 }
@@ -116,13 +116,12 @@ impl Inbox {
 
     /// Takes the commands that have come in. If `idle`, it sleeps until there is one.
     pub(super) fn take(&self, idle: bool) -> Commands {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if idle && state.commands.is_empty() {
             state.phase = EnginePhase::Waiting;
         }
         while idle && state.commands.is_empty() {
-            let woken = self.wake.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait(&mut state);
         }
         state.phase = EnginePhase::Scheduling;
         std::mem::take(&mut state.commands)
@@ -130,18 +129,18 @@ impl Inbox {
 
     /// Notes what the engine thread does next.
     pub(super) fn enter(&self, phase: EnginePhase) {
-        self.lock().phase = phase;
+        self.state.lock().phase = phase;
     }
 
     /// Notes that the oldest step in flight has ended.
     pub(super) fn step_ended(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ended_steps += 1;
         state.phase = EnginePhase::Scheduling;
     }
 
     pub(super) fn progress(&self) -> EngineProgress {
-        let state = self.lock();
+        let state = self.state.lock();
         let at_work = state.phase != EnginePhase::Waiting || !state.commands.is_empty();
         EngineProgress {
             phase: state.phase,
@@ -153,7 +152,7 @@ impl Inbox {
 
     /// Records the engine's remaining work and its statistics. Called after each step.
     pub(super) fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let produced = stats.generated_tokens - state.stats.generated_tokens;
         state.load = load;
         let InboxState { load, commands, .. } = &mut *state;
@@ -166,20 +165,16 @@ impl Inbox {
 
     /// Notes that a sequence has ended.
     pub(super) fn ended(&self, id: SequenceId) {
-        self.lock().live.remove(&id);
+        self.state.lock().live.remove(&id);
     }
 
     /// Refuses everything from now on, for this reason. Returns the commands that the engine has
     /// not taken.
     pub(super) fn close(&self, reason: &EngineError) -> Commands {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = Some(reason.clone());
         state.live.clear();
         state.stats = EngineStats::default();
         std::mem::take(&mut state.commands)
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, InboxState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

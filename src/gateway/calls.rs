@@ -5,8 +5,9 @@
 //! brought the first broke before the whole answer had been sent. All others are calls of their
 //! own.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -43,7 +44,7 @@ impl Call {
 impl Calls {
     /// Whether a connection waits for the answer to an equal request.
     pub(super) fn is_under_way(&self, input: &InputDigest) -> bool {
-        self.lock().iter().any(|call| call.input == *input && call.waiting > 0)
+        self.0.lock().iter().any(|call| call.input == *input && call.waiting > 0)
     }
 
     /// Finds the call that a request repeats, or begins one with the key `fresh`.
@@ -54,7 +55,7 @@ impl Calls {
         fresh: Uuid,
         now: Instant,
     ) -> Exchange {
-        let mut calls = self.lock();
+        let mut calls = self.0.lock();
         calls.retain(|call| call.waiting > 0 || now.duration_since(call.last_seen) < KEPT);
         let repeated = calls
             .iter()
@@ -74,10 +75,6 @@ impl Calls {
         call.answered = false;
         Exchange { calls: self.clone(), key: call.key, answered: false }
     }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Call>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// One connection's part in a call, from the request to the end of the answer.
@@ -92,7 +89,7 @@ pub(super) struct Exchange {
 impl Drop for Exchange {
     #[expect(clippy::disallowed_methods, reason = "the age of a call counts from here")]
     fn drop(&mut self) {
-        let mut calls = self.calls.lock();
+        let mut calls = self.calls.0.lock();
         if let Some(call) = calls.iter_mut().find(|call| call.key == self.key) {
             call.waiting = call.waiting.saturating_sub(1);
             call.answered |= self.answered;
@@ -171,8 +168,8 @@ mod tests {
         let others: Vec<_> = (0..2 * MAX_CALLS as u128)
             .map(|n| calls.join([3; 32], false, Uuid::from_u128(10 + n), now))
             .collect();
-        assert_eq!(calls.lock().len(), MAX_CALLS);
+        assert_eq!(calls.0.lock().len(), MAX_CALLS);
         drop(others);
-        assert!(calls.lock().iter().all(|call| call.waiting == 0));
+        assert!(calls.0.lock().iter().all(|call| call.waiting == 0));
     }
 }

@@ -115,19 +115,17 @@ fn abandon(
     crash_block_ms: u64,
     now: UnixMillis,
 ) -> ApplyResult<()> {
-    let record = state
-        .request(&reservation.key)?
-        .ok_or_else(|| invariants::broken("a reservation has no request", &reservation.key))?;
+    let key = &reservation.key;
+    let record = state.request(key)?;
+    let record = record.ok_or_else(|| invariants::broken("a reservation has no request", key))?;
     let was_running = record.latest().state == AttemptState::Running;
     let cause = ReleaseCause::Failed(FailureCode::NodeRestarted);
-    let outcome = release(state, &reservation.key, reservation.attempt, cause, now)?;
+    let outcome = release(state, key, reservation.attempt, cause, now)?;
     if matches!(outcome, Outcome::AlreadyResolved(_)) {
-        return Err(
-            invariants::broken("a reservation outlived its attempt", &reservation.key).into()
-        );
+        return Err(invariants::broken("a reservation outlived its attempt", key).into());
     }
     if was_running {
-        let (account, boot) = (reservation.key.account, reservation.boot);
+        let (account, boot) = (key.account, reservation.boot);
         let known = state.crashes(account, &record.fingerprint)?;
         let known = known.filter(|crashes| crashes.count_at(now, crash_block_ms));
         if let Some(crashes) = counted(known, boot, now) {

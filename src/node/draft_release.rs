@@ -60,9 +60,8 @@ impl Assembly {
         let source = self.catalogue().source(&manifest).map_err(|why| refuse(&why))?;
         let card = card(&source).map_err(|why| refuse(&why))?;
         if card.config.state_bytes() > 0 {
-            return Err(refuse(
-                &"its layers keep states, which do not go back after a wrong guess",
-            ));
+            let why = "its layers keep states, which do not go back after a wrong guess";
+            return Err(refuse(&why));
         }
         let own = text(&source, self.template_limits())?;
         if !own.tokenizer.shares_ids(&target_text.tokenizer) {

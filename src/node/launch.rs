@@ -9,7 +9,7 @@ use super::reload::{AskedReload, Reloader};
 use super::{Assembly, ComputeDevice, NodeError, cluster, ledger, open_files, private_files};
 use crate::catalogue::QualifiedModel;
 use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::config::{Config, ConfigFile, ListenerName};
+use crate::config::{Config, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions};
 use crate::ids::ModelId;
 use crate::pool::ModelPool;
@@ -25,7 +25,7 @@ use crate::tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -199,7 +199,8 @@ impl Assembly {
         let Listeners { public, operator, gateway, cluster } = listeners;
         let address = public.local_addr().map_err(NodeError::new)?;
         let mut starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
-        starting.program.config = self.named_config();
+        let source = self.source.as_ref();
+        starting.program.config = source.and_then(|source| source.file.named()).map(Path::to_owned);
         Ok((starting, ClientListeners { public, gateway, cluster, shared }))
     }
 
@@ -248,14 +249,6 @@ impl Assembly {
         let given = handover::give(self.data_dir.clone(), clients.shared, taken, stop);
         running.surfaces.spawn(given);
         Ok(running)
-    }
-
-    /// The configuration file, where it is not the data folder's own.
-    fn named_config(&self) -> Option<PathBuf> {
-        match &self.source.as_ref()?.file {
-            ConfigFile::Named(path) => Some(path.clone()),
-            ConfigFile::IfThere(_) => None,
-        }
     }
 
     /// The key that the gateway sends for its clients.

@@ -11,8 +11,9 @@ use cresset_models::ForwardBatch;
 #[cfg(feature = "self-test")]
 use cresset_models::planted::OpFault;
 use cresset_qualification::subject::{ScorePath, TOP_LOGPROBS};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Raises the text's next token over every other.
 const FORCE: f32 = 1e4;
@@ -66,18 +67,14 @@ impl Scoring {
         runner
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<ScoredText>> {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn begin(&self, tokens: &[u32], path: ScorePath) {
         let (tokens, found) = (tokens.to_vec(), BTreeMap::new());
-        *self.lock() = Some(ScoredText { tokens, path, found });
+        *self.text.lock() = Some(ScoredText { tokens, path, found });
     }
 
     /// Ends the scoring and returns what was found, by position.
     pub(super) fn end(&self) -> BTreeMap<usize, TokenLogprobs> {
-        self.lock().take().map(|text| text.found).unwrap_or_default()
+        self.text.lock().take().map(|text| text.found).unwrap_or_default()
     }
 }
 
@@ -162,7 +159,7 @@ impl ScoredText {
 
 impl Runner for ScoringRunner {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
-        let text = self.scoring.lock();
+        let text = self.scoring.text.lock();
         let Some(text) = text.as_ref() else {
             self.inner.launch(batch, rows)?;
             self.in_flight.push_back(None);
@@ -192,7 +189,7 @@ impl Runner for ScoringRunner {
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let results = self.inner.collect()?;
         let Some(rows) = self.in_flight.pop_front().flatten() else { return Ok(results) };
-        let mut text = self.scoring.lock();
+        let mut text = self.scoring.text.lock();
         let mut asked = Vec::new();
         for (row, result) in rows.into_iter().zip(results) {
             if let (Some(text), true, Ok(sampled)) = (text.as_mut(), row.scored, &result) {

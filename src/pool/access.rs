@@ -18,7 +18,7 @@ pub(super) struct EngineLease {
 
 impl Drop for EngineLease {
     fn drop(&mut self) {
-        self.pool.lock().eviction(self.place).end_request(self.place.model);
+        self.pool.state.lock().eviction(self.place).end_request(self.place.model);
         self.pool.run_actions();
     }
 }
@@ -33,7 +33,7 @@ pub(super) struct QueueSlot {
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.granted.close();
-        self.pool.lock().count_waiters(self.place);
+        self.pool.state.lock().count_waiters(self.place);
         self.pool.run_actions();
     }
 }

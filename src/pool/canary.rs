@@ -3,7 +3,7 @@
 
 use super::state::PoolState;
 use super::{ModelPool, ServedModel};
-use crate::engine::{GenerateRequest, Refused, SamplingParams, SequenceEvent, StopCause};
+use crate::engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};
 use crate::ids::{AccountId, ModelId};
 use crate::text::ChatMessage;
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ impl ModelPool {
     /// Notes how the engine ended a request: with an answer, or with a failure of its own. Enough
     /// failures in a row withdraw the model.
     pub fn note_end(self: &Arc<Self>, id: ModelId, answered: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ends = &mut state.entry(id).ends;
         if answered {
             *ends = LatestEnds::default();
@@ -42,21 +42,11 @@ impl ModelPool {
         Duration::from_secs(self.settings.canary_pause_seconds)
     }
 
-    /// Refuses requests for a model that is withdrawn.
-    pub(super) fn check_offered(&self, id: ModelId) -> Result<(), Refused> {
-        let state = self.lock();
-        let withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
-        let refused = Refused::Overloaded { retry_after: self.canary_pause() };
-        if withdrawn { Err(refused) } else { Ok(()) }
-    }
-
     /// Sends one request of a single token through the model's engine. True when it was answered.
     async fn canary_passes(self: &Arc<Self>, model: &ServedModel) -> bool {
         let request = canary(model, self.canary_pause());
         let id = model.qualified.id();
-        let Ok((_submitted, mut events)) = self.submit_canary(id, Uuid::nil(), request) else {
-            return false;
-        };
+        let Ok((_submitted, mut events)) = self.submit(id, None, request) else { return false };
         while let Some(event) = events.recv().await {
             if let SequenceEvent::Finished(finished) = event {
                 return matches!(finished.cause, StopCause::EndOfText | StopCause::Length);

@@ -31,8 +31,9 @@ use crate::text::TextModel;
 use access::{EngineAccess, EngineLease, QueueSlot};
 use canary::LatestEnds;
 use eviction::PoolAction;
+use parking_lot::Mutex;
 use state::{ModelEntry, Place, PoolState, Replica};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -112,7 +113,7 @@ impl ModelPool {
     /// `OutOfMemory` when the model can never fit beside the pinned ones.
     pub fn offer(&self, model: ServedModel, bytes: u64, pinned: bool) -> Result<(), EngineError> {
         let id = model.qualified.id();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         for device in &mut state.devices {
             if !device.eviction.offer(id, bytes, pinned) {
                 return Err(too_large(bytes, device.eviction.budget()));
@@ -127,27 +128,27 @@ impl ModelPool {
     /// Replaces what is told about a model and what its requests cost. Requests that have begun
     /// keep what they began with, and a loaded engine stays.
     pub fn describe_anew(&self, qualified: QualifiedModel) {
-        if let Some(entry) = self.lock().entries.get_mut(&qualified.id()) {
+        if let Some(entry) = self.state.lock().entries.get_mut(&qualified.id()) {
             entry.model = Arc::new(ServedModel { qualified, ..(*entry.model).clone() });
         }
     }
 
     /// The model with this id if requests may name it.
     pub fn offered(&self, id: ModelId) -> Option<Arc<ServedModel>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let entry = state.entries.get(&id).filter(|entry| entry.withheld.is_none());
         entry.map(|entry| entry.model.clone())
     }
 
     /// The model with this id, loaded or not, offered or not.
     pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
-        self.lock().entries.get(&id).map(|entry| entry.model.clone())
+        self.state.lock().entries.get(&id).map(|entry| entry.model.clone())
     }
 
     /// Loads a model now and waits until that is done, however long it takes. Where there are
     /// several devices, one that could load it is enough.
     pub async fn preload(self: &Arc<Self>, id: ModelId) -> Result<(), EngineError> {
-        let places = self.lock().places_to_load(id);
+        let places = self.state.lock().places_to_load(id);
         let loading: Vec<_> = places.into_iter().map(|at| self.clone().preload_at(at)).collect();
         let mut outcome = Err(EngineError::NotLoaded("it was not loaded".into()));
         for one in loading {
@@ -162,7 +163,7 @@ impl ModelPool {
         place: Place,
     ) -> impl Future<Output = Result<(), EngineError>> + Send {
         // The bound is one of requests, so a queue that they have filled does not refuse this.
-        let access = self.acquire_at(&mut self.lock(), place, usize::MAX);
+        let access = self.acquire_at(&mut self.state.lock(), place, usize::MAX);
         self.run_actions();
         async move {
             let loaded = match access {
@@ -176,7 +177,7 @@ impl ModelPool {
 
     /// Unloads a model that has no requests. The next request for it loads it again.
     pub fn unload_idle(self: &Arc<Self>, id: ModelId) -> Result<(), String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let usage = state.view(&state.entries[&id]).usage;
         if usage.pinned {
             return Err("it was started with --model, so it stays in memory".into());
@@ -194,29 +195,19 @@ impl ModelPool {
 
     /// Whether a model could be loaded without unloading another.
     pub fn has_room(&self, id: ModelId) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.live_places(id).any(|place| state.has_room(place))
     }
 
     /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
     /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
     /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
-    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`.
+    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`. `session` is `None`
+    /// for a canary alone, which a withdrawn model takes as well.
     pub fn submit(
         self: &Arc<Self>,
         id: ModelId,
-        session: Uuid,
-        request: GenerateRequest,
-    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
-        self.check_offered(id)?;
-        self.submit_canary(id, session, request)
-    }
-
-    /// `submit` for a model that may be withdrawn.
-    fn submit_canary(
-        self: &Arc<Self>,
-        id: ModelId,
-        session: Uuid,
+        session: Option<Uuid>,
         request: GenerateRequest,
     ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
         let (events, receiver) = mpsc::channel(request.event_capacity());
@@ -236,10 +227,18 @@ impl ModelPool {
 
     /// An engine of the model, or a place in the queue for one. After a place was given, the caller
     /// calls `run_actions`, which begins the load.
-    fn acquire(self: &Arc<Self>, id: ModelId, session: Uuid) -> Result<EngineAccess, Refused> {
-        let mut state = self.lock();
+    fn acquire(
+        self: &Arc<Self>,
+        id: ModelId,
+        session: Option<Uuid>,
+    ) -> Result<EngineAccess, Refused> {
+        let mut state = self.state.lock();
+        let is_withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
+        if is_withdrawn && session.is_some() {
+            return Err(Refused::Overloaded { retry_after: self.canary_pause() });
+        }
         self.mark_dead(&mut state, id);
-        let placement = state.place(id, session, self.canary_pause())?;
+        let placement = state.place(id, session.unwrap_or_default(), self.canary_pause())?;
         if let Some(device) = placement.also_load {
             let pool = self.clone();
             // The load logs its failure.
@@ -279,7 +278,7 @@ impl ModelPool {
     /// every change that may lead to a decision.
     fn run_actions(self: &Arc<Self>) {
         let mut granted = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while let Some((device, action)) = state.next_action() {
             let at = |model| Place { device, model };
             match action {
@@ -306,7 +305,7 @@ impl ModelPool {
             let outcome =
                 loading.await.unwrap_or_else(|panic| Err(EngineError::Panicked(panic.to_string())));
             let seconds = began.elapsed().as_secs_f64();
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let loaded = state.finish_load(place, outcome);
             let device = &state.devices[place.device].name;
             match loaded {
@@ -314,8 +313,7 @@ impl ModelPool {
                 Err(why) => {
                     let kind = why.kind();
                     tracing::error!(%name, device, kind, %why, "a model could not be loaded");
-                    let is_offered = state.entry(place.model).withheld.is_none();
-                    if is_offered && state.usage(place).pinned {
+                    if state.entry(place.model).withheld.is_none() && state.usage(place).pinned {
                         self.retry_load(place);
                     }
                 }
@@ -332,7 +330,7 @@ impl ModelPool {
             let _ =
                 tokio::task::spawn_blocking(move || engine.iter().for_each(EngineHandle::shutdown))
                     .await;
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.eviction(place).mark_unloaded(place.model);
             state.unloads += 1;
             let device = state.devices[place.device].name.clone();
@@ -362,7 +360,7 @@ impl ModelPool {
         let pool = self.clone();
         self.runtime.spawn(async move {
             tokio::time::sleep(RELOAD_PAUSE).await;
-            if !pool.lock().devices[place.device].is_lost {
+            if !pool.state.lock().devices[place.device].is_lost {
                 // The load logs a second failure, and the status shows it.
                 let _ = pool.preload_at(place).await;
             }
@@ -372,17 +370,13 @@ impl ModelPool {
     /// Waits until all devices are lost. No model can be loaded on them again before this process
     /// has ended.
     pub async fn all_devices_lost(&self) {
-        let lost = self.lock().all_lost.clone();
+        let lost = self.state.lock().all_lost.clone();
         lost.cancelled().await;
     }
 
     fn last_failure(&self, place: Place) -> EngineError {
-        let failure = self.lock().replica(place).failure.as_ref().map(|(_, why)| why.clone());
+        let failure = self.state.lock().replica(place).failure.as_ref().map(|(_, why)| why.clone());
         failure.unwrap_or_else(|| EngineError::NotLoaded("it was not loaded".into()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::Receiver;
 const BUDGET: u64 = 10;
 const BYTES: u64 = 6;
 /// A session.
-const ONE: Uuid = Uuid::nil();
+const ONE: Option<Uuid> = Some(Uuid::nil());
 
 /// A tiny model with a record that says it is qualified here.
 fn qualified(folder: &Path, seed: u64) -> QualifiedModel {
@@ -207,7 +207,7 @@ async fn a_session_stays_on_its_device_and_sessions_are_spread() {
     // The last step of an engine is counted after its tokens were sent.
     assert!(of_one[0] == 0 && of_one[1] > 20, "{of_one:?}");
     for session in (0..40).map(Uuid::from_u128) {
-        let (_running, events) = pool.submit(ids[0], session, request(1)).unwrap();
+        let (_running, events) = pool.submit(ids[0], Some(session), request(1)).unwrap();
         completed(events).await;
     }
     assert!(tokens(&pool).iter().all(|tokens| *tokens >= 10), "{:?}", tokens(&pool));
@@ -248,7 +248,7 @@ async fn a_lost_device_takes_nothing_with_it() {
     assert_eq!(lost, [true, false]);
     assert!(pool.is_ready() && pool.views()[0].failure.is_none());
     for session in (0..20).map(Uuid::from_u128) {
-        let (_running, events) = pool.submit(ids[0], session, request(1)).unwrap();
+        let (_running, events) = pool.submit(ids[0], Some(session), request(1)).unwrap();
         assert_eq!(completed(events).await, 1);
     }
     assert!(at_once(pool.all_devices_lost()).await.is_none());

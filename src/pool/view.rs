@@ -5,8 +5,9 @@ use super::state::{ModelEntry, PoolDevice, PoolState};
 use super::{ModelPool, ServedModel};
 use crate::engine::{EngineHandle, EngineStats};
 use crate::ids::ModelId;
+use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// One model as operators see it, over all devices.
 pub struct ModelView {
@@ -59,7 +60,7 @@ impl ModelPool {
     }
 
     pub fn devices(&self) -> Vec<DeviceView> {
-        let state = self.lock();
+        let state = self.state.lock();
         let view = |(number, device): (usize, &PoolDevice)| {
             let replicas = state.entries.values().map(|entry| &entry.replicas[number]);
             DeviceView {
@@ -75,7 +76,7 @@ impl ModelPool {
 
     /// The state, in which every engine that has ended by itself is noticed.
     pub(super) fn with_dead_marked(self: &Arc<Self>) -> MutexGuard<'_, PoolState> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ids: Vec<ModelId> = state.entries.keys().copied().collect();
         for id in ids {
             self.mark_dead(&mut state, id);
@@ -85,7 +86,7 @@ impl ModelPool {
 
     /// Whether an engine has not finished its step for long.
     pub fn is_stalled(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut replicas = state.entries.values().flat_map(|entry| &entry.replicas);
         replicas.any(|replica| replica.steps.stalled.is_some())
     }
@@ -95,7 +96,7 @@ impl ModelPool {
     /// one may stop the others.
     pub fn is_ready(self: &Arc<Self>) -> bool {
         let views = self.views();
-        let served = self.lock().loads > 0;
+        let served = self.state.lock().loads > 0;
         !self.is_stalled()
             && views.iter().any(|view| match view.usage.phase {
                 _ if view.failure.is_some() => false,
@@ -107,25 +108,25 @@ impl ModelPool {
 
     /// Engines of the loaded models.
     pub fn engines(&self) -> Vec<EngineHandle> {
-        let state = self.lock();
+        let state = self.state.lock();
         let replicas = state.entries.values().flat_map(|entry| &entry.replicas);
         replicas.filter_map(|replica| replica.engine.clone()).collect()
     }
 
     /// All models that are served, loaded or not, by id.
     pub fn models(&self) -> Vec<Arc<ServedModel>> {
-        self.lock().entries.values().map(|entry| entry.model.clone()).collect()
+        self.state.lock().entries.values().map(|entry| entry.model.clone()).collect()
     }
 
     /// Loads and unloads since the start.
     pub fn load_counts(&self) -> [u64; 2] {
-        let state = self.lock();
+        let state = self.state.lock();
         [state.loads, state.unloads]
     }
 
     /// Failed loads and engines that ended by themselves since the start, by the kind of the error.
     pub fn failures(&self) -> BTreeMap<&'static str, u64> {
-        self.lock().failures.clone()
+        self.state.lock().failures.clone()
     }
 }
 

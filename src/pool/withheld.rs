@@ -40,7 +40,7 @@ impl Withheld {
 impl ModelPool {
     /// Offers the model to no further request, for this reason. False when it was not offered.
     pub fn withhold(&self, id: ModelId, why: String) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(entry) = state.entries.get_mut(&id) else { return false };
         if entry.withheld.is_some() {
             return false;
@@ -52,7 +52,7 @@ impl ModelPool {
     /// Withholds a model whose files have changed: its requests, also those that wait for it, fail,
     /// and it is unloaded. False when that was known.
     pub fn take_away(self: &Arc<Self>, id: ModelId, why: String) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let known = state.entries.get_mut(&id).is_none_or(|entry| {
             let before = entry.withheld.replace(Withheld::FilesChanged(why));
             matches!(before, Some(Withheld::FilesChanged(_)))
@@ -68,7 +68,7 @@ impl ModelPool {
 
     /// Whether the model is withheld because its files have changed.
     pub fn has_other_files(&self, id: ModelId) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let withheld = state.entries.get(&id).and_then(|entry| entry.withheld.as_ref());
         matches!(withheld, Some(Withheld::FilesChanged(_)))
     }
@@ -76,7 +76,7 @@ impl ModelPool {
     /// Offers a withheld model again, and loads it where there is room. False when it was offered
     /// all along, or computed other tokens than its record says.
     pub fn offer_again(self: &Arc<Self>, id: ModelId) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(entry) = state.entries.get_mut(&id) else { return false };
         let record = entry.model.qualified.record_id().to_owned();
         let stays = |withheld: &Withheld| match withheld {

@@ -13,8 +13,7 @@ use super::guard::ReservationGuard;
 use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
 use super::plan::RequestPlan;
 use super::plans::limit_of;
-use super::recent_errors::RecentError;
-use super::recent_latencies::RequestLatency;
+use super::recent::{RecentError, RequestLatency};
 use super::services::Services;
 use super::trace::GenerationTrace;
 use super::transcript::{TokenScores, Transcript};
@@ -77,7 +76,7 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
     }
     let id = plan.model.qualified.id();
     let (sequence, events) =
-        match services.pool.submit(id, plan.admit.session.0, plan.generate.clone()) {
+        match services.pool.submit(id, Some(plan.admit.session.0), plan.generate.clone()) {
             Ok(accepted) => accepted,
             Err(refused) => return guard.not_admitted(Admission::Refused(refused.into())),
         };
@@ -95,8 +94,8 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
             if let StoreError::Refused(refusal) = &error {
-                let limit = limit_of(refusal);
-                limit.inspect(|limit| services.metrics.limit_reached(&plan.plan_name, limit));
+                let (limit, plan) = (limit_of(refusal), &plan.account_plan.name);
+                limit.inspect(|limit| services.metrics.limit_reached(plan, limit));
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }

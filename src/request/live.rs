@@ -11,8 +11,9 @@ use crate::ids::{AccountId, CredentialId};
 use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
 use crate::traces::TraceSpan;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -305,12 +306,12 @@ pub struct LiveRequests(Mutex<HashMap<RequestKey, Arc<LiveRequest>>>);
 
 impl LiveRequests {
     pub fn get(&self, key: &RequestKey) -> Option<Arc<LiveRequest>> {
-        self.lock().get(key).cloned()
+        self.0.lock().get(key).cloned()
     }
 
     /// Adds a request; false when another one with its key is live.
     pub fn insert(&self, live: &Arc<LiveRequest>) -> bool {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let free = !all.contains_key(&live.key);
         if free {
             all.insert(live.key, live.clone());
@@ -320,18 +321,18 @@ impl LiveRequests {
 
     /// Removes this very request, and no other one with the same key.
     pub fn remove(&self, live: &Arc<LiveRequest>) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         if all.get(&live.key).is_some_and(|found| Arc::ptr_eq(found, live)) {
             all.remove(&live.key);
         }
     }
 
     pub fn all(&self) -> Vec<Arc<LiveRequest>> {
-        self.lock().values().cloned().collect()
+        self.0.lock().values().cloned().collect()
     }
 
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.0.lock().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -340,7 +341,7 @@ impl LiveRequests {
 
     /// Bytes that the answers of an account's live requests are expected to take at most.
     pub fn answer_bytes(&self, account: AccountId) -> u64 {
-        let all = self.lock();
+        let all = self.0.lock();
         let own = all.values().filter(|live| live.key.account == account);
         own.map(|live| live.answer_bytes).sum()
     }
@@ -349,7 +350,7 @@ impl LiveRequests {
     /// its listening to those that others started. To be called once the revocation is durable.
     pub fn cancel_credential(&self, credential: CredentialId) {
         self.stop_where(StopRequest::Cancelled, |live| live.credential == credential);
-        let all = self.lock();
+        let all = self.0.lock();
         for live in all.values().filter(|live| live.credential != credential) {
             live.progress.send_if_modified(|progress| {
                 let is_new = !progress.revoked.contains(&credential);
@@ -370,14 +371,11 @@ impl LiveRequests {
     }
 
     fn stop_where(&self, request: StopRequest, matches: impl Fn(&LiveRequest) -> bool) {
-        self.lock()
+        self.0
+            .lock()
             .values()
             .filter(|live| matches(live))
             .for_each(|live| live.ask_to_stop(request));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<RequestKey, Arc<LiveRequest>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,8 +18,7 @@ pub mod live;
 mod other_nodes;
 mod plan;
 pub mod plans;
-pub mod recent_errors;
-pub mod recent_latencies;
+pub mod recent;
 mod services;
 #[cfg(test)]
 mod tests;

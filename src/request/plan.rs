@@ -7,6 +7,7 @@ use super::error::RequestError;
 use super::format::AskedFormat;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
+use super::plans::PlanInForce;
 use super::services::Services;
 use super::tools::{AskedTools, Capability, PreparedAnswer};
 use crate::clock::UnixMillis;
@@ -58,6 +59,8 @@ impl Caller {
 #[derive(Debug)]
 pub struct IncomingRequest {
     pub caller: Arc<Caller>,
+    /// The plan of the caller's account when the request arrived.
+    pub plan: Arc<PlanInForce>,
     pub key: RequestKey,
     pub session: SessionId,
     pub fingerprint: [u8; 32],
@@ -131,8 +134,7 @@ pub(super) struct RequestPlan {
     pub live: Arc<LiveRequest>,
     pub model: Arc<ServedModel>,
     pub admit: Admit,
-    /// The name of the account's plan.
-    pub plan_name: String,
+    pub account_plan: Arc<PlanInForce>,
     pub generate: GenerateRequest,
     /// For the receipt.
     pub asked: AskedGeneration,
@@ -187,29 +189,27 @@ impl TokenLimits {
 /// Counts the prompt's tokens. Nothing is reserved, runs or is charged.
 pub async fn count_prompt(
     services: &Services,
-    caller: &Caller,
+    plan: &Plan,
     input: GenerationInput,
 ) -> Result<usize, RequestError> {
-    let (model, plan) = asked_model(services, caller, &input)?;
-    input.check_capabilities(&model, &plan)?;
+    let model = asked_model(services, plan, &input)?;
+    input.check_capabilities(&model, plan)?;
     let text = model.text.clone();
     let count = move |unwanted: &Unwanted| Ok(input.prompt(&text, unwanted)?.len());
     in_background(deadline(services), count).await
 }
 
-/// The model that a request asks for, and the plan of its account.
+/// The model that a request asks for, if it may use it.
 fn asked_model(
     services: &Services,
-    caller: &Caller,
+    plan: &Plan,
     input: &GenerationInput,
-) -> Result<(Arc<ServedModel>, Arc<Plan>), RequestError> {
+) -> Result<Arc<ServedModel>, RequestError> {
     if services.is_draining() {
         return Err(RequestError::Draining);
     }
-    let plan = services.plans.of(&caller.account);
     let model = input.model.and_then(|id| services.pool.offered(id));
-    let model = model.filter(|model| allows(&plan, model)).ok_or(RequestError::ModelNotFound)?;
-    Ok((model, plan))
+    model.filter(|model| allows(plan, model)).ok_or(RequestError::ModelNotFound)
 }
 
 fn deadline(services: &Services) -> Instant {
@@ -222,8 +222,9 @@ pub(super) async fn prepare(
     request: &IncomingRequest,
 ) -> Result<RequestPlan, RequestError> {
     let IncomingRequest { caller, key, fingerprint, input, .. } = request;
-    let (model, plan) = asked_model(services, caller, input)?;
-    let limits = TokenLimits::of(&model, &plan);
+    let plan = &request.plan.limits;
+    let model = asked_model(services, plan, input)?;
+    let limits = TokenLimits::of(&model, plan);
     if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
         return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
     }
@@ -231,8 +232,8 @@ pub(super) async fn prepare(
     if input.sampling.logit_bias.iter().any(|(id, _)| *id as usize >= vocabulary) {
         return Err(RequestError::UnknownToken { vocabulary });
     }
-    input.check_capabilities(&model, &plan)?;
-    let thinks = Capability::Reasoning.holds(&model, &plan);
+    input.check_capabilities(&model, plan)?;
+    let thinks = Capability::Reasoning.holds(&model, plan);
     let (text, own, deadline) = (model.text.clone(), input.clone(), deadline(services));
     let prepare = move |unwanted: &Unwanted| own.prepare(&text, thinks, unwanted);
     let prepared = in_background(deadline, prepare).await?;
@@ -260,7 +261,7 @@ pub(super) async fn prepare(
     let stored = caller.account.stores_answers;
     let bytes = if stored { answer_bytes(max_tokens, input.sampling.logprobs) } else { 0 };
     let credential = admit.credential;
-    let generate = generation(request, &model, &plan, &prepared, max_tokens, deadline)?;
+    let generate = generation(request, &model, &prepared, max_tokens, deadline)?;
     let live = LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes);
     Ok(RequestPlan {
         live: Arc::new(live.traced_by(&request.trace)),
@@ -268,7 +269,7 @@ pub(super) async fn prepare(
         generate,
         model,
         admit,
-        plan_name: services.plans.name_of(&caller.account),
+        account_plan: request.plan.clone(),
         stop: input.stop.clone(),
         reader: prepared.reader,
         render: request.render,
@@ -286,7 +287,6 @@ fn answer_bytes(max_tokens: u32, logprobs: Option<u8>) -> u64 {
 fn generation(
     request: &IncomingRequest,
     model: &ServedModel,
-    plan: &Plan,
     prepared: &PreparedAnswer,
     max_tokens: u32,
     deadline: Instant,
@@ -297,7 +297,7 @@ fn generation(
     Ok(GenerateRequest {
         account: request.key.account,
         application: request.key.application,
-        priority: plan.priority,
+        priority: request.plan.limits.priority,
         prompt: prepared.prompt.clone(),
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,

@@ -4,23 +4,23 @@
 use crate::config::Plan;
 use crate::ids::AccountId;
 use crate::ledger::{Account, Refusal, TokenQuotas};
-use governor::clock::{Clock, DefaultClock};
+use governor::clock::Clock;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The limits of accounts, by the name of their plan.
 #[derive(Default)]
-pub struct Plans {
-    by_name: RwLock<BTreeMap<String, PlanInForce>>,
-    clock: DefaultClock,
-}
+pub struct Plans(RwLock<BTreeMap<String, Arc<PlanInForce>>>);
 
-#[derive(Clone)]
-struct PlanInForce {
-    plan: Arc<Plan>,
+/// A plan in force, and what accounts have used of its rate.
+#[derive(Debug)]
+pub struct PlanInForce {
+    pub name: String,
+    pub limits: Plan,
     /// Keyed by account: all credentials of an account share its rate.
     rate: Arc<DefaultKeyedRateLimiter<AccountId>>,
 }
@@ -33,18 +33,19 @@ impl Plan {
 }
 
 impl PlanInForce {
-    fn new(plan: &Plan) -> Self {
-        let quota = quota(plan.requests_per_minute, plan.burst);
-        Self { plan: Arc::new(plan.clone()), rate: Arc::new(RateLimiter::keyed(quota)) }
+    /// What accounts have used of an unchanged rate `before` stays used.
+    fn new(name: &str, limits: &Plan, before: Option<&Self>) -> Arc<Self> {
+        let rate = |plan: &Plan| (plan.requests_per_minute, plan.burst);
+        let unchanged = before.filter(|before| rate(&before.limits) == rate(limits));
+        let fresh = || RateLimiter::keyed(quota(limits.requests_per_minute, limits.burst)).into();
+        let rate = unchanged.map_or_else(fresh, |before| before.rate.clone());
+        Arc::new(Self { name: name.to_owned(), limits: limits.clone(), rate })
     }
 
-    /// The plan with other limits. What accounts have used of an unchanged rate stays used.
-    fn changed_to(&self, plan: &Plan) -> Self {
-        let rate = |plan: &Plan| (plan.requests_per_minute, plan.burst);
-        if rate(&self.plan) == rate(plan) {
-            return Self { plan: Arc::new(plan.clone()), rate: self.rate.clone() };
-        }
-        Self::new(plan)
+    /// Counts one request of an account. The error is the time after which the next one is allowed.
+    pub fn check_rate(&self, account: AccountId) -> Result<(), Duration> {
+        let checked = self.rate.check_key(&account);
+        checked.map_err(|not_until| not_until.wait_time_from(self.rate.clock().now()))
     }
 }
 
@@ -58,47 +59,29 @@ impl Plans {
 
     /// Replaces the plans for new requests. Running ones go on under the plan that they began with.
     pub fn put_in_force(&self, plans: &BTreeMap<String, Plan>) {
-        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_name = self.0.write();
         let next = |(name, plan): (&String, &Plan)| {
-            let known = by_name.get(name);
-            (name.clone(), known.map_or_else(|| PlanInForce::new(plan), |p| p.changed_to(plan)))
+            let before = by_name.get(name).map(Arc::as_ref);
+            (name.clone(), PlanInForce::new(name, plan, before))
         };
         *by_name = plans.iter().map(next).collect();
     }
 
     /// The plan that an account names; an unknown name gets `default`, so that renaming a plan
     /// never locks accounts out.
-    pub fn of(&self, account: &Account) -> Arc<Plan> {
-        self.find(account).plan
-    }
-
-    /// The name of the plan in force for an account.
-    pub fn name_of(&self, account: &Account) -> String {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
-        by_name.get_key_value(&account.plan).map_or("default", |(name, _)| name).to_owned()
+    pub fn of(&self, account: &Account) -> Arc<PlanInForce> {
+        let by_name = self.0.read();
+        let found = by_name.get(&account.plan).or_else(|| by_name.get("default"));
+        found.expect("invariant: a valid configuration has a default plan").clone()
     }
 
     /// All plans in force, by name.
-    pub fn all(&self) -> BTreeMap<String, Arc<Plan>> {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
-        by_name.iter().map(|(name, found)| (name.clone(), found.plan.clone())).collect()
+    pub fn all(&self) -> Vec<Arc<PlanInForce>> {
+        self.0.read().values().cloned().collect()
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.by_name.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
-    }
-
-    /// Counts one request. The error is the time after which the next one is allowed.
-    pub fn check_rate(&self, account: &Account) -> Result<(), Duration> {
-        let found = self.find(account);
-        let checked = found.rate.check_key(&account.id);
-        checked.map_err(|not_until| not_until.wait_time_from(self.clock.now()))
-    }
-
-    fn find(&self, account: &Account) -> PlanInForce {
-        let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
-        let found = by_name.get(&account.plan).or_else(|| by_name.get("default"));
-        found.expect("invariant: a valid configuration has a default plan").clone()
+        self.all().iter().map(|plan| plan.name.clone()).collect()
     }
 }
 
@@ -136,31 +119,30 @@ mod tests {
     #[test]
     fn the_burst_passes_then_that_account_alone_is_limited() {
         let limit = Plans::new(&small(3));
+        let count = |account: &Account| limit.of(account).check_rate(account.id);
         let (busy, calm) = (account("small"), account("small"));
-        assert!((0..3).all(|_| limit.check_rate(&busy).is_ok()));
-        let Err(retry_after) = limit.check_rate(&busy) else { panic!("the fourth passed") };
+        assert!((0..3).all(|_| count(&busy).is_ok()));
+        let Err(retry_after) = count(&busy) else { panic!("the fourth passed") };
         assert!(retry_after.as_secs() > 30, "one a minute refills slowly: {retry_after:?}");
-        assert!(limit.check_rate(&calm).is_ok());
-        assert!(
-            limit.check_rate(&account("no such plan")).is_ok(),
-            "unknown plans are the default one"
-        );
+        assert!(count(&calm).is_ok());
+        assert!(count(&account("no such plan")).is_ok(), "unknown plans are the default one");
     }
 
     #[test]
     fn a_change_of_other_limits_gives_no_further_burst() {
         let limit = Plans::new(&small(1));
+        let count = |account: &Account| limit.of(account).check_rate(account.id);
         let busy = account("small");
-        assert!(limit.check_rate(&busy).is_ok());
+        assert!(count(&busy).is_ok());
         let mut plans = small(1);
         plans.get_mut("small").unwrap().max_output_tokens = Some(7);
         limit.put_in_force(&plans);
-        assert_eq!(limit.of(&busy).max_output_tokens, Some(7));
-        assert!(limit.check_rate(&busy).is_err());
+        assert_eq!(limit.of(&busy).limits.max_output_tokens, Some(7));
+        assert!(count(&busy).is_err());
         limit.put_in_force(&small(2));
-        assert!(limit.check_rate(&busy).is_ok(), "another rate counts from now on");
+        assert!(count(&busy).is_ok(), "another rate counts from now on");
         plans.remove("small");
         limit.put_in_force(&plans);
-        assert_eq!(limit.of(&busy).burst, Plan::default().burst);
+        assert_eq!(limit.of(&busy).limits.burst, Plan::default().burst);
     }
 }

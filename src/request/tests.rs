@@ -72,6 +72,7 @@ impl Setup {
     pub(super) fn incoming(&self) -> IncomingRequest {
         IncomingRequest {
             caller: self.caller.clone(),
+            plan: self.services.plans.of(&self.caller.account),
             key: self.caller.key(RequestId::generate()),
             session: SessionId::generate(),
             fingerprint: INPUT,

@@ -8,7 +8,8 @@ use crate::request::AnswerFigures;
 use crate::request::Caller;
 use crate::traces::{TraceSpan, Traces};
 use axum::http::{Method, Request};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -92,49 +93,45 @@ impl AccessLine {
     }
 
     pub(super) fn passed(&self, hop: Hop) {
-        self.facts().hop = Some(hop);
+        self.facts.lock().hop = Some(hop);
     }
 
     pub(super) fn was_passed(&self, hop: Hop) -> bool {
-        self.facts().hop == Some(hop)
+        self.facts.lock().hop == Some(hop)
     }
 
     pub(super) fn caller(&self, caller: &Caller) {
-        let mut facts = self.facts();
+        let mut facts = self.facts.lock();
         facts.account = Some(caller.account.id);
         facts.application = caller.credential.application;
     }
 
     pub(super) fn model(&self, model: Option<ModelId>) {
-        self.facts().model = model;
+        self.facts.lock().model = model;
     }
 
     pub(super) fn replayed(&self) {
-        self.facts().replayed = true;
+        self.facts.lock().replayed = true;
     }
 
     /// The first token of a stream is ready.
     pub(super) fn token(&self) {
-        self.facts().first_token.get_or_insert_with(|| self.began.elapsed());
+        self.facts.lock().first_token.get_or_insert_with(|| self.began.elapsed());
     }
 
     pub(super) fn completed(&self, figures: Option<AnswerFigures>) {
-        self.facts().figures = figures;
+        self.facts.lock().figures = figures;
     }
 
     /// A stream that ended with an error, after its head.
     pub(super) fn failed(&self, code: &'static str) {
-        self.facts().code = Some(code);
+        self.facts.lock().code = Some(code);
     }
 
     pub(super) fn answered(&self, status: u16, code: Option<&'static str>) {
-        let mut facts = self.facts();
+        let mut facts = self.facts.lock();
         facts.status = Some(status);
         facts.code = facts.code.or(code);
-    }
-
-    fn facts(&self) -> MutexGuard<'_, LineFacts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -160,7 +157,7 @@ impl Drop for AccessLine {
     fn drop(&mut self) {
         let Self { began, method, route, request_id, .. } = self;
         let milliseconds = began.elapsed().as_millis() as u64;
-        let facts = self.facts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let facts = self.facts.get_mut();
         facts.trace(*request_id, &self.trace);
         let LineFacts { status, code, replayed, figures, .. } = *facts;
         let method = method.as_ref().map(Method::as_str);

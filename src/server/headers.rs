@@ -1,7 +1,7 @@
 //! Request headers: the request's id, the session, and what is refused outright.
 
 use super::error::ApiError;
-use crate::ids::{RequestId, SessionId};
+use crate::ids::{RequestId, SessionId, hyphenated};
 use crate::request::Services;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -15,29 +15,24 @@ pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 /// leaves it among the request's extensions.
 pub type KeyRead = Result<RequestId, ApiError>;
 
-/// Extracts the request's id, or refuses the request and says what is wrong with its header.
-pub struct IdempotencyKey(pub RequestId);
-
-impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        let read = parts.extensions.get::<KeyRead>().cloned();
-        read.expect("invariant: finish_response reads every request's key").map(Self)
-    }
+/// Extracts what names a completion request, or refuses it and says which header is wrong.
+pub struct NamedRequest {
+    pub id: RequestId,
+    pub session: SessionId,
 }
 
-/// Extracts the conversation's id.
-pub struct Session(pub SessionId);
-
-impl FromRequestParts<Arc<Services>> for Session {
+impl FromRequestParts<Arc<Services>> for NamedRequest {
     type Rejection = ApiError;
 
     async fn from_request_parts(
         parts: &mut Parts,
         services: &Arc<Services>,
     ) -> Result<Self, ApiError> {
-        session(&parts.headers, &services.config.service_name).map(Self)
+        let read = parts.extensions.get::<KeyRead>().cloned();
+        let id = read.expect("invariant: finish_response reads every request's key")?;
+        let session = session(&parts.headers, &services.config.service_name)?;
+        refuse_cache_namespaces(&parts.headers)?;
+        Ok(Self { id, session })
     }
 }
 
@@ -81,11 +76,6 @@ fn named_uuid<'a>(
     let text = value.to_str().unwrap_or_default();
     let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     hyphenated(text).filter(|id| !id.is_nil() && !id.is_max()).ok_or_else(|| refuse("Malformed"))
-}
-
-/// A UUID in its hyphenated 36-character form and no other.
-pub fn hyphenated(text: &str) -> Option<Uuid> {
-    (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten()
 }
 
 /// Headers with which callers try to choose a cache namespace. The node isolates caches by account

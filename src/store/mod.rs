@@ -390,7 +390,7 @@ impl Store {
 
     /// The budgets of which operators were told last, oldest first.
     pub fn budget_notices(&self) -> Vec<BudgetNotice> {
-        self.inner.shared.budget_notices()
+        self.inner.shared.budget_notices.all()
     }
 
     /// Checks every invariant over everything stored. A violation stops admissions until a person

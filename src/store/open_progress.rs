@@ -2,8 +2,8 @@
 
 use crate::ledger::audit::AuditProgress;
 use crate::ledger::state::{StateError, StateResult};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The steps of opening a ledger, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,13 +27,13 @@ pub struct OpenProgress {
 
 impl OpenProgress {
     pub(super) fn enter(&self, step: OpenStep) {
-        *self.step.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        *self.step.lock() = step;
         self.wait_for_database(None);
     }
 
     /// Tells why the database cannot be reached, until it can. False once the opening is to stop.
     pub(super) fn wait_for_database(&self, why: Option<String>) -> bool {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.waiting.lock() = why;
         !self.stopped.load(Ordering::Relaxed)
     }
 
@@ -54,10 +54,10 @@ impl OpenProgress {
 
     /// The present step in words.
     pub fn step(&self) -> String {
-        if let Some(why) = &*self.waiting.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(why) = &*self.waiting.lock() {
             return format!("waiting for the database of the ledger (ledger.url): {why}");
         }
-        match *self.step.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *self.step.lock() {
             OpenStep::Pages => "checking the pages of the ledger".into(),
             OpenStep::Audit => {
                 format!("auditing the ledger, {} %", self.percent.load(Ordering::Relaxed))

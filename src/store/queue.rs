@@ -7,9 +7,9 @@
 use super::{StoreError, StoreResult, StoredBody};
 use crate::ids::AttemptId;
 use crate::ledger::{Command, Outcome, RequestKey};
+use parking_lot::{Condvar, Mutex};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -195,7 +195,7 @@ impl Queue {
 
     /// Queues the job, or answers it at once when too many wait.
     pub(super) fn push(&self, job: WriteJob) {
-        let mut groups = self.groups();
+        let mut groups = self.groups.lock();
         let waiting: usize = groups.all.iter().map(WaitingJobs::len).sum();
         if !job.action.ends_attempt() && waiting >= MAX_WAITING {
             drop(groups);
@@ -219,7 +219,7 @@ impl Queue {
     /// one. The groups of the lane's last batch are free for others from now on, unless it `keeps`
     /// them.
     pub(super) fn take(&self, lane: usize, most: usize, patience: Duration, keeps: bool) -> Taken {
-        let mut groups = self.groups();
+        let mut groups = self.groups.lock();
         let own = |group: &&mut WaitingJobs| group.holder == Some(lane) && !keeps;
         groups.all.iter_mut().filter(own).for_each(|group| group.holder = None);
         let mut is_due = groups.is_due(lane);
@@ -227,9 +227,7 @@ impl Queue {
             let waits = groups.open_to(lane) > 0 && patience >= BESIDE;
             groups.watched |= waits;
             let longest = if waits { BESIDE } else { patience };
-            let woken = self.filled.wait_timeout(groups, longest);
-            let (again, waited) = woken.unwrap_or_else(PoisonError::into_inner);
-            groups = again;
+            let waited = self.filled.wait_for(&mut groups, longest);
             groups.watched &= !waits;
             is_due = groups.is_due(lane) || waited.timed_out() && waits;
             if waited.timed_out() {
@@ -247,7 +245,7 @@ impl Queue {
 
     /// Takes back jobs of a batch, which come first in the next one of their groups.
     pub(super) fn put_off(&self, jobs: Vec<WriteJob>) {
-        let mut groups = self.groups();
+        let mut groups = self.groups.lock();
         for mut job in jobs.into_iter().rev() {
             job.action.was_put_off = true;
             groups.of(&job).like(&job).push_front(job);
@@ -256,13 +254,8 @@ impl Queue {
 
     /// Lets the writer stop once the queue is empty.
     pub(super) fn close(&self) {
-        self.groups().closed = true;
+        self.groups.lock().closed = true;
         self.filled.notify_all();
-    }
-
-    fn groups(&self) -> MutexGuard<'_, WaitingGroups> {
-        // No code under this lock panics halfway through a change, so a poisoned lock is sound.
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -11,12 +11,11 @@ use crate::ids::BootId;
 use crate::ledger::BudgetAlert;
 use crate::ledger::audit::{self, AuditPace, AuditSource, JournalHeads};
 use crate::ledger::commands::ReleaseCause;
-use std::collections::{BTreeMap, VecDeque};
+use crate::recent::Recent;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-
-/// The latest notices about budgets that are kept for the status.
-const KEPT_NOTICES: usize = 16;
+use std::sync::{Arc, OnceLock};
 
 const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
                          and new requests are refused: make room";
@@ -38,7 +37,8 @@ pub(super) struct StoreShared {
     pub releases: Mutex<BTreeMap<&'static str, u64>>,
     /// Alerts of budgets since the start of the node, by owner and period.
     pub budget_alerts: Mutex<BTreeMap<&'static str, u64>>,
-    budget_notices: Mutex<VecDeque<BudgetNotice>>,
+    /// For the status.
+    pub budget_notices: Recent<BudgetNotice, 16>,
     min_free_bytes: u64,
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
@@ -75,7 +75,7 @@ impl StoreShared {
             health: Health::default(),
             releases: Mutex::default(),
             budget_alerts: Mutex::default(),
-            budget_notices: Mutex::default(),
+            budget_notices: Recent::default(),
             min_free_bytes,
             floor: AtomicU64::new(0),
             audited: Mutex::default(),
@@ -84,7 +84,7 @@ impl StoreShared {
     }
 
     pub(super) fn boot(&self) -> BootId {
-        *self.boot.read().unwrap_or_else(PoisonError::into_inner)
+        *self.boot.read()
     }
 
     /// Whether other nodes have declared this boot ended, so that it admits nothing.
@@ -106,7 +106,7 @@ impl StoreShared {
     }
 
     pub(super) fn begin_anew(&self, boot: BootId) {
-        *self.boot.write().unwrap_or_else(PoisonError::into_inner) = boot;
+        *self.boot.write() = boot;
         self.is_ended.store(false, Ordering::Release);
         self.wants_anew.store(false, Ordering::Release);
     }
@@ -133,7 +133,7 @@ impl StoreShared {
     /// Goes on from the stored seal. After a stop that was not orderly an audit of everything is
     /// owed, however often the ledger is opened before one ends.
     pub(super) fn resume(&self, seal: Option<Seal>, crashed: bool) {
-        let mut audited = self.audited();
+        let mut audited = self.audited.lock();
         audited.sealed.clone_from(&seal);
         if let Some(Seal { heads, fully_audited_at }) = seal {
             audited.heads = Some(heads);
@@ -153,7 +153,7 @@ impl StoreShared {
     /// Takes over what the audits of another node found sound. An audit that this node owes after a
     /// crash stays owed.
     pub(super) fn learn(&self, seal: Seal) {
-        let mut audited = self.audited();
+        let mut audited = self.audited.lock();
         let before = audited.heads.take().unwrap_or_default();
         audited.heads = Some(before.later(&seal.heads));
         if audited.fully_at != Some(UnixMillis(0)) {
@@ -165,7 +165,7 @@ impl StoreShared {
     /// Checks a ledger that was just opened: what came after its seal, or everything when it has
     /// none.
     pub(super) fn audit_at_start(&self, pace: AuditPace<'_>) -> StoreResult<AuditReport> {
-        let Some(Seal { heads, .. }) = self.audited().sealed.clone() else {
+        let Some(Seal { heads, .. }) = self.audited.lock().sealed.clone() else {
             return self.audit(pace);
         };
         let source = self.reader.audit_source()?;
@@ -185,7 +185,7 @@ impl StoreShared {
         source: &dyn AuditSource,
         pace: AuditPace<'_>,
     ) -> StoreResult<AuditReport> {
-        let audited = self.audited().heads.clone();
+        let audited = self.audited.lock().heads.clone();
         let whole = audited.is_none();
         let report = match audited {
             Some(heads) => audit::since(source, heads, pace)?,
@@ -198,7 +198,7 @@ impl StoreShared {
     fn note(&self, report: AuditReport, whole: bool) -> AuditReport {
         report.violations.iter().for_each(|violation| self.health.distrust(violation));
         if report.ok {
-            let mut audited = self.audited();
+            let mut audited = self.audited.lock();
             // An audit of everything takes long, and new entries are audited meanwhile.
             let before = audited.heads.take().unwrap_or_default();
             audited.heads = Some(before.later(&report.heads));
@@ -216,43 +216,39 @@ impl StoreShared {
         let audits = !self.others_audit();
         let due =
             |at: UnixMillis| at == owed || audits && (at > now || now.0 - at.0 >= interval_ms);
-        self.audited().fully_at.is_none_or(due)
+        self.audited.lock().fully_at.is_none_or(due)
     }
 
     /// When everything was last audited; `None` where that was never, or before a crash.
     pub(super) fn fully_audited_at(&self) -> Option<UnixMillis> {
-        self.audited().fully_at.filter(|at| at.0 > 0)
+        self.audited.lock().fully_at.filter(|at| at.0 > 0)
     }
 
     /// What the ledger's seal should be. A ledger that is not trusted has none, so that its next
     /// start audits everything.
     pub(super) fn due_seal(&self) -> Option<Seal> {
         self.health.trusted().ok()?;
-        let audited = self.audited();
+        let audited = self.audited.lock();
         let (heads, fully_audited_at) = (audited.heads.clone()?, audited.fully_at?);
         Some(Seal { heads, fully_audited_at })
     }
 
     /// The seal that is stored.
     pub(super) fn stored_seal(&self) -> Option<Seal> {
-        self.audited().sealed.clone()
+        self.audited.lock().sealed.clone()
     }
 
     pub(super) fn note_seal(&self, seal: Option<Seal>) {
-        self.audited().sealed = seal;
+        self.audited.lock().sealed = seal;
     }
 
     /// Whether an audit of what is new knows where to begin.
     pub(super) fn knows_audited_part(&self) -> bool {
-        self.audited().heads.is_some()
-    }
-
-    fn audited(&self) -> MutexGuard<'_, AuditedParts> {
-        self.audited.lock().unwrap_or_else(PoisonError::into_inner)
+        self.audited.lock().heads.is_some()
     }
 
     pub(super) fn released(&self, cause: ReleaseCause, count: u64) {
-        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut releases = self.releases.lock();
         *releases.entry(stats::label(cause)).or_default() += count;
     }
 
@@ -263,18 +259,9 @@ impl StoreShared {
             %owner, period = period.name(), %spent, budget = %limit.units,
             percent = limit.alert_percent, "a budget is nearly spent"
         );
-        let mut counts = self.budget_alerts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.budget_alerts.lock();
         *counts.entry(stats::budget_label(alert)).or_default() += 1;
-        let mut notices = self.budget_notices.lock().unwrap_or_else(PoisonError::into_inner);
-        notices.push_back(BudgetNotice { at: self.now(), alert: *alert });
-        if notices.len() > KEPT_NOTICES {
-            notices.pop_front();
-        }
-    }
-
-    pub(super) fn budget_notices(&self) -> Vec<BudgetNotice> {
-        let notices = self.budget_notices.lock().unwrap_or_else(PoisonError::into_inner);
-        notices.iter().copied().collect()
+        self.budget_notices.note(BudgetNotice { at: self.now(), alert: *alert });
     }
 }
 

@@ -5,7 +5,6 @@ use crate::clock::UnixMillis;
 use crate::ledger::commands::ReleaseCause;
 use crate::ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode};
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
@@ -44,12 +43,8 @@ impl Store {
             violations: shared.health.violations(),
             oldest_reservation_ms: oldest
                 .map_or(0, |created| shared.clock.now().0.saturating_sub(created)),
-            releases: shared.releases.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            budget_alerts: shared
-                .budget_alerts
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            releases: shared.releases.lock().clone(),
+            budget_alerts: shared.budget_alerts.lock().clone(),
             free_bytes: shared.reader.free_bytes(),
             file_bytes: shared.reader.file_bytes(),
         }

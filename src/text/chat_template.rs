@@ -86,16 +86,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template. An empty token means that the release has none.
+    /// Compiles a template, each rendering of which ends at `limits`. An empty token means that the
+    /// release has none.
     ///
     /// # Errors
     /// `BadFile` when the template does not compile or cannot render a single user message.
-    pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self> {
-        Self::within(source, bos_token, eos_token, TemplateLimits::default())
-    }
-
-    /// Compiles as `new` does; each rendering ends at `limits`.
-    pub fn within(
+    pub fn new(
         source: &str,
         bos_token: &str,
         eos_token: &str,
@@ -104,7 +100,7 @@ impl ChatTemplate {
         Self::with_clock(source, bos_token, eos_token, limits, || Local::now().naive_local())
     }
 
-    /// Compiles as `within` does; `now` gives the time to templates that ask for the date.
+    /// Compiles as `new` does; `now` gives the time to templates that ask for the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
@@ -383,8 +379,12 @@ mod tests {
         turns.iter().map(message).collect()
     }
 
+    fn compiled(source: &str) -> Result<ChatTemplate> {
+        ChatTemplate::new(source, "<s>", "</s>", TemplateLimits::default())
+    }
+
     fn render(source: &str, turns: &[(&str, &str)]) -> Result<String> {
-        ChatTemplate::new(source, "<s>", "</s>")?.render(&conversation(turns), true)
+        compiled(source)?.render(&conversation(turns), true)
     }
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
         let check = |written: &str, expect: &[(&str, &str)]| {
             let source =
                 format!("{{% for m in messages %}}{{{{ m.content }}}}{written}{{% endfor %}}");
-            let template = ChatTemplate::new(&source, "", "").unwrap();
+            let template = compiled(&source).unwrap();
             let left_out = OPTIONAL_FIELDS
                 .into_iter()
                 .filter(|(role, field)| template.leaves_out(role, field));
@@ -477,8 +477,7 @@ mod tests {
     fn tool_calls_are_never_dropped() {
         let mut messages = conversation(&[("user", "a"), ("assistant", "b")]);
         messages[1].tool_calls = Some(json!([{ "function": { "name": "f" } }]));
-        let render =
-            |source: &str| ChatTemplate::new(source, "", "").unwrap().render(&messages, false);
+        let render = |source: &str| compiled(source).unwrap().render(&messages, false);
         assert!(matches!(render("{{ messages[0].content }}"), Err(Error::TemplateRefused(_))));
         assert_eq!(render("{% for m in messages %}{{ (m.tool_calls or [{}])[0].function.name if m.tool_calls else m.content }}{% endfor %}").unwrap(), "af");
     }
@@ -499,7 +498,7 @@ mod tests {
     #[test]
     fn a_template_that_cannot_work_is_a_bad_file() {
         let check = |source: &str, expect: &str| {
-            let Err(Error::BadFile(reason)) = ChatTemplate::new(source, "", "") else {
+            let Err(Error::BadFile(reason)) = compiled(source) else {
                 panic!("{source}: accepted")
             };
             assert!(reason.contains(expect), "{reason}");
@@ -538,12 +537,12 @@ mod tests {
             let source = format!(
                 "{{% if messages[0].content != 'question' %}}{hostile}{{% endif %}}{{{{ messages[0].content }}}}"
             );
-            let template = ChatTemplate::new(&source, "", "").unwrap();
+            let template = compiled(&source).unwrap();
             let refused = template.render(&conversation(&[("user", "go")]), true);
             assert!(matches!(refused, Err(Error::TemplateRefused(_))), "{hostile}: {refused:?}");
             let plain = template.render(&conversation(&[("user", "question")]), true);
             assert_eq!(plain.unwrap(), "question", "the template works on");
-            assert!(ChatTemplate::new(hostile, "", "").is_err(), "{hostile}: qualifies");
+            assert!(compiled(hostile).is_err(), "{hostile}: qualifies");
         }
     }
 
@@ -551,7 +550,7 @@ mod tests {
     fn a_limit_is_named() {
         let limits = TemplateLimits { steps: 100, written_bytes: 100 };
         let check = |source: &str, expect: &str| {
-            let Err(Error::BadFile(why)) = ChatTemplate::within(source, "", "", limits) else {
+            let Err(Error::BadFile(why)) = ChatTemplate::new(source, "", "", limits) else {
                 panic!("{source}: accepted")
             };
             assert!(why.contains(expect), "{why}");
@@ -567,16 +566,16 @@ mod tests {
         let mut messages = conversation(&[("user", "hi"), ("assistant", "")]);
         messages[1].content = None;
         messages[1].tool_calls = Some(json!([{ "function": { "name": "f", "arguments": "{}" } }]));
-        let template = ChatTemplate::new(source, "", "").unwrap();
+        let template = compiled(source).unwrap();
         assert_eq!(template.adapted(&messages)[1].content.as_deref(), Some(""));
         assert!(template.render(&messages, true).is_ok());
-        let template = ChatTemplate::new(&source.replace(".split('x')[-1]", ""), "", "").unwrap();
+        let template = compiled(&source.replace(".split('x')[-1]", "")).unwrap();
         assert_eq!(template.adapted(&messages)[1].content, None);
     }
 
     #[test]
     fn an_unwanted_rendering_ends() {
-        let template = ChatTemplate::new("{{ messages[0].content }}", "", "").unwrap();
+        let template = compiled("{{ messages[0].content }}").unwrap();
         let (unwanted, asked) = (Unwanted::default(), conversation(&[("user", "hi")]));
         let plain = PromptExtras::default();
         assert!(template.render_until(&asked, &plain, true, &unwanted).is_ok());

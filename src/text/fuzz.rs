@@ -1,7 +1,7 @@
 //! Gives any conversation to chat templates: the result is a prompt that has every word of system
 //! and user in it, or a refusal, never a panic.
 
-use super::{ChatMessage, ChatTemplate, Error};
+use super::{ChatMessage, ChatTemplate, Error, TemplateLimits};
 use serde_json::json;
 
 const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
@@ -36,7 +36,7 @@ fn message((role, text, name, tools): &Turn) -> ChatMessage {
 #[test]
 fn conversations() {
     let templates = [CHATML, WITH_TOOLS, ALTERNATING]
-        .map(|source| ChatTemplate::new(source, "<s>", "</s>").unwrap());
+        .map(|source| ChatTemplate::new(source, "<s>", "</s>", TemplateLimits::default()).unwrap());
     let templates = std::panic::AssertUnwindSafe(templates);
     bolero::check!().with_iterations(2_000).with_type().for_each(|turns: &Vec<Turn>| {
         let messages: Vec<ChatMessage> = turns.iter().map(message).collect();

@@ -9,10 +9,11 @@ use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
 use llguidance::{Matcher, ParserFactory};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// What an answer keeps to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,7 +112,7 @@ impl Grammars {
         if let Some(grammar) = self.find(format) {
             return Ok(grammar);
         }
-        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.compiling.lock();
         if let Some(grammar) = self.find(format) {
             return Ok(grammar);
         }
@@ -120,12 +121,8 @@ impl Grammars {
         Ok(grammar)
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn find(&self, format: &AnswerFormat) -> Option<Arc<CompiledGrammar>> {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let at = kept.iter().position(|(known, _)| known == format)?;
         let entry = kept.remove(at)?;
         let grammar = entry.1.clone();
@@ -134,7 +131,7 @@ impl Grammars {
     }
 
     fn keep(&self, format: AnswerFormat, grammar: Arc<CompiledGrammar>) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         kept.push_back((format, grammar));
         let bytes = |kept: &VecDeque<_>| -> usize {
             kept.iter().map(|(format, _): &(AnswerFormat, _)| format.bytes()).sum()
@@ -350,7 +347,7 @@ impl GrammarPlace {
     /// bits: id `i` is bit `i % 32` of word `i / 32`. An error says why the answer cannot go on:
     /// the grammar has grown beyond its bounds, or its masks cost too much.
     pub fn allowed_after(&self, answer: &[u32]) -> Result<Arc<[u32]>, String> {
-        let mut cursor = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cursor = self.0.lock();
         let new = answer.get(cursor.taken..).ok_or("an answer became shorter")?;
         if !new.is_empty() {
             cursor.advance(new).map_err(|why| {

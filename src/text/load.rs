@@ -77,7 +77,7 @@ impl TextModel {
         limits: TemplateLimits,
         declared: impl Iterator<Item = u32>,
     ) -> Result<Self> {
-        let template = ChatTemplate::within(source, bos, eos, limits)?;
+        let template = ChatTemplate::new(source, bos, eos, limits)?;
         let thinking = ThinkingMarks::named_in(source);
         let mut eos_ids: BTreeSet<u32> =
             declared.chain(end_of_turn(&tokenizer, &template)).collect();

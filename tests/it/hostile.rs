@@ -263,7 +263,8 @@ async fn an_early_refusal_over_http2_is_read_to_its_end() {
     let ledger = world.node.store.read().await.unwrap();
     let account = ledger.account(world.account).await.unwrap().unwrap();
     let burst = world.node.config.plans["default"].burst;
-    (0..burst).for_each(|_| world.node.plans.check_rate(&account).unwrap());
+    let plan = world.node.plans.of(&account);
+    (0..burst).for_each(|_| plan.check_rate(account.id).unwrap());
     let io = TokioIo::new(TcpStream::connect(world.address).await.unwrap());
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     let (mut sender, connection) = builder.handshake(io).await.unwrap();

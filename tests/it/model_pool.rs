@@ -221,7 +221,7 @@ async fn a_model_that_fails_is_left_alone_and_the_others_go_on() {
     }
     assert_eq!((listed(&world).await, world.node.is_ready()), (1, true));
     assert_eq!(world.balances().await, before);
-    let errors = world.node.recent_errors.latest();
+    let errors = world.node.recent_errors.all();
     assert!(errors.iter().any(|fault| fault.message.contains("scripted")), "{errors:?}");
     let metrics = metrics::text(&world.node).await;
     assert!(metrics.contains("cresset_model_loaded{model=\"tiny-0\"} 1"), "{metrics}");

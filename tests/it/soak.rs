@@ -209,7 +209,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         deadline: None,
     };
     let id = models[usize::from(draw.is_multiple_of(200))].parse().unwrap();
-    let Ok((ticket, mut events)) = world.node.pool.submit(id, Uuid::nil(), request) else {
+    let Ok((ticket, mut events)) = world.node.pool.submit(id, Some(Uuid::nil()), request) else {
         tokio::time::sleep(Duration::from_millis(1)).await;
         return;
     };

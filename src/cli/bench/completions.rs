@@ -86,7 +86,6 @@ async fn level(
         total.merge(tally.unwrap_or_default());
         progress.at((requests - left.load(Ordering::Relaxed)) as u64, requests as u64);
     }
-    progress.clear();
     total.report(clients, began.elapsed())
 }
 

@@ -36,12 +36,11 @@ pub(super) async fn run(
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
-        let progress = TaskProgress::steps(format!("{clients} clients at each node"));
+        let _progress = TaskProgress::steps(format!("{clients} clients at each node"));
         let until = Instant::now() + span;
         let client = |store: &Store| Client::new(store, &payers, arguments.answer_bytes, until);
         let all = nodes.iter().flat_map(|store| vec![client(store); clients]).collect();
         levels.push(measure(all).await.map_err(CommandError::new)?.0);
-        progress.clear();
     }
     let stored = stored_answers(&nodes[0], &payers).await?;
     let audit = nodes[0].audit().map_err(CommandError::new)?;

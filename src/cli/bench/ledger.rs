@@ -54,11 +54,10 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
-        let progress = TaskProgress::steps(format!("{clients} clients"));
+        let _progress = TaskProgress::steps(format!("{clients} clients"));
         let until = Instant::now() + span;
         let client = Client::new(&store, &payers, arguments.answer_bytes, until);
         levels.push(level(vec![client; clients], &meter).await.map_err(CommandError::new)?);
-        progress.clear();
     }
     let stored = stored_answers(&store, &payers).await?;
     let audit = store.audit().map_err(CommandError::new)?;

@@ -42,13 +42,12 @@ async fn measure(
     clients: usize,
     span: Duration,
 ) -> CommandResult<Value> {
-    let progress = TaskProgress::steps(format!("{path}, {clients} at a time"));
+    let _progress = TaskProgress::steps(format!("{path}, {clients} at a time"));
     let broken = |error: io::Error| CommandError::new(format!("GET {path}: {error}"));
     let full = load(target, path, clients, span, None).await.map_err(broken)?;
     let rate = per_second(full.count, span);
     let pause = Duration::from_secs_f64(2.0 * clients as f64 / rate.max(1.0));
     let half = load(target, path, clients, span, Some(pause)).await.map_err(broken)?;
-    progress.clear();
     Ok(json!({
         "path": path,
         "concurrency": clients,

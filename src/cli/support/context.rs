@@ -99,10 +99,7 @@ impl Context {
 
     /// The configuration file that was named, by a flag or the environment.
     pub(crate) fn named_config(&self) -> Option<&Path> {
-        match &self.source.as_ref()?.file {
-            ConfigFile::Named(path) => Some(path),
-            ConfigFile::IfThere(_) => None,
-        }
+        self.source.as_ref()?.file.named()
     }
 
     /// Where a node is reached, with the trust that this machine's configuration gives.

@@ -4,8 +4,7 @@
 use super::context::Context;
 use super::output::{CommandError, CommandResult};
 use crate::config::Override;
-use std::fs;
-use std::io::Write;
+use crate::durable_file;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -51,15 +50,8 @@ pub(crate) fn with_ledger(path: &Path, context: &Context) -> CommandResult<Strin
 
 /// Writes the configuration durably: it decides which ledger a start opens.
 pub(crate) fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    let unfinished = path.with_added_extension("new");
-    let mut file = fs::File::create(&unfinished)?;
-    file.write_all(text.as_bytes())?;
-    if let Ok(before) = fs::metadata(path) {
-        file.set_permissions(before.permissions())?;
-    }
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
-    fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    let before = std::fs::metadata(path).ok().map(|before| before.permissions());
+    durable_file::replace(path, text.as_bytes(), before)
 }
 
 /// Whether the section `ledger` of a file has these keys with these values.

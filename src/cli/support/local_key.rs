@@ -7,11 +7,12 @@ use super::api_client::ApiClient;
 use super::context::Context;
 use super::listing;
 use super::output::{CommandError, CommandResult};
+use crate::durable_file;
 use crate::server::operator::AdminCommand;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -72,7 +73,8 @@ pub(crate) async fn client(
     let secret = key["secret"]
         .as_str()
         .ok_or_else(|| CommandError::new("the node issued a key without a secret"))?;
-    keep(&path(&context.data_dir), secret)?;
+    let owner_alone = Permissions::from_mode(0o600);
+    durable_file::replace(&path(&context.data_dir), secret.as_bytes(), Some(owner_alone))?;
     Ok(client(secret.to_owned()))
 }
 
@@ -112,18 +114,4 @@ async fn account(context: &Context) -> CommandResult<Value> {
 /// The id that an operator's document shows.
 pub(crate) fn id<T: DeserializeOwned>(document: &Value) -> CommandResult<T> {
     serde_json::from_value(document["id"].clone()).map_err(CommandError::new)
-}
-
-fn keep(path: &Path, secret: &str) -> CommandResult {
-    let unfinished = path.with_extension("key.new");
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&unfinished)?;
-    file.write_all(secret.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&unfinished, path)?;
-    Ok(())
 }

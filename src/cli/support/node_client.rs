@@ -63,9 +63,7 @@ struct Watched(Option<TaskProgress>);
 
 impl Watched {
     fn see(&mut self, event: StartEvent) {
-        if let Some(loaded) = self.0.take() {
-            loaded.clear();
-        }
+        self.0 = None;
         match event {
             StartEvent::Note(text) => note(&text),
             StartEvent::TookOver => service_manager::took_over(),
@@ -73,14 +71,6 @@ impl Watched {
                 service_manager::doing(&what);
                 self.0 = Some(TaskProgress::steps(what));
             }
-        }
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        if let Some(loaded) = self.0.take() {
-            loaded.clear();
         }
     }
 }

@@ -28,7 +28,7 @@ impl Write for BesideBars {
     }
 }
 
-/// The progress of one piece of work.
+/// The progress of one piece of work, shown until it is dropped.
 pub(crate) struct TaskProgress {
     what: String,
     /// `None` when stderr is not a terminal.
@@ -84,9 +84,11 @@ impl TaskProgress {
         }
         (self.what, self.tenths) = (what, 0);
     }
+}
 
-    /// Removes the bar from the terminal.
-    pub(crate) fn clear(self) {
+/// Removes the bar from the terminal.
+impl Drop for TaskProgress {
+    fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
             BARS.remove(bar);

@@ -1,10 +1,12 @@
 //! `POST /v1/chat/completions`.
 
+use crate::config::Plan;
+use crate::request::plans::PlanInForce;
 use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingRequest, Services};
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::forward::Onward;
-use crate::server::headers::{self, IdempotencyKey, Session};
+use crate::server::headers::NamedRequest;
 use crate::server::sse;
 use crate::server::wire::chat_request::ChatRequest;
 use crate::server::wire::completion::{ChunkWriter, Completion};
@@ -21,21 +23,20 @@ pub async fn create(
     State(services): State<Arc<Services>>,
     Extension(caller): Extension<Arc<Caller>>,
     Extension(line): Extension<Arc<AccessLine>>,
-    IdempotencyKey(id): IdempotencyKey,
-    Session(session): Session,
+    NamedRequest { id, session }: NamedRequest,
     Onward(onward): Onward,
     request: Request,
 ) -> Result<Response, ApiError> {
     let http = &services.config.http;
 
-    // 1. Checks that need only the headers, and the account's rate.
+    // 1. The account's rate. The request's own headers are checked already.
     let (head, body) = request.into_parts();
-    headers::refuse_cache_namespaces(&head.headers)?;
-    check_rate(&services, &caller)?;
+    let plan = count_request(&services, &caller)?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
     let (tree, body) = JsonTree::read(http, &head.headers, body).await?;
-    let ChatRequest { input, include_usage, mut ignored, .. } = read(&services, &caller, &tree)?;
+    let ChatRequest { input, include_usage, mut ignored, .. } =
+        read(&services, &plan.limits, &tree)?;
     ignored.extend(without_effect(&services, &input));
     line.model(input.model);
     // The bytes are kept as long as they may be passed on.
@@ -45,6 +46,7 @@ pub async fn create(
     let incoming = IncomingRequest {
         key: caller.key(id),
         caller,
+        plan,
         session,
         fingerprint: fingerprint(head.method.as_str(), head.uri.path(), session, &tree),
         input,
@@ -82,42 +84,37 @@ pub async fn create(
     Ok(response)
 }
 
-/// Counts a request among those of its account.
-pub(super) fn check_rate(services: &Services, caller: &Caller) -> Result<(), ApiError> {
-    services.plans.check_rate(&caller.account).map_err(|retry_after| {
-        let plan = services.plans.of(&caller.account);
-        let name = services.plans.name_of(&caller.account);
-        services.metrics.limit_reached(&name, "requests_per_minute");
-        ApiError::RateLimited {
-            per_minute: plan.requests_per_minute,
-            burst: plan.burst,
-            retry_after,
-        }
-    })
+/// Counts a request among those of its account, and returns the account's plan.
+pub(super) fn count_request(
+    services: &Services,
+    caller: &Caller,
+) -> Result<Arc<PlanInForce>, ApiError> {
+    let plan = services.plans.of(&caller.account);
+    plan.check_rate(caller.account.id).map_err(|retry_after| {
+        services.metrics.limit_reached(&plan.name, "requests_per_minute");
+        let Plan { requests_per_minute: per_minute, burst, .. } = plan.limits;
+        ApiError::RateLimited { per_minute, burst, retry_after }
+    })?;
+    Ok(plan)
 }
 
 pub(super) fn read(
     services: &Services,
-    caller: &Caller,
+    plan: &Plan,
     body: &JsonTree,
 ) -> Result<ChatRequest, ApiError> {
-    ChatRequest::parse(body).map_err(|error| with_model_id(error, services, caller, body))
+    ChatRequest::parse(body).map_err(|error| with_model_id(error, services, plan, body))
 }
 
 /// Adds the id of a model that the client called by its name.
-fn with_model_id(
-    error: ApiError,
-    services: &Services,
-    caller: &Caller,
-    body: &JsonTree,
-) -> ApiError {
+fn with_model_id(error: ApiError, services: &Services, plan: &Plan, body: &JsonTree) -> ApiError {
     let JsonTree::Object(fields) = body else { return error };
     let (Some(JsonTree::String(name)), ApiError::InvalidRequest { param: Some(param), .. }) =
         (fields.get("model"), &error)
     else {
         return error;
     };
-    let models = services.models_of(&services.plans.of(&caller.account));
+    let models = services.models_of(plan);
     let named = models.iter().find(|model| model.qualified.manifest().name == *name);
     match named.filter(|_| param == "model") {
         Some(model) => {

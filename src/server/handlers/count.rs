@@ -20,11 +20,11 @@ pub async fn count(
     request: Request,
 ) -> Result<Json<TokenCount>, ApiError> {
     headers::refuse_cache_namespaces(request.headers())?;
-    chat::check_rate(&services, &caller)?;
+    let plan = chat::count_request(&services, &caller)?;
     let (head, body) = request.into_parts();
     let (tree, _) = JsonTree::read(&services.config.http, &head.headers, body).await?;
-    let input = chat::read(&services, &caller, &tree)?.input;
+    let input = chat::read(&services, &plan.limits, &tree)?.input;
     line.model(input.model);
-    let prompt_tokens = count_prompt(&services, &caller, input).await?;
+    let prompt_tokens = count_prompt(&services, &plan.limits, input).await?;
     Ok(Json(TokenCount { prompt_tokens }))
 }

@@ -16,9 +16,9 @@ pub async fn list(
     Extension(caller): Extension<Arc<Caller>>,
     page: Page,
 ) -> Json<ModelPage> {
-    let plan = services.plans.of(&caller.account);
+    let plan = &services.plans.of(&caller.account).limits;
     let models =
-        services.models_of(&plan).iter().map(|model| ModelObject::of(model, &plan)).collect();
+        services.models_of(plan).iter().map(|model| ModelObject::of(model, plan)).collect();
     Json(ModelPage::cut(models, page))
 }
 
@@ -27,11 +27,11 @@ pub async fn show(
     Extension(caller): Extension<Arc<Caller>>,
     PathId(id): PathId,
 ) -> Result<Json<ModelObject>, ApiError> {
-    let plan = services.plans.of(&caller.account);
-    let models = services.models_of(&plan);
+    let plan = &services.plans.of(&caller.account).limits;
+    let models = services.models_of(plan);
     let model = models
         .iter()
         .find(|model| model.qualified.id() == ModelId(id))
         .ok_or(ApiError::ModelNotFound)?;
-    Ok(Json(ModelObject::of(model, &plan)))
+    Ok(Json(ModelObject::of(model, plan)))
 }

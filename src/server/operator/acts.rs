@@ -5,12 +5,12 @@
 use super::command::{AdminCommand, AdminError};
 use super::roles::{Actor, Need, Role};
 use crate::clock::UnixMillis;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use uuid::Uuid;
 
 /// Name of the file in the data folder.
@@ -62,7 +62,7 @@ impl ActLog {
     }
 
     fn write(&self, line: &Value) -> Result<(), AdminError> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock();
         let file = OpenOptions::new().create(true).append(true).open(&self.path);
         let written = file.and_then(|mut file| {
             file.write_all(format!("{line}\n").as_bytes())?;

@@ -39,7 +39,7 @@ impl Operator<'_> {
     /// The tokens that the account's plan allows.
     pub(super) fn quotas_of(&self, account: &Account) -> TokenQuotas {
         if let Some(live) = self.live {
-            return live.node.plans.of(account).quotas();
+            return live.node.plans.of(account).limits.quotas();
         }
         let plans = &self.config.plans;
         let plan = plans.get(&account.plan).or_else(|| plans.get("default"));

@@ -3,12 +3,13 @@
 
 use super::command::AdminError;
 use crate::clock::UnixMillis;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
@@ -99,7 +100,7 @@ impl ModelJobs {
         job: ModelJob,
         now: UnixMillis,
     ) -> Result<Value, AdminError> {
-        let mut runs = self.lock();
+        let mut runs = self.0.lock();
         if let Some(run) = runs.iter().find(|run| run.ended.is_none()) {
             let text = format!("job {} still runs: wait for its end, or stop it", run.number);
             return Err(AdminError::Refused(text));
@@ -119,7 +120,7 @@ impl ModelJobs {
     }
 
     pub(super) fn stop(&self, number: u64) -> Result<Value, AdminError> {
-        let runs = self.lock();
+        let runs = self.0.lock();
         let found = runs.iter().find(|run| run.number == number && run.ended.is_none());
         let Some(run) = found else {
             return Err(AdminError::NotFound(format!("no job {number} runs")));
@@ -130,7 +131,7 @@ impl ModelJobs {
 
     /// The latest first.
     pub(super) fn list(&self) -> Value {
-        super::view::list(self.lock().iter().rev().map(ModelJobRun::view))
+        super::view::list(self.0.lock().iter().rev().map(ModelJobRun::view))
     }
 
     /// Keeps what the process prints until it ends.
@@ -162,13 +163,9 @@ impl ModelJobs {
     }
 
     fn change(&self, number: u64, change: impl FnOnce(&mut ModelJobRun)) {
-        if let Some(run) = self.lock().iter_mut().find(|run| run.number == number) {
+        if let Some(run) = self.0.lock().iter_mut().find(|run| run.number == number) {
             change(run);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<ModelJobRun>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,6 +2,7 @@
 //! known after a restart, and after a backup that was made while no node ran.
 
 use crate::clock::UnixMillis;
+use crate::durable_file;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,7 @@ impl LastBackups {
     pub(super) fn note(&self, kind: &str, bytes: u64, at: UnixMillis) {
         let mut kept = self.read();
         kept[kind] = json!({ "at": at.seconds(), "bytes": bytes });
-        let part = self.path.with_extension("part");
-        let written =
-            fs::write(&part, kept.to_string()).and_then(|()| fs::rename(&part, &self.path));
+        let written = durable_file::replace(&self.path, kept.to_string().as_bytes(), None);
         if let Err(error) = written {
             tracing::warn!(%error, "the time of a backup could not be written down");
         }

@@ -2,8 +2,8 @@
 
 use super::command::AdminError;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, PoisonError};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, oneshot};
 
@@ -16,7 +16,7 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Clone, Debug, Default)]
 pub struct LongCommands {
     turn: Arc<Mutex<()>>,
-    thread: Arc<std::sync::Mutex<Option<SyncSender<Work>>>>,
+    thread: Arc<parking_lot::Mutex<Option<SyncSender<Work>>>>,
 }
 
 impl LongCommands {
@@ -39,7 +39,7 @@ impl LongCommands {
 
     /// Gives work to the thread, which is started for the first.
     fn hand_over(&self, work: Work) -> std::io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread.lock();
         if thread.is_none() {
             let (sender, all) = mpsc::sync_channel::<Work>(1);
             std::thread::Builder::new().name("long-commands".into()).spawn(move || {

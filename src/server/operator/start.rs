@@ -12,9 +12,10 @@ use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use parking_lot::Mutex;
 use serde_json::json;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use tower::ServiceExt;
 
 /// The steps of a start, in their order.
@@ -53,7 +54,7 @@ impl StartState {
     }
 
     pub fn enter(&self, phase: StartPhase) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        *self.phase.lock() = phase;
     }
 
     /// The open listeners that show a certificate, each with the Unix time, seconds, after which it
@@ -69,7 +70,7 @@ impl StartState {
 
     /// What the start is doing; `None` once it is over.
     pub fn doing(&self) -> Option<String> {
-        match &*self.phase.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.phase.lock() {
             StartPhase::Ledger(progress) => Some(progress.step()),
             StartPhase::Models => Some("reading the models".into()),
             StartPhase::Loading(name) => Some(format!("loading {name}")),

@@ -7,7 +7,7 @@ use crate::config::resident_bytes;
 use crate::engine::EngineStats;
 use crate::pool::{DeviceView, ModelView};
 use crate::request::Services;
-use crate::request::recent_errors::RecentError;
+use crate::request::recent::RecentError;
 use crate::tls::ends_soon;
 use serde_json::{Value, json};
 
@@ -66,7 +66,7 @@ pub fn of(live: &Live) -> Value {
             .collect::<Vec<_>>(),
         "last_backups": live.files.backups.read(),
         "budget_alerts": budgets::notices(&node.store.budget_notices()),
-        "last_errors": node.recent_errors.latest().iter().map(of_error).collect::<Vec<_>>(),
+        "last_errors": node.recent_errors.all().iter().rev().map(of_error).collect::<Vec<_>>(),
     });
     view::merged(of_process(&live.start, reason.as_deref()), state)
 }

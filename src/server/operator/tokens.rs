@@ -5,14 +5,15 @@
 use super::command::AdminError;
 use super::roles::{Actor, Role};
 use crate::clock::UnixMillis;
+use crate::durable_file;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Name of the file in the data folder.
 pub const TOKENS: &str = "operator-tokens.json";
@@ -65,7 +66,7 @@ impl OperatorTokens {
         let sha256 = digest(&secret);
         let token =
             OperatorToken { name, roles, sha256, created_at: now, expires_at, revoked_at: None };
-        let mut all = self.lock();
+        let mut all = self.all.lock();
         if all.iter().any(|other| other.name == token.name && other.is_valid(now)) {
             return Err(AdminError::Refused(format!(
                 "a valid token is called {:?}: choose another name, or revoke it first",
@@ -81,7 +82,7 @@ impl OperatorTokens {
 
     /// Ends the valid token of this name.
     pub(super) fn revoke(&self, name: &str, now: UnixMillis) -> Result<Value, AdminError> {
-        let mut all = self.lock();
+        let mut all = self.all.lock();
         let mut changed = all.clone();
         let found = changed.iter_mut().find(|token| token.name == name && token.is_valid(now));
         let Some(token) = found else {
@@ -97,39 +98,30 @@ impl OperatorTokens {
     }
 
     pub(super) fn list(&self) -> Value {
-        super::view::list(self.lock().iter().map(shown))
+        super::view::list(self.all.lock().iter().map(shown))
     }
 
     /// Who holds this token; `None` unless it is valid.
     pub(super) fn holder(&self, secret: &str, now: UnixMillis) -> Option<Actor> {
         let wanted = digest(secret);
-        let all = self.lock();
+        let all = self.all.lock();
         let found = all.iter().find(|token| token.sha256 == wanted && token.is_valid(now))?;
         Some(Actor::with_roles(found.name.clone(), found.roles.clone()))
     }
 
     /// Whether the token with this digest is valid still.
     pub(super) fn is_valid(&self, digest: &str, now: UnixMillis) -> bool {
-        self.lock().iter().any(|token| token.sha256 == digest && token.is_valid(now))
+        self.all.lock().iter().any(|token| token.sha256 == digest && token.is_valid(now))
     }
 
     /// The old file stays until the new one is whole and durable.
     fn write(&self, all: &[OperatorToken]) -> Result<(), AdminError> {
-        let unfinished = self.path.with_extension("json.new");
-        let written = fs::File::create(&unfinished).and_then(|mut file| {
-            file.write_all(&serde_json::to_vec_pretty(all)?)?;
-            file.sync_all()?;
-            fs::rename(&unfinished, &self.path)?;
-            fs::File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()
-        });
+        let text = serde_json::to_vec_pretty(all).map_err(io::Error::from);
+        let written = text.and_then(|text| durable_file::replace(&self.path, &text, None));
         let unable = |error| {
             AdminError::Unavailable(format!("{} cannot be written: {error}", self.path.display()))
         };
         written.map_err(unable)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<OperatorToken>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Limits the failed credentials that a client address may send per minute.
 
 use super::permits::Peer;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Counts failed credentials by peer (the generic cell rate algorithm). Its memory is bounded.
@@ -25,7 +25,7 @@ impl AuthFailures {
 
     /// Counts one failure; false once the peer has used up its minute.
     pub fn allow(&self, peer: Peer, now: Instant) -> bool {
-        let mut peers = self.forgotten_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = self.forgotten_at.lock();
         if peers.len() >= REMEMBERED_PEERS && !peers.contains_key(&peer) {
             peers.retain(|_, at| *at > now);
             if peers.len() >= REMEMBERED_PEERS {
@@ -71,6 +71,6 @@ mod tests {
             failures.allow(peer(most), start + Duration::from_secs(3)),
             "the others have been forgotten"
         );
-        assert_eq!(failures.forgotten_at.lock().unwrap().len(), 1);
+        assert_eq!(failures.forgotten_at.lock().len(), 1);
     }
 }

@@ -5,9 +5,10 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::runtime::Handle;
@@ -24,11 +25,11 @@ struct Pace(Mutex<Option<Instant>>);
 
 impl Pace {
     fn note(&self, handed: Option<Instant>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = handed;
+        *self.0.lock() = handed;
     }
 
     fn handed(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 }
 
@@ -51,7 +52,7 @@ impl Streams {
     }
 
     fn change(&self, by: isize) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         *open = Open { streams: open.streams.saturating_add_signed(by), changed: Instant::now() };
     }
 
@@ -59,7 +60,7 @@ impl Streams {
     pub(super) async fn idle(&self, time: Duration) {
         loop {
             let since = {
-                let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+                let open = self.open.lock();
                 if open.streams == 0 { open.changed } else { Instant::now() }
             };
             if since.elapsed() >= time {
@@ -119,10 +120,6 @@ impl KeptBody {
         Self(Arc::new(Mutex::new(body)))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Incoming> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Throws away what still comes, for so long at most, so that the stream ends without a reset.
     /// Clients cannot hold more of them than they may have streams.
     async fn drain(mut self, time: Duration) {
@@ -139,15 +136,15 @@ impl hyper::body::Body for KeptBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut *self.inner()).poll_frame(cx)
+        Pin::new(&mut *self.0.lock()).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner().is_end_stream()
+        self.0.lock().is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner().size_hint()
+        self.0.lock().size_hint()
     }
 }
 

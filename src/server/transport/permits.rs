@@ -1,8 +1,9 @@
 //! Clients by address, and how many connections each of them may have open.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A client as limits count it: an IPv4 address, or the /64 network of one IPv6 customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +38,7 @@ impl ConnectionPermits {
 
     /// `None` when the peer has as many connections as it may.
     pub fn take(&self, peer: Peer) -> Option<ConnectionPermit> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         let count = open.entry(peer).or_default();
         if *count >= self.limit {
             return None;
@@ -49,7 +50,7 @@ impl ConnectionPermits {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut open = self.permits.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.permits.open.lock();
         let left = open.get_mut(&self.peer).map_or(0, |count| {
             *count -= 1;
             *count

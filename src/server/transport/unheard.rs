@@ -1,8 +1,9 @@
 //! Connections on which no request has arrived yet. They are the ones that can be closed for others
 //! when all places are taken: nobody loses an answer.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 /// The connections without a request, by the order in which they came.
@@ -18,7 +19,7 @@ pub struct UnheardConnection {
 
 impl UnheardConnections {
     pub fn enter(&self) -> UnheardConnection {
-        let (mut waiting, closed) = (self.lock(), CancellationToken::new());
+        let (mut waiting, closed) = (self.0.lock(), CancellationToken::new());
         let number = waiting.last_key_value().map_or(0, |(last, _)| last + 1);
         waiting.insert(number, closed.clone());
         UnheardConnection { number, all: self.clone(), closed }
@@ -26,25 +27,21 @@ impl UnheardConnections {
 
     /// Has the one closed that has waited longest.
     pub fn close_oldest(&self) {
-        if let Some((_, oldest)) = self.lock().pop_first() {
+        if let Some((_, oldest)) = self.0.lock().pop_first() {
             oldest.cancel();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, CancellationToken>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl UnheardConnection {
     /// A request has arrived.
     pub fn heard(&self) {
-        self.all.lock().remove(&self.number);
+        self.all.0.lock().remove(&self.number);
     }
 
     /// Whether no request has arrived yet.
     pub fn is_unheard(&self) -> bool {
-        self.all.lock().contains_key(&self.number)
+        self.all.0.lock().contains_key(&self.number)
     }
 
     /// Returns when the connection is to be closed for another one.
@@ -73,6 +70,6 @@ mod tests {
         assert_eq!(closed, [false, true, false]);
         drop(third);
         all.close_oldest();
-        assert!(all.lock().is_empty());
+        assert!(all.0.lock().is_empty());
     }
 }

@@ -4,6 +4,8 @@
 //! `null` means absent, under any name: every optional member may be null, and so may unknown
 //! members.
 
+#![expect(dead_code, reason = "of these types only the schemas are used")]
+
 use super::answer_format;
 use super::chat_request as body;
 use super::messages;
@@ -30,7 +32,6 @@ pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
 
 /// The body of a completion request. `null` means absent. Everything that is not named here is
 /// refused. Whole numbers are written without fraction or exponent.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "ChatCompletionRequest")]
 #[schemars(extend(
@@ -177,7 +178,6 @@ fn sampling_member(number: &SamplingNumber) -> Value {
     member
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 struct StreamOptions {
     /// A chunk of its own at the end carries the usage.
@@ -188,7 +188,6 @@ struct StreamOptions {
     include_obfuscation: Option<bool>,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
 enum Stop {
@@ -196,12 +195,10 @@ enum Stop {
     Many(#[schemars(length(max = body::MAX_STOPS))] Vec<StopText>),
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct StopText(#[schemars(length(min = 1, max = body::MAX_STOP_CHARACTERS))] String);
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct ResponseFormat {
@@ -210,7 +207,6 @@ struct ResponseFormat {
     json_schema: Option<DescribedSchema>,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct DescribedSchema {
@@ -223,7 +219,6 @@ struct DescribedSchema {
 }
 
 /// One of these.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct StructuredOutputs {
@@ -240,12 +235,10 @@ struct StructuredOutputs {
 }
 
 /// A JSON schema, or its text.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct SchemaText(Value);
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(untagged, inline)]
 enum ToolChoiceSchema {
@@ -253,7 +246,6 @@ enum ToolChoiceSchema {
     Named(NamedTool),
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct NamedTool {
@@ -262,7 +254,6 @@ struct NamedTool {
     function: ToolName,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(inline)]
 struct ToolName {
@@ -271,7 +262,6 @@ struct ToolName {
 }
 
 /// A function that the model may call.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "Tool")]
 struct ToolSchema {
@@ -280,7 +270,6 @@ struct ToolSchema {
     function: ToolFunction,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 struct ToolFunction {
     #[schemars(regex(pattern = "^[A-Za-z0-9_.-]{1,64}$"))]
@@ -312,7 +301,6 @@ impl JsonSchema for Text {
 
 /// A turn of the conversation. Other members may be there when they are null, so that replies can
 /// be sent back as they came.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(untagged, rename = "Message")]
 enum MessageSchema {
@@ -365,7 +353,6 @@ enum MessageSchema {
 }
 
 /// A text, whole or in parts. The size of the body bounds it.
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(untagged, rename = "Content")]
 enum MessageContent {
@@ -373,7 +360,6 @@ enum MessageContent {
     Parts(#[schemars(length(max = messages::MAX_PARTS))] Vec<TextPart>),
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 #[schemars(rename = "ContentPart")]
 struct TextPart {
@@ -381,7 +367,6 @@ struct TextPart {
     text: String,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 struct ToolCall {
     #[schemars(length(max = messages::MAX_NAME))]
@@ -391,7 +376,6 @@ struct ToolCall {
     function: FunctionCall,
 }
 
-#[expect(dead_code, reason = "only its schema is used")]
 #[derive(JsonSchema)]
 struct FunctionCall {
     #[schemars(length(max = messages::MAX_NAME))]

@@ -1,8 +1,8 @@
 //! Typed, bounded reading of a JSON tree. Every refusal names the field by its path.
 
 use super::json::JsonTree;
+use crate::ids::hyphenated;
 use crate::server::error::ApiError;
-use crate::server::headers;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use uuid::Uuid;
@@ -40,7 +40,7 @@ impl<'a> JsonField<'a> {
             JsonTree::String(text) => text.as_str(),
             _ => "",
         };
-        headers::hyphenated(text)
+        hyphenated(text)
             .ok_or_else(|| self.refuse("must be a hyphenated UUID, as GET /v1/models lists it"))
     }
 

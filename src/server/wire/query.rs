@@ -1,7 +1,7 @@
 //! Ids in paths and query strings: pages of models, and the refusal of everything else.
 
+use crate::ids::hyphenated;
 use crate::server::error::ApiError;
-use crate::server::headers;
 use axum::extract::{FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::middleware::Next;
@@ -48,8 +48,7 @@ fn parse_limit(text: &str) -> Result<usize, ApiError> {
 }
 
 fn parse_after(text: &str) -> Result<Uuid, ApiError> {
-    headers::hyphenated(text)
-        .ok_or_else(|| ApiError::invalid("after", "after must be a hyphenated UUID."))
+    hyphenated(text).ok_or_else(|| ApiError::invalid("after", "after must be a hyphenated UUID."))
 }
 
 impl<S: Sync> FromRequestParts<S> for Page {
@@ -68,7 +67,7 @@ impl<S: Send + Sync> FromRequestParts<S> for PathId {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let text = Path::<String>::from_request_parts(parts, state).await.ok();
-        let id = text.and_then(|Path(text)| headers::hyphenated(&text));
+        let id = text.and_then(|Path(text)| hyphenated(&text));
         id.map(Self)
             .ok_or_else(|| ApiError::invalid("id", "The id in the path must be a hyphenated UUID."))
     }

@@ -6,9 +6,11 @@ use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
 use crate::config::LedgerSettings;
+use crate::durable_file;
 use crate::failpoint::failpoint;
 use crate::file_lock::FileLock;
 use crate::store::{StoreError, StoreResult};
+use parking_lot::Mutex;
 use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions, TryLockError};
@@ -16,7 +18,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that a file may use for its pages, bytes, where it is written or checked as a whole, such
 /// as a backup.
@@ -141,10 +142,6 @@ impl LockedFolder {
         self.dir.join(file.unfinished())
     }
 
-    fn opened(&self) -> MutexGuard<'_, HashMap<File, FileNumber>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives a completed file its name, durably.
     pub(super) fn finish(&self, file: File) -> StoreResult {
         rename(&self.unfinished(file), &self.path(file))
@@ -174,7 +171,7 @@ impl Disk for LockedFolder {
         check_schema(&path, file)?;
         let database = open_with(&path, check_pages, self.cache_bytes())?;
         if let Some(number) = number_at(&path) {
-            self.opened().insert(file, number);
+            self.opened.lock().insert(file, number);
         }
         Ok(database)
     }
@@ -207,7 +204,7 @@ impl Disk for LockedFolder {
     fn is_in_place(&self) -> bool {
         let lock = self.lock.file().metadata().ok().map(|found| number(&found));
         number_at(&self.dir.join(LOCK)) == lock
-            && self.opened().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
+            && self.opened.lock().iter().all(|(&file, &at)| number_at(&self.path(file)) == Some(at))
     }
 
     fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
@@ -358,10 +355,8 @@ fn check_kind(path: &Path) -> StoreResult {
 
 /// Renames and makes the new name durable.
 pub(super) fn rename(from: &Path, to: &Path) -> StoreResult {
-    let folder = to.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let folder = folder.unwrap_or(Path::new("."));
     failpoint!("store::rename");
-    fs::rename(from, to).and_then(|()| fs::File::open(folder)?.sync_all()).map_err(|error| {
+    fs::rename(from, to).and_then(|()| durable_file::sync_name(to)).map_err(|error| {
         unusable(
             to,
             "cannot be put in place; free space or change who may write there, then do it again",

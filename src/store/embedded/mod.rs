@@ -45,13 +45,14 @@ use files::{Files, PageCheck};
 use metered::MeteredFolder;
 pub use metered::SyncMeter;
 pub(super) use moving::{check_free_names, last_boot, put_away, read_whole};
+use parking_lot::RwLock;
 use redb::ReadableDatabase;
 use rows::SealedPosition;
 use snapshot::{EmbeddedSnapshot, ready};
 use state::WriteState;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 /// Free bytes under which a failed ledger is not reopened yet. Opening writes to both files, and an
 /// opening that fails halfway takes the old handle's reads away: 16 MiB are room for that and for
@@ -88,16 +89,12 @@ impl EmbeddedBackend {
         Ok(Self { disk, files: RwLock::new(Some(files)) })
     }
 
-    fn files(&self) -> RwLockReadGuard<'_, Option<Files>> {
-        self.files.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn replace_files(&self, files: Option<Files>) -> Option<Files> {
-        std::mem::replace(&mut *self.files.write().unwrap_or_else(PoisonError::into_inner), files)
+        std::mem::replace(&mut *self.files.write(), files)
     }
 
     fn with_files<T>(&self, read: impl FnOnce(&Files) -> StateResult<T>) -> StateResult<T> {
-        match &*self.files() {
+        match &*self.files.read() {
             Some(files) => read(files),
             None => Err(StateError::Io("it is being reopened".into())),
         }
@@ -202,7 +199,7 @@ impl Backend for EmbeddedBackend {
         now: UnixMillis,
         mut run: impl FnMut(&mut WriteState<'_>) -> Result<T, BatchFailure>,
     ) -> Result<T, BatchFailure> {
-        let Some(files) = &*self.files() else {
+        let Some(files) = &*self.files.read() else {
             return Err(BatchFailure::InDoubt("it is not open".into()));
         };
         bodies::write_all(files, actions)?;
@@ -226,7 +223,7 @@ impl Backend for EmbeddedBackend {
     }
 
     fn sweep(&self, now: UnixMillis, limits: &Limits) -> StateResult<bool> {
-        match &*self.files() {
+        match &*self.files.read() {
             Some(files) => {
                 let more = segments::sweep(files)?;
                 Ok(retention::sweep(files, now, limits)? || more)

@@ -18,12 +18,13 @@ use crate::ledger::audit::{AuditPace, AuditProgress, AuditSource, JournalChain};
 use crate::ledger::journal;
 use crate::ledger::state::{JournalHead, StateError, StateResult};
 use crate::store::StoreResult;
+use parking_lot::Mutex;
 use redb::{
     AccessGuard, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     WriteTransaction,
 };
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Entries of one segment. A segment of this many takes 66 MB on the disk.
 pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
@@ -80,7 +81,7 @@ impl SegmentShelf {
 
     /// A reading of the segment. Its file is opened where it is not open already.
     fn read(&self, segment: &Segment) -> StateResult<Arc<ReadTransaction>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         if let Some(place) = open.iter().position(|(found, _)| found == segment) {
             let found = open.remove(place);
             let txn = Arc::clone(&found.1);
@@ -125,7 +126,7 @@ impl SegmentShelf {
         views: &dyn Fn() -> StateResult<EmbeddedSnapshot>,
         pace: AuditPace<'_>,
     ) -> StoreResult<bool> {
-        if self.finished().is_some() {
+        if self.finished.lock().is_some() {
             return Ok(false);
         }
         let Some((before, segment)) = self.next(&views()?)? else {
@@ -140,7 +141,7 @@ impl SegmentShelf {
         prove(&copied.map_err(StateError::from)?, before, &segment, pace)?;
         self.disk.finish_segment(&name)?;
         failpoint!("store::segment_finished");
-        *self.finished() = Some(segment);
+        *self.finished.lock() = Some(segment);
         Ok(true)
     }
 
@@ -186,10 +187,6 @@ impl SegmentShelf {
         }
         Ok(())
     }
-
-    fn finished(&self) -> MutexGuard<'_, Option<Segment>> {
-        self.finished.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The sequence of an entry as a table gave it.
@@ -229,7 +226,7 @@ fn prove(
 /// Makes one pass over closed parts: registers a finished one, and removes rows of registered ones
 /// that are still live. True when more is due.
 pub(super) fn sweep(files: &Files) -> StateResult<bool> {
-    if let Some(segment) = files.segments.finished().take() {
+    if let Some(segment) = files.segments.finished.lock().take() {
         files::write(&files.ledger, |txn| {
             let mut segments = txn.open_table(tables::SEGMENTS)?;
             tables::put(&mut segments, &segment.first.to_be_bytes(), &segment.last)

@@ -3,6 +3,7 @@
 //! restore under one number, and the node's own files where it is free.
 
 use super::disk::{self, File, LockedFolder};
+use crate::durable_file;
 use crate::store::StoreResult;
 use std::fs;
 use std::io;
@@ -100,6 +101,6 @@ fn link(path: &Path, name: &Path) -> io::Result<bool> {
             copy.sync_all()?;
         }
     }
-    fs::File::open(name.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+    durable_file::sync_name(name)?;
     Ok(true)
 }

@@ -53,6 +53,7 @@ use failure::Failure;
 use keys::Keys;
 use lookups::Lookups;
 use nodes::Tenure;
+use parking_lot::{Mutex, MutexGuard};
 use peers::ToldFacts;
 pub use peers::{ListedNode, NodeFacts, ReleasePrices};
 pub use place::PostgresConfig;
@@ -66,7 +67,7 @@ use state::BatchState;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 pub(super) use taking_over::{moved_from, take_over};
 use uuid::Uuid;
@@ -153,13 +154,9 @@ impl PostgresBackend {
         Ok(Arc::clone(self.clock.get_or_init(|| clock)) as Arc<dyn Clock>)
     }
 
-    fn lane(&self, lane: usize) -> MutexGuard<'_, Option<DatabaseSession>> {
-        self.lanes[lane].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `lane`, with a session where there can be one.
+    /// The session of a lane, connected where it can be.
     fn open_lane(&self, lane: usize) -> StoreResult<MutexGuard<'_, Option<DatabaseSession>>> {
-        let mut found = self.lane(lane);
+        let mut found = self.lanes[lane].lock();
         self.check_open()?;
         if found.is_none() && lane > 0 {
             let connecting = connect_writer(&self.connector, self.place.standbys());
@@ -168,16 +165,12 @@ impl PostgresBackend {
         Ok(found)
     }
 
-    fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
-        self.tenure.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn check_open(&self) -> Result<(), Failure> {
         self.is_open.load(Ordering::Acquire).then_some(()).ok_or_else(closed)
     }
 
     fn boot(&self) -> Option<BootId> {
-        self.tenure().as_ref().map(|tenure| tenure.boot)
+        self.tenure.lock().as_ref().map(|tenure| tenure.boot)
     }
 
     /// `work` in the session of the first lane.
@@ -185,7 +178,7 @@ impl PostgresBackend {
         &self,
         work: impl AsyncFnOnce(&DatabaseSession) -> Result<T, E>,
     ) -> Result<T, E> {
-        match &*self.lane(0) {
+        match &*self.lanes[0].lock() {
             Some(session) => self.driver.wait(work(session)),
             None => Err(closed().into()),
         }
@@ -322,15 +315,15 @@ impl LedgerReader for PostgresBackend {
     }
 
     fn tell(&self, change: &mut dyn FnMut(&mut NodeFacts)) {
-        change(&mut self.about.facts());
+        change(&mut self.about.facts.lock());
     }
 
     fn is_alive(&self, node: Uuid) -> bool {
-        self.tenure().as_ref().is_some_and(|tenure| tenure.heard.alive().contains(&node))
+        self.tenure.lock().as_ref().is_some_and(|tenure| tenure.heard.alive.lock().contains(&node))
     }
 
     fn tell_prices(&self, prices: BTreeMap<String, ReleasePrices>) -> ReadFuture<'_, Vec<String>> {
-        self.about.facts().prices = prices;
+        self.about.facts.lock().prices = prices;
         let (boot, told) = (self.boot().unwrap_or(BootId(Uuid::nil())), &self.about);
         let telling = self.read(async move |session| Ok(peers::tell(session, boot, told).await?));
         Box::pin(telling)
@@ -354,7 +347,7 @@ impl Backend for PostgresBackend {
     fn seal(&self) -> StateResult<Option<Seal>> {
         let distrusted = self.told_distrust()?.is_some();
         // At a start, which audits everything then.
-        if self.tenure().is_none() {
+        if self.tenure.lock().is_none() {
             self.was_distrusted.store(distrusted, Ordering::Release);
         }
         if distrusted { Ok(None) } else { self.with_writer(seal::read) }
@@ -387,9 +380,9 @@ impl Backend for PostgresBackend {
     }
 
     fn claim(&self, boot: BootId) -> StoreResult {
-        let (lease, about) = (self.place.lease, self.about.facts().clone());
+        let (lease, about) = (self.place.lease, self.about.facts.lock().clone());
         // Under another boot a node goes on with what the others have been told.
-        let is_first = self.tenure().is_none();
+        let is_first = self.tenure.lock().is_none();
         // Everything was audited since, as there was no seal.
         let is_sound = self.was_distrusted.swap(false, Ordering::AcqRel);
         self.with_writer(async |session| {
@@ -402,7 +395,7 @@ impl Backend for PostgresBackend {
         failpoint!("store::claimed");
         let (about, connector) = (Arc::clone(&self.about), Arc::clone(&self.connector));
         let clock = self.clock.get().cloned();
-        *self.tenure() = Some(Tenure::begin(boot, lease, about, connector, clock));
+        *self.tenure.lock() = Some(Tenure::begin(boot, lease, about, connector, clock));
         Ok(())
     }
 
@@ -440,7 +433,7 @@ impl Backend for PostgresBackend {
     }
 
     fn other_nodes(&self) -> OtherNodes {
-        let tenure = self.tenure();
+        let tenure = self.tenure.lock();
         let Some(Tenure { heard, .. }) = tenure.as_ref() else { return OtherNodes::default() };
         OtherNodes {
             left_behind: heard.left_behind.swap(false, Ordering::AcqRel),
@@ -456,7 +449,7 @@ impl Backend for PostgresBackend {
 
     fn reopen(&self, check: impl FnOnce(&dyn AuditSource) -> StoreResult) -> StoreResult {
         self.is_open.store(false, Ordering::Release);
-        (0..self.lanes()).for_each(|lane| drop(self.lane(lane).take()));
+        (0..self.lanes()).for_each(|lane| drop(self.lanes[lane].lock().take()));
         failpoint!("store::reopen", |_| Err(StoreError::Unavailable("it stays closed".into())));
         let boot = self.boot();
         let session = self.driver.wait(async {
@@ -465,16 +458,16 @@ impl Backend for PostgresBackend {
             Ok::<_, StoreError>(session)
         })?;
         check(&AuditReading::begin(&self.driver, &self.connector)?)?;
-        *self.lane(0) = Some(session);
+        *self.lanes[0].lock() = Some(session);
         self.is_open.store(true, Ordering::Release);
         Ok(())
     }
 
     fn close(&self, boot: BootId, clean: bool) -> StateResult {
-        drop(self.tenure().take());
+        drop(self.tenure.lock().take());
         let left = self.with_writer(async |session| nodes::leave(session, boot, clean).await);
         self.is_open.store(false, Ordering::Release);
-        drop(self.lane(0).take());
+        drop(self.lanes[0].lock().take());
         Ok(left?)
     }
 }

@@ -16,8 +16,9 @@ use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
 use crate::ids::BootId;
 use crate::store::{StoreError, StoreResult};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
@@ -73,12 +74,6 @@ pub(super) struct Heard {
     pub distrust: OnceLock<String>,
     /// The other nodes whose leases run.
     pub alive: Mutex<Vec<Uuid>>,
-}
-
-impl Heard {
-    pub(super) fn alive(&self) -> MutexGuard<'_, Vec<Uuid>> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Tenure {
@@ -172,7 +167,7 @@ impl Renewals {
         let is_first = others.iter().all(|other| self.boot.0 < other.boot);
         self.heard.is_first.store(is_first, Ordering::Release);
         let alive = others.iter().filter(|other| !other.has_run_out).map(|other| other.boot);
-        *self.heard.alive() = alive.collect();
+        *self.heard.alive.lock() = alive.collect();
         Ok((others, left_behind.rows.first().is_some_and(|row| row.get(0))))
     }
 }

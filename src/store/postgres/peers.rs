@@ -3,9 +3,9 @@
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
 use crate::ids::BootId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync;
 use uuid::Uuid;
 
@@ -48,7 +48,7 @@ pub struct NodeFacts {
 /// What this node says of itself, as it is with the next renewal of its lease.
 #[derive(Default)]
 pub(super) struct ToldFacts {
-    facts: Mutex<NodeFacts>,
+    pub facts: Mutex<NodeFacts>,
     sending: sync::Mutex<()>,
 }
 
@@ -57,15 +57,11 @@ impl ToldFacts {
         Self { facts: Mutex::new(facts), ..Self::default() }
     }
 
-    pub(super) fn facts(&self) -> MutexGuard<'_, NodeFacts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What the node says now, and a guard that is held until the database has it: so nothing that
     /// was read earlier is stored later.
     pub(super) async fn turn(&self) -> (sync::MutexGuard<'_, ()>, NodeFacts) {
         let guard = self.sending.lock().await;
-        (guard, self.facts().clone())
+        (guard, self.facts.lock().clone())
     }
 }
 
@@ -243,11 +239,11 @@ mod tests {
     async fn what_was_read_earlier_is_not_sent_later() {
         let told = ToldFacts::new(NodeFacts { machine: "one".into(), ..NodeFacts::default() });
         let (turn, earlier) = told.turn().await;
-        told.facts().machine = "two".into();
+        told.facts.lock().machine = "two".into();
         let mut next = pin!(told.turn());
         let mut context = Context::from_waker(Waker::noop());
         assert!(next.as_mut().poll(&mut context).is_pending(), "the other is being sent");
-        told.facts().machine = "three".into();
+        told.facts.lock().machine = "three".into();
         drop(turn);
         let (_turn, later) = next.await;
         assert_eq!((&*earlier.machine, &*later.machine), ("one", "three"));

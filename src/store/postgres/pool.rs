@@ -2,8 +2,9 @@
 
 use super::failure::Failure;
 use super::session::{Connector, DatabaseSession, SessionKind};
+use parking_lot::Mutex;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub(super) struct SessionPool {
@@ -29,16 +30,12 @@ impl SessionPool {
     pub(super) async fn take(self: &Arc<Self>) -> Result<PooledSession, Failure> {
         let permit = Arc::clone(&self.permits).acquire_owned().await;
         let permit = permit.map_err(|_| Failure::lost("the node is stopping"))?;
-        let idle = self.idle().pop();
+        let idle = self.idle.lock().pop();
         let session = match idle.filter(|session| !session.is_closed()) {
             Some(session) => session,
             None => self.connector.connect(SessionKind::Reader).await?,
         };
         Ok(PooledSession { pool: Arc::clone(self), session: Some(session), _permit: permit })
-    }
-
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<DatabaseSession>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -46,7 +43,7 @@ impl PooledSession {
     /// Keeps the session for the next reader.
     pub(super) fn give_back(mut self) {
         let session = self.session.take().filter(|session| !session.is_closed());
-        self.pool.idle().extend(session);
+        self.pool.idle.lock().extend(session);
     }
 
     /// Ends the transaction of the session and keeps it, without waiting for that.

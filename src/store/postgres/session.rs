@@ -7,11 +7,12 @@ use super::tls::DatabaseTls;
 use crate::store::PostgresConfig;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -204,16 +205,12 @@ impl DatabaseSession {
     }
 
     async fn statement(&self, sql: &'static str) -> Result<Statement, Failure> {
-        let known = self.known().get(sql).cloned();
+        let known = self.statements.lock().get(sql).cloned();
         if let Some(statement) = known {
             return Ok(statement);
         }
         let statement = self.client.prepare(sql).await?;
-        self.known().insert(sql, statement.clone());
+        self.statements.lock().insert(sql, statement.clone());
         Ok(statement)
-    }
-
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<&'static str, Statement>> {
-        self.statements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,16 +2,13 @@
 
 use super::super::Live;
 use crate::clock::UnixMillis;
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::recent::Recent;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// Between two samples.
 pub(super) const EVERY: Duration = Duration::from_secs(2);
-/// Samples that are kept: ten minutes.
-const KEPT: usize = 300;
-
 /// What a node did at one time, over all its models.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NodeSample {
@@ -23,28 +20,13 @@ pub(super) struct NodeSample {
     pub kv_used: f64,
 }
 
-#[derive(Default)]
-pub(in super::super) struct NodeHistory(Mutex<VecDeque<NodeSample>>);
-
-impl NodeHistory {
-    /// Oldest first.
-    pub(super) fn samples(&self) -> Vec<NodeSample> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
-    }
-
-    fn add(&self, sample: NodeSample) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
-            kept.pop_front();
-        }
-        kept.push_back(sample);
-    }
-}
+/// The samples of ten minutes.
+pub(super) type NodeHistory = Recent<NodeSample, 300>;
 
 /// Samples the node until it stops.
 pub async fn sample(live: Arc<Live>, stop: CancellationToken) {
     loop {
-        live.page.history.add(now(&live));
+        live.page.history.note(now(&live));
         if stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_none() {
             return;
         }

@@ -139,25 +139,23 @@ fn curves(live: &Live) -> Markup {
     let now = live.node.clock.now();
     let from = UnixMillis(now.0.saturating_sub(MINUTES * 60_000));
     let samples: Vec<NodeSample> =
-        live.page.history.samples().into_iter().filter(|sample| sample.at >= from).collect();
+        live.page.history.all().into_iter().filter(|sample| sample.at >= from).collect();
     let line = |name, value: fn(&NodeSample) -> f64| {
         let point = |sample: &NodeSample| (minutes(now, sample.at), value(sample));
         Line { name, points: samples.iter().map(point).collect() }
     };
-    let output = [line("now", |sample| sample.tokens_per_second)];
     let requests = [
         line("running", |sample| sample.running as f64),
         line("waiting", |sample| sample.waiting as f64),
     ];
     let first_token = [("median", 0.5), ("95th percentile", 0.95)]
         .map(|quantile| first_tokens(live, now, from, quantile));
-    let cache = [line("now", |sample| 100.0 * sample.kv_used)];
     html! {
         div.charts {
-            (chart::lines("Output", "tokens a second", &output))
+            (chart::lines("Output", "tokens a second", &[line("now", |now| now.tokens_per_second)]))
             (chart::lines("Requests", "", &requests))
             (chart::lines("First token", "ms", &first_token))
-            (chart::lines("Key-value cache", "% in use", &cache))
+            (chart::lines("Key-value cache", "% in use", &[line("now", |now| 100.0 * now.kv_used)]))
         }
     }
 }
@@ -169,7 +167,7 @@ fn first_tokens(
     from: UnixMillis,
     (name, share): (&'static str, f64),
 ) -> Line {
-    let latencies = live.node.recent_latencies.since(from);
+    let latencies = live.node.recent_latencies.all();
     let points = (0..MINUTES * 60_000 / POINT_MS).filter_map(|point| {
         let [begin, end] = [point, point + 1].map(|index| from.0 + index * POINT_MS);
         let ended = latencies.iter().filter(|latency| (begin..end).contains(&latency.at.0));

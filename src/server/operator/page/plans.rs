@@ -2,7 +2,7 @@
 
 use super::super::Live;
 use super::layout;
-use crate::config::Plan;
+use crate::request::plans::PlanInForce;
 use maud::{Markup, html};
 use std::fmt::Display;
 
@@ -20,14 +20,14 @@ const HEADS: [&str; 10] = [
 ];
 
 pub(super) fn table(live: &Live) -> Markup {
-    let all: Vec<_> = live.node.plans.all().iter().map(|(name, plan)| row(name, plan)).collect();
+    let all: Vec<_> = live.node.plans.all().iter().map(|plan| row(plan)).collect();
     html! {
         (layout::table("Plans", &HEADS, &all))
         p { "Plans stand in the configuration; " code { "cresset reload" } " takes changes over." }
     }
 }
 
-fn row(name: &str, plan: &Plan) -> Vec<Markup> {
+fn row(PlanInForce { name, limits: plan, .. }: &PlanInForce) -> Vec<Markup> {
     let limit =
         |limit: Option<&dyn Display>| html! { (limit.map_or("–".into(), ToString::to_string)) };
     let fixed = |limit: &dyn Display| html! { (limit) };

@@ -4,8 +4,8 @@
 use super::super::roles::{Actor, Role};
 use crate::clock::UnixMillis;
 use crate::ids::AccountId;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use subtle::ConstantTimeEq;
 
 /// Milliseconds for which a link can be opened.
@@ -181,7 +181,7 @@ impl Sessions {
 
     /// The state without what has ended.
     fn lock(&self, now: UnixMillis) -> MutexGuard<'_, SessionState> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         state.links.retain(|_, link| now.0 < link.made.0 + LINK_MS);
         state.sessions.retain(|_, session| {
             now.0 < session.used.0 + IDLE_MS && now.0 < session.opened.0 + LONGEST_MS

@@ -43,7 +43,7 @@ fn nodes_share_a_ledger_and_end_the_one_that_is_silent() {
     assert_eq!(record(&second, 2).latest().state, AttemptState::Queued, "its node is alive");
     assert!(!second.other_nodes().left_behind);
     // The first node is not heard of any more, as one that was stopped.
-    first.tenure().as_ref().unwrap().renewing.abort();
+    first.tenure.lock().as_ref().unwrap().renewing.abort();
     eventually("the second node ends it", || second.other_nodes().left_behind);
     run(&second, vec![recover]).unwrap();
     assert_eq!(record(&second, 2).latest().failure, Some(FailureCode::NodeRestarted));
