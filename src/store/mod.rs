@@ -603,6 +603,10 @@ fn prepare<B: Backend>(
 }
 
 /// Lets tests fail every read.
+#[cfg_attr(
+    not(feature = "failpoints"),
+    expect(clippy::unnecessary_wraps, reason = "it fails in tests alone")
+)]
 fn check_readable() -> StoreResult {
     failpoint!("store::read", |_| Err(StoreError::Unavailable("a read failed".into())));
     Ok(())
