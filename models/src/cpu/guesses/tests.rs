@@ -70,6 +70,16 @@ impl GuessGolden {
         logits
     }
 
+    /// The logits of the first guess of a text that was computed in chunks.
+    fn first_logits(&self, model: &mut CpuModel, chunk: usize) -> Vec<Vec<f32>> {
+        let known = self.model.tokens.len() - 1;
+        for start in (0..known).step_by(chunk) {
+            self.step(model, start..known.min(start + chunk));
+        }
+        model.guess(vec![self.wanted(known + 1, 1)]).unwrap();
+        model.logits.narrow(0, 0, 1).unwrap().to_vec2().unwrap()
+    }
+
     fn check(&self, mut model: CpuModel, what: &str) {
         let what = format!("{} from {what}", self.model.name);
         assert!(model.guesses(), "{what}");
@@ -78,6 +88,8 @@ impl GuessGolden {
         assert_close(&whole, want, &what);
         for chunk in [1, 7] {
             assert_eq!(self.logits(&mut model, chunk), whole, "{what} in chunks of {chunk}");
+            let first = self.first_logits(&mut model, chunk);
+            assert_eq!(first, whole[whole.len() - 1..], "{what} in chunks of {chunk}");
         }
         self.check_guesses(&mut model, &what);
     }
