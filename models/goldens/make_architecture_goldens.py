@@ -891,8 +891,8 @@ def step_by_step(model, tokens):
         )
 
 
-def converted(folder):
-    """The output of the converter: metadata of the architecture, tensors it adds, digests of all tensors."""
+def converted(folder, heads=False):
+    """The output of the converter: metadata of the architecture, tensors it adds, digests of all tensors. `heads`: whether the model has heads that predict further tokens."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "tokenizer.json").write_text(
         json.dumps({"model": {"vocab": {str(n): n for n in range(VOCABULARY)}}, "added_tokens": []})
@@ -905,7 +905,7 @@ def converted(folder):
         converter = Mistral3Model.Mistral4Model
     else:
         converter = get_model_class(config["architectures"][0], mmproj=False)
-    converter.no_mtp = True  # the models have no heads that predict further tokens
+    converter.no_mtp = not heads
     out = folder / "model.gguf"
     writer = type(
         "Writer", (converter,), {"set_vocab": lambda self: None, "model_arch": converter.model_arch}

@@ -1,6 +1,7 @@
 //! The input of one step, flattened over its sequences.
 
 use crate::cache_kinds::{CacheKinds, NO_BLOCK, NO_STATE, first_kept};
+use cresset_kernels::sampling::SampleResult;
 
 /// Sequence i owns rows `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` of the per-token arrays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,9 @@ pub struct ForwardBatch {
     pub block_tables: Vec<Vec<u32>>,
     /// `[groups of layers, n]` `block * block_size + offset` where each token's K and V go.
     pub slot_mapping: Vec<u32>,
+    /// `[sequences]`, or empty where nothing will be guessed: the token behind each sequence's last
+    /// one, if it is not drawn in this step.
+    pub following: Vec<u32>,
     /// Rows whose logits are computed, ascending.
     pub logits_indices: Vec<u32>,
     /// Empty where no sequence is in parts, or `[parts + 1]`: the first token of each part of each
@@ -98,7 +102,8 @@ impl ForwardBatch {
         kinds: &CacheKinds,
     ) -> Result<(), String> {
         self.check_shapes(kinds.windows.len())?;
-        if let Some(id) = self.input_ids.iter().find(|id| **id as usize >= vocab_size) {
+        let mut ids = self.input_ids.iter().chain(&self.following);
+        if let Some(id) = ids.find(|id| **id as usize >= vocab_size) {
             return Err(format!("token {id} is outside the vocabulary of {vocab_size}"));
         }
         if let Some(len) = self.seq_lens.iter().find(|len| **len as usize > max_positions) {
@@ -128,6 +133,7 @@ impl ForwardBatch {
             && self.slot_mapping.len() == groups * n
             && (self.feedback.is_empty() || self.feedback.len() == n)
             && self.block_tables.len() == groups * sequences
+            && (self.following.is_empty() || self.following.len() == sequences)
             && spans.len() == sequences + 1
             && spans.first() == Some(&0)
             && spans.last().is_some_and(|end| *end as usize == n)
@@ -142,6 +148,22 @@ impl ForwardBatch {
             return Err(format!("logits are wanted of rows {:?} out of {n}", self.logits_indices));
         }
         Ok(())
+    }
+
+    /// The token behind each one of the batch, `[n]`: the next one of its sequence, or that of
+    /// `results` which was drawn there. Behind a wrong draft it means nothing.
+    pub(crate) fn ids_behind(&self, results: &[SampleResult]) -> Vec<u32> {
+        let mut ids: Vec<u32> = self.input_ids[1..].to_vec();
+        ids.push(0);
+        for (end, following) in self.cu_seqlens_q[1..].iter().zip(&self.following) {
+            ids[*end as usize - 1] = *following;
+        }
+        for (row, result) in self.logits_indices.iter().zip(results) {
+            if let Ok(sampled) = result {
+                ids[*row as usize] = sampled.token;
+            }
+        }
+        ids
     }
 
     /// The first token of each part of each sequence that has a state of its own, and their end.

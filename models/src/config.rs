@@ -11,6 +11,7 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
+    /// The layer of a head that guesses tokens is the last, if one was loaded.
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -234,6 +235,18 @@ impl Yarn {
 }
 
 impl ModelConfig {
+    /// Adds the layer of a head that guesses tokens: it has attention, and experts in models that
+    /// have some.
+    pub(crate) fn add_guess_layer(&mut self) {
+        self.layers += 1;
+        if let Some(recurrent) = &mut self.recurrent {
+            recurrent.layers.push(false);
+        }
+        if let Some(mixture) = &mut self.mixture {
+            mixture.layers.push(true);
+        }
+    }
+
     /// Bytes of one block of the KV cache over all layers with attention, K and V.
     pub fn kv_block_bytes(&self, block_size: usize) -> usize {
         self.attention_layers() * self.kv_bytes(self.kv_width(), block_size)

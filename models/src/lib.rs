@@ -70,6 +70,16 @@ pub enum Error {
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// A sequence whose next tokens are to be guessed.
+#[derive(Clone, Debug)]
+pub struct WantedGuesses {
+    /// How its next token will be sampled. A guess is sampled alike.
+    pub row: RowSampling,
+    /// Its blocks in the first group of layers. It gets no guess that needs another block.
+    pub blocks: Vec<u32>,
+    pub most: usize,
+}
+
 /// A loaded decoder with its KV cache and sampler.
 pub trait Model: Send {
     fn config(&self) -> &ModelConfig;
@@ -98,6 +108,17 @@ pub trait Model: Send {
     /// On the CPU, and on a GPU with `deterministic`, a row's result has the same bits whatever
     /// else is in the batch and however its prompt was chunked.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()>;
+
+    /// Whether the model has a head that guesses tokens.
+    fn guesses(&self) -> bool {
+        false
+    }
+
+    /// Guesses the next tokens of sequences, at most as many as each wants: with the model's head,
+    /// from the states of the step collected last. Sequences that had no row there get none.
+    fn guess(&mut self, wanted: Vec<WantedGuesses>) -> Result<Vec<Vec<u32>>> {
+        Ok(vec![Vec::new(); wanted.len()])
+    }
 
     /// Waits for the oldest launched step and returns its results, one for each of its rows.
     fn collect(&mut self) -> Result<Vec<SampleResult>>;

@@ -74,6 +74,8 @@ macro_rules! model_options {
             pub byte_activations: bool,
             /// On a GPU, with activations in bf16: keys and values are kept in eight bits.
             pub fp8_cache: bool,
+            /// On the CPU: a head that guesses tokens is loaded, if the model has one.
+            pub guesses: bool,
             /// Bytes for the KV cache in the machine's own memory. A GPU's cache has a share of its
             /// own.
             pub kv_bytes: usize,
@@ -91,6 +93,7 @@ macro_rules! model_options {
                     threads: 1,
                     byte_activations: false,
                     fp8_cache: false,
+                    guesses: false,
                     kv_bytes: 1 << 30,
                     max_context: None,
                     $($setting: $default,)*

@@ -170,9 +170,10 @@ pub struct EngineSettings {
     #[schemars(range(min = 0, max = 1 << 24))]
     pub max_context: usize = 0,
     /// Most tokens that are guessed of a sequence and computed beside its next one, from what
-    /// followed the same words earlier in its text. They change no answer and are never billed; a
-    /// sequence in which they seldom come true, or an engine with too much to do, tries none. 0
-    /// switches them off. The CPU only, and not for answers that keep to a format.
+    /// followed the same words earlier in its text, and else by a head for further tokens that some
+    /// models have. They change no answer and are never billed; a sequence in which they seldom
+    /// come true, or an engine with too much to do, tries none. 0 switches them off. The CPU only,
+    /// and not for answers that keep to a format.
     #[schemars(range(min = 0, max = 64))]
     pub speculative_tokens: usize = 16,
     /// Small models that guess the tokens of large ones where nothing recurs in the text: the left

@@ -24,6 +24,7 @@ pub fn forward_batch(
         let sequence = sequence(row);
         push_tokens(&mut batch, sequence, row);
         push_states(&mut batch, sequence, row);
+        batch.following.push(sequence.tokens.get(row.end()).copied().unwrap_or(0));
         if row.samples {
             let end = batch.input_ids.len();
             batch.logits_indices.extend((end - row.results()..end).map(|index| index as u32));

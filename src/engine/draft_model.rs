@@ -13,7 +13,7 @@ use super::error::EngineError;
 use super::runner::{RowResult, Runner};
 use super::scheduler::EngineOptions;
 use super::sequence::SequenceId;
-use super::speculation::{Proposer, Wanted};
+use super::speculation::{Proposer, Wanted, mean_with};
 use super::worker::catch_panic;
 use crate::ids::AccountId;
 use cresset_kernels::sampling::params::RowSampling;
@@ -26,8 +26,6 @@ use std::time::Instant;
 /// A row of a step that measures what a guess costs has no more tokens than this: its last guess
 /// and the token that the large model drew behind it.
 const FEW_TOKENS: usize = 2;
-/// By how much earlier steps count less with each that is measured.
-const FADE: f64 = 0.9;
 
 pub struct DraftModel {
     runner: Box<dyn Runner>,
@@ -91,7 +89,7 @@ impl DraftModel {
     }
 
     fn open(&mut self, wanted: Wanted) -> OpenText {
-        let Wanted { id, row, most } = wanted;
+        let Wanted { id, row, most, .. } = wanted;
         let owner = BlockOwner { account: AccountId(uuid::Uuid::nil()), application: None };
         let unread = || KnownText { table: BlockTable::new(owner, 0), tokens: vec![], asked: 0 };
         let mut known = self.texts.remove(&id).unwrap_or_else(unread);
@@ -116,8 +114,7 @@ impl DraftModel {
         })?;
         if rows.iter().all(|(_, span)| span.len() <= FEW_TOKENS) {
             let spent = began.elapsed().as_secs_f64() / rows.len() as f64;
-            let before = if self.seconds > 0.0 { self.seconds } else { spent };
-            self.seconds = before * FADE + spent * (1.0 - FADE);
+            self.seconds = mean_with(self.seconds, spent);
         }
         let mut results = results.into_iter();
         for (index, span) in rows {

@@ -13,7 +13,7 @@
 //! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`,
 //! `grammar`, `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch`
 //! turns a scheduled step into the model's input; `model_runner` computes it. `draft_model` guesses
-//! tokens with a second, smaller model.
+//! tokens with a second, smaller model, `own_guesses` with a head of the model itself.
 
 pub mod batch;
 pub mod block_manager;
@@ -25,6 +25,7 @@ pub mod grammar;
 pub mod handle;
 mod inbox;
 pub mod model_runner;
+mod own_guesses;
 pub mod queue_limits;
 pub mod rate;
 pub mod runner;

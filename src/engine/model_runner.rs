@@ -4,7 +4,7 @@ use super::error::EngineError;
 use super::runner::{RowResult, Runner, step_error};
 use cresset_kernels::sampling::RowSampling;
 use cresset_models::cache_kinds::CacheKinds;
-use cresset_models::{ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource};
+use cresset_models::{ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource, WantedGuesses};
 
 /// The result of loading a model.
 #[derive(Clone, Debug)]
@@ -51,6 +51,15 @@ impl Runner for ModelRunner {
         let failed = |error| step_error("the step failed", &error);
         let results = self.model.collect().map_err(failed)?;
         Ok(results.into_iter().map(|result| result.map_err(EngineError::from)).collect())
+    }
+
+    fn guesses(&self) -> bool {
+        self.model.guesses()
+    }
+
+    fn guess(&mut self, wanted: Vec<WantedGuesses>) -> Result<Vec<Vec<u32>>, EngineError> {
+        let failed = |error| step_error("nothing can be guessed", &error);
+        self.model.guess(wanted).map_err(failed)
     }
 
     fn depth(&self) -> usize {

@@ -3,7 +3,7 @@
 use super::error::EngineError;
 use cresset_kernels::Error as KernelError;
 use cresset_kernels::sampling::params::{RowSampling, SampleError, Sampled};
-use cresset_models::{Error as ModelError, ForwardBatch};
+use cresset_models::{Error as ModelError, ForwardBatch, WantedGuesses};
 
 /// The outcome of one row: its next token, or why there is none. A row's error fails its own
 /// sequence only.
@@ -23,6 +23,17 @@ pub trait Runner: Send {
 
     /// Waits for the results of the oldest launched step: one for each of its rows.
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError>;
+
+    /// Whether it has a head of its own that guesses tokens.
+    fn guesses(&self) -> bool {
+        false
+    }
+
+    /// Guesses the next tokens of sequences that had a row in the step collected last, at most as
+    /// many as each wants. The others get none.
+    fn guess(&mut self, wanted: Vec<WantedGuesses>) -> Result<Vec<Vec<u32>>, EngineError> {
+        Ok(vec![Vec::new(); wanted.len()])
+    }
 
     /// Most steps that may be launched and not yet collected: 1, or 2 for a device that computes
     /// while the host schedules.

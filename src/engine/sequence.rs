@@ -209,7 +209,12 @@ impl Sequence {
     pub fn wanted_drafts(&self, most: usize, price: f64, assumed: f64) -> Option<Wanted> {
         let most = self.drafts.worth_proposing(most, price, assumed);
         let wanted = self.drafts().is_empty() && self.grammar.is_none() && most > 0;
-        wanted.then(|| Wanted { id: self.id, row: self.row_sampling(None, 0), most })
+        wanted.then(|| Wanted {
+            id: self.id,
+            row: self.row_sampling(None, 0),
+            blocks: self.table.groups()[0].clone(),
+            most,
+        })
     }
 
     /// Takes over the drafts of a proposer.

@@ -7,6 +7,7 @@ mod draft_model;
 mod errors;
 mod lifecycle;
 mod neighbours;
+mod own_guesses;
 mod speculation;
 
 use super::*;

@@ -12,6 +12,7 @@ use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
 use super::inbox::{Commands, EnginePhase, Inbox};
+use super::own_guesses::{GuessCost, OwnHead};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
@@ -31,6 +32,8 @@ pub(super) struct Worker {
     runner: Box<dyn Runner>,
     /// A smaller model that guesses tokens.
     draft_model: Option<DraftModel>,
+    /// What guesses of the model's own head cost.
+    guess_cost: GuessCost,
     scheduler: Scheduler,
     /// The event channels of the live sequences.
     streams: HashMap<SequenceId, Sender<SequenceEvent>>,
@@ -62,6 +65,7 @@ impl Worker {
         let worker = Self {
             runner,
             draft_model,
+            guess_cost: GuessCost::default(),
             scheduler,
             streams: HashMap::new(),
             inbox,
@@ -142,7 +146,12 @@ impl Worker {
     /// Launches the next step, if there is anything to compute, and collects the oldest one, unless
     /// the runner can take another launch before that. An error ends the engine.
     fn step(&mut self, now: Instant) -> Result<(), EngineError> {
-        let proposer = self.draft_model.as_mut().map(|model| model as &mut dyn Proposer);
+        let guesses = self.runner.guesses();
+        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.guess_cost };
+        let proposer = match &mut self.draft_model {
+            Some(model) => Some(model as &mut dyn Proposer),
+            None => guesses.then_some(&mut head as &mut dyn Proposer),
+        };
         let step = self.scheduler.schedule_with(proposer);
         self.scheduling = now.elapsed();
         if self.scheduler.in_flight().is_empty() {

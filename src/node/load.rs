@@ -175,7 +175,10 @@ impl Assembly {
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let device = self.devices().nth(device).expect("invariant: the pool has these devices");
-        let model_options = self.model_options(device.open()?);
+        let mut model_options = self.model_options(device.open()?);
+        // One proposer is enough.
+        let guesses = matches!(used, Use::Serve(None));
+        model_options.guesses = guesses && self.config.engine.speculative_tokens > 0;
         let on_gpu = model_options.gpu.is_some();
         let (mut runner, info) = ModelRunner::load(source, &model_options)?;
         // A model whose cache takes the rest of a GPU takes it whole, to the byte.

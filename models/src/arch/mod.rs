@@ -143,7 +143,8 @@ pub struct LayerOptions {
     /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
     /// experts that are not quantised are transposed.
     pub experts_in_turn: bool,
-    /// Layers behind the model's that predict further tokens, which are not used.
+    /// Layers behind the model's that predict further tokens. The first is that of the head which
+    /// guesses tokens, where one is wanted; the others are not used.
     pub further_layers: usize,
     pub names: NameMap,
 }

@@ -59,20 +59,16 @@ fn every(interval: usize, layers: usize) -> Vec<bool> {
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
-    if keys.count("nextn_predict_layers")?.is_some_and(|layers| layers > 0) {
-        return Err(keys.unsupported(
-            "the file has layers that predict further tokens (nextn_predict_layers), which are \
-             not supported: use a file without them",
-        ));
-    }
+    let further_layers = keys.further_layers(&mut config)?;
     // The positions of text are the same along all axes.
     keys.sections("rope.dimension_sections")?;
     let shape = delta_shape(keys)?;
     let listed = keys.flags("attention.recurrent_layers")?;
     let interval = keys.size("full_attention_interval")?.unwrap_or(INTERVAL);
-    let layers = listed.unwrap_or_else(|| every(interval, config.layers));
+    let mut layers = listed.unwrap_or_else(|| every(interval, config.layers));
+    layers.truncate(config.layers);
     config.recurrent = recurrent(shape, keys.needed("ssm.conv_kernel")?, layers);
-    Ok(ArchSpec { config, options: OPTIONS })
+    Ok(ArchSpec { config, options: LayerOptions { further_layers, ..OPTIONS } })
 }
 
 fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
@@ -93,8 +89,10 @@ fn delta_shape(keys: &mut gguf_config::GgufConfigKeys) -> Result<DeltaShape> {
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    keys.take::<usize>("mtp_num_hidden_layers")?;
-    keys.take::<bool>("mtp_use_dedicated_embeddings")?;
+    let further_layers = keys.take("mtp_num_hidden_layers")?.unwrap_or(0);
+    // A head with an embedding of its own is not used.
+    let apart = keys.take("mtp_use_dedicated_embeddings")?.unwrap_or(false);
+    let further_layers = if apart { 0 } else { further_layers };
     keys.take::<Vec<usize>>("mtp_layer_types")?;
     if keys.take::<Vec<usize>>("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
         return Err(keys.unsupported("`mlp_only_layers` names layers of a model with experts"));
@@ -120,7 +118,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let layers = keys.recurrent_layers(config.layers, &["linear_attention"], by_default)?;
     config.recurrent = recurrent(shape, taps, layers);
     let names = NameMap { norms_less_one: true, ..OPTIONS.names };
-    Ok(ArchSpec { config, options: LayerOptions { activation, names, ..OPTIONS } })
+    let options = LayerOptions { activation, names, further_layers, ..OPTIONS };
+    Ok(ArchSpec { config, options })
 }
 
 /// No layer has a dense MLP, whose width the config therefore lacks.

@@ -114,6 +114,7 @@ pub fn inspect(source: &ModelSource) -> Result<ModelCard> {
         max_logits_rows: 1,
         max_context: 1,
         rounds: false,
+        guesses: false,
     };
     let mut weights = CountedWeights::default();
     let decoder = Decoder::load(Compute::new(1), source, &mut weights, Reading::Headers, &sizes)?;

@@ -1,6 +1,7 @@
 //! A model on the CPU: quantised weights stay quantised, and a step is computed when it is
 //! launched.
 
+mod guesses;
 mod inspect;
 mod store;
 
@@ -9,7 +10,10 @@ pub use inspect::{ModelCard, inspect};
 use crate::cache_kinds::{CacheKinds, CacheLayout};
 use crate::decoder::{Decoder, DecoderOptions, GroupBatch, StepBatch};
 use crate::loader::tensors::Reading;
-use crate::{Error, ForwardBatch, KvCache, Model, ModelConfig, ModelOptions, ModelSource, Result};
+use crate::{
+    Error, ForwardBatch, KvCache, Model, ModelConfig, ModelOptions, ModelSource, Result,
+    WantedGuesses,
+};
 use candle_core::{DType, Device, Tensor};
 use cresset_kernels::Compute;
 use cresset_kernels::attention::HostSequences;
@@ -27,6 +31,8 @@ pub struct CpuModel {
     /// `[rows, vocab_size]` f32; it grows to the largest number of rows that a step has had.
     logits: Tensor,
     sampler: RowSampler,
+    /// The slots of the tokens of the step computed last, if a head can guess on from their states.
+    known_slots: Vec<u32>,
     /// The results of the launched step, which is computed right away.
     results: Option<Vec<SampleResult>>,
     weight_bytes: usize,
@@ -50,6 +56,7 @@ impl CpuModel {
             max_logits_rows: max_tokens,
             max_context: options.max_context.unwrap_or(usize::MAX),
             rounds: false,
+            guesses: options.guesses,
         };
         let mut decoder = Decoder::load(compute, source, &mut store, Reading::Whole, &sizes)?;
         if decoder.quantised {
@@ -67,6 +74,7 @@ impl CpuModel {
             max_tokens,
             logits: zeros(1, config.vocab_size)?,
             sampler: RowSampler::default(),
+            known_slots: Vec::new(),
             results: None,
             weight_bytes: store.bytes,
             decoder,
@@ -77,7 +85,22 @@ impl CpuModel {
     /// vocab_size]`, valid until the next step.
     pub fn forward(&mut self, batch: &ForwardBatch) -> Result<Tensor> {
         self.check(batch)?;
+        self.known_slots.clear();
         let logits = self.logits(batch.logits_indices.len())?;
+        self.compute(batch, &batch.input_ids, &logits, None)?;
+        Ok(logits)
+    }
+
+    /// Computes the batch with these ids in place of its own: with the model, or with its head from
+    /// the states of the rows `sources`. The first rows that get logits are as many as `logits` has
+    /// room for.
+    fn compute(
+        &self,
+        batch: &ForwardBatch,
+        ids: &[u32],
+        logits: &Tensor,
+        sources: Option<&[u32]>,
+    ) -> Result<()> {
         let parted = batch.in_parts(&self.kv.layout.parts, self.kv.block_size);
         let batch = parted.as_ref().unwrap_or(batch);
         let slots = batch.slot_mapping.chunks(batch.input_ids.len());
@@ -91,12 +114,13 @@ impl CpuModel {
             },
         };
         let groups: Vec<GroupBatch<Compute>> = slots.zip(tables).map(group).collect();
+        let selected = &batch.logits_indices[..logits.dim(0)?];
         let step = StepBatch {
-            tokens: batch.input_ids.len(),
-            logits_rows: batch.logits_indices.len(),
-            ids: &batch.input_ids[..],
+            tokens: ids.len(),
+            logits_rows: selected.len(),
+            ids,
             positions: &batch.positions[..],
-            selected: &batch.logits_indices[..],
+            selected,
             groups: &groups,
             states: (!batch.state_writes.is_empty()).then_some(StateMoves {
                 starts: batch.part_starts(),
@@ -105,8 +129,10 @@ impl CpuModel {
             }),
             device: None,
         };
-        self.decoder.forward(&step, &self.kv, (&logits).into())?;
-        Ok(logits)
+        match sources {
+            None => self.decoder.forward(&step, &self.kv, logits.into()),
+            Some(sources) => self.decoder.guess(&step, sources, &self.kv, logits.into()),
+        }
     }
 
     fn check(&self, batch: &ForwardBatch) -> Result<()> {
@@ -167,8 +193,20 @@ impl Model for CpuModel {
         }
         batch.check_rows(rows.len())?;
         let logits = self.forward(batch)?;
-        self.results = Some(self.sampler.sample(&self.decoder.ops, (&logits).into(), rows)?);
+        let results = self.sampler.sample(&self.decoder.ops, (&logits).into(), rows)?;
+        if self.decoder.guesses() {
+            self.follow(batch, &results)?;
+        }
+        self.results = Some(results);
         Ok(())
+    }
+
+    fn guesses(&self) -> bool {
+        self.decoder.guesses()
+    }
+
+    fn guess(&mut self, wanted: Vec<WantedGuesses>) -> Result<Vec<Vec<u32>>> {
+        self.guess_all(wanted)
     }
 
     fn collect(&mut self) -> Result<Vec<SampleResult>> {

@@ -135,6 +135,7 @@ impl CudaModel {
             max_logits_rows: options.max_rows,
             max_context: options.max_context.unwrap_or(usize::MAX),
             rounds: options.byte_activations,
+            guesses: false,
         };
         let mut decoder = Decoder::load(gpu.clone(), source, &mut store, Reading::Whole, &sizes)?;
         decoder.config.kv_kind = options.kv_kind();

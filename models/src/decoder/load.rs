@@ -2,6 +2,7 @@
 //! allocated once its weights are found, so that a damaged config cannot ask for more memory than
 //! its files justify.
 
+use super::guess_head::{GuessHead, HeadNames};
 use super::ranks::RankBuffers;
 use super::rope::{self, RopeBuffers};
 use super::{Activations, Decoder};
@@ -37,6 +38,8 @@ pub struct DecoderOptions {
     pub max_context: usize,
     /// Whether products may round activations to eight bits, so that norms round them beforehand.
     pub rounds: bool,
+    /// Whether the head that guesses tokens is loaded, if the files have one.
+    pub guesses: bool,
 }
 
 /// The things that a layer is loaded from.
@@ -45,6 +48,8 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     pub tensors: &'l mut Tensors<'t, O>,
     /// The number of the layer, from 0.
     pub layer: usize,
+    /// The beginning of the names of its tensors.
+    prefix: String,
     /// Whether any weights after an attention were found to be block-quantised.
     pub quantised: bool,
     ops: &'l O,
@@ -58,10 +63,36 @@ pub struct LayerLoader<'l, 't, O: Ops> {
     no_rope: Option<Arc<RopeBuffers<O>>>,
 }
 
-impl<'l, O: Ops> LayerLoader<'l, '_, O> {
+impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
+    fn new(
+        spec: &'l ArchSpec,
+        tensors: &'l mut Tensors<'t, O>,
+        ops: &'l O,
+        options: DecoderOptions,
+    ) -> Self {
+        Self {
+            spec,
+            tensors,
+            layer: 0,
+            prefix: String::new(),
+            quantised: false,
+            ops,
+            options,
+            rows: BTreeMap::new(),
+            rope: None,
+            sliding_rope: None,
+            no_rope: None,
+        }
+    }
+
+    /// Goes on to a layer, the names of whose tensors begin with `prefix`.
+    pub(super) fn begin(&mut self, layer: usize, prefix: String) {
+        (self.layer, self.prefix) = (layer, prefix);
+    }
+
     /// The beginning of the names of the layer's tensors.
     pub fn prefix(&self) -> String {
-        format!("model.layers.{}.", self.layer)
+        self.prefix.clone()
     }
 
     /// `[max_tokens, width]` activations. Layers that ask with one name and width get the same
@@ -164,7 +195,7 @@ impl<O: Ops> Decoder<O> {
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
         let (whole, rank) = (spec.config.clone(), ops.rank());
         take_share(&mut spec, t, rank)?;
-        leave_out_unused(&spec, t);
+        let guess_names = leave_out_unused(&mut spec, t, options.guesses);
         take_factors(t, &mut spec.config)?;
         let (shape, own_rows) = ([vocab_size, hidden_size], rank.share(vocab_size));
         let first = "model.embed_tokens.weight";
@@ -173,18 +204,7 @@ impl<O: Ops> Decoder<O> {
         } else {
             (t.matrix(first, vocab_size, hidden_size), None)
         };
-        let mut loader = LayerLoader {
-            spec: &spec,
-            tensors: t,
-            layer: 0,
-            quantised: false,
-            ops: &ops,
-            options,
-            rows: BTreeMap::new(),
-            rope: None,
-            sliding_rope: None,
-            no_rope: None,
-        };
+        let mut loader = LayerLoader::new(&spec, t, &ops, options);
         // Before the layers: while a matrix is packed it is in memory twice, and this one is large.
         let head = if tied_embeddings {
             Some(tied_head)
@@ -192,11 +212,12 @@ impl<O: Ops> Decoder<O> {
             loader.tensors.rows_of("lm_head.weight", shape, own_rows).map(Some)
         };
         let mut load = |layer| {
-            loader.layer = layer;
+            loader.begin(layer, format!("model.layers.{layer}."));
             loader.tensors.share.kv_parts = whole.kv_heads_of(layer).count.min(rank.count);
             arch::load_layer(&mut loader)
         };
         let layers: Vec<_> = (0..layers).map(&mut load).collect();
+        let guess_head = guess_names.map(|names| GuessHead::load(&mut loader, layers.len(), names));
         // The logits are linear in what the last norm gives.
         let scale = spec.config.logits_scale;
         let norm = loader.tensors.scaled_norm("model.norm.weight", hidden_size, scale);
@@ -209,6 +230,10 @@ impl<O: Ops> Decoder<O> {
             layers,
             norm: norm?,
             head,
+            guess_head: match guess_head {
+                Some(head) => Some(head?),
+                None => None,
+            },
             residual: loader.rows("residual", hidden_size)?,
             normed: loader.rows("normed", hidden_size)?,
             rounded: if options.rounds && hidden_size.is_multiple_of(8) {
@@ -234,17 +259,35 @@ fn take_share<O: Ops>(spec: &mut ArchSpec, t: &mut Tensors<O>, rank: Rank) -> Op
     spec.take_share(rank).map_err(refuse).ok()
 }
 
-/// Leaves out the tensors that are not used.
-fn leave_out_unused<O: Ops>(spec: &ArchSpec, t: &mut Tensors<O>) {
-    let layers = spec.config.layers;
+/// Leaves out the tensors that are not used. If a head that guesses tokens is wanted and there is
+/// one, its layer becomes one of the config, and the names of its tensors are returned.
+fn leave_out_unused<O: Ops>(
+    spec: &mut ArchSpec,
+    t: &mut Tensors<O>,
+    guesses: bool,
+) -> Option<HeadNames> {
+    let further = spec.config.layers..spec.config.layers + spec.options.further_layers;
+    let wanted = guesses && !further.is_empty();
+    let head = HeadNames::find(t, spec.config.layers).filter(|_| wanted);
     // Older checkpoints store values that are computed here, and tied ones may store the embedding
     // twice.
     t.ignore("rotary_emb.inv_freq");
     t.ignore_towers();
-    (layers..layers + spec.options.further_layers).for_each(|layer| t.ignore_layer(layer));
+    match &head {
+        None => t.ignore_below(HeadNames::APART),
+        // It shares the model's embedding and output, of which checkpoints have copies.
+        Some(HeadNames { layer, .. }) => ["embed_tokens.weight", "shared_head.head.weight"]
+            .iter()
+            .for_each(|copy| t.ignore_one(&format!("{layer}{copy}"))),
+    }
+    further.skip(usize::from(head.is_some())).for_each(|layer| t.ignore_layer(layer));
     if spec.config.tied_embeddings {
         t.ignore("lm_head.weight");
     }
+    if head.is_some() {
+        spec.config.add_guess_layer();
+    }
+    head
 }
 
 /// Takes the divisors of rotary frequencies, if the file has some among its tensors.

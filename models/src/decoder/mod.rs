@@ -5,6 +5,7 @@
 //! allocates, and the calls depend only on a step's shape, never on its values: so a device can
 //! record a step and replay it.
 
+mod guess_head;
 mod load;
 mod ranks;
 pub mod rope;
@@ -19,6 +20,8 @@ use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::GatherArgs;
 use cresset_kernels::linear::Mode;
+use cresset_kernels::operand::IndicesOf;
+use guess_head::GuessHead;
 use ranks::RankBuffers;
 
 /// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
@@ -43,6 +46,7 @@ pub struct Decoder<O: Ops> {
     norm: O::Buffer,
     /// `None`: the head is the embedding's transpose.
     head: Option<O::Matrix>,
+    guess_head: Option<GuessHead<O>>,
     /// Each `[tokens, hidden]`.
     residual: Activations<O>,
     normed: Activations<O>,
@@ -60,14 +64,65 @@ impl<O: Ops> Decoder<O> {
     /// the batch asks for to `logits`: `[logits_rows, vocab_size]` f32.
     ///
     /// In the last layer, everything after the write into the cache is computed for those rows
-    /// alone.
+    /// alone, unless a head needs the state of every token to guess on.
     pub fn forward<'a>(
         &'a self,
         batch: &'a StepBatch<'a, O>,
         kv: &'a KvCache<O>,
         logits: O::View<'a>,
     ) -> Result<()> {
-        let mut x = Stream {
+        let mut x = self.stream(batch);
+        self.embed(batch, &x)?;
+        for (layer, weights) in self.layers.iter().enumerate() {
+            weights.forward(&self.step(batch, kv, layer), &mut x)?;
+        }
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        let last = self.step(batch, kv, self.layers.len() - 1);
+        let Some(head) = &self.guess_head else {
+            last.add_norm(&self.norm, &mut x)?;
+            return self.logits(&last, x.input(), logits);
+        };
+        head.keep_states(&last, &self.norm, &x)?;
+        if batch.logits_rows == 0 {
+            return Ok(());
+        }
+        let selected = head.selected_states(&last)?;
+        self.logits(&last, selected, logits)
+    }
+
+    /// Whether the model has a head that guesses tokens.
+    pub(crate) fn guesses(&self) -> bool {
+        self.guess_head.is_some()
+    }
+
+    /// Runs the head that guesses tokens at the positions of `batch`, whose ids are those of the
+    /// tokens behind them. `sources`: for each the row of the latest call of this function or of
+    /// [`Self::forward`] whose state it goes on from. Writes K and V of the head's layer, and the
+    /// logits of the token behind each of those ids, or none if `batch` asks for none.
+    pub(crate) fn guess<'a>(
+        &'a self,
+        batch: &'a StepBatch<'a, O>,
+        sources: IndicesOf<'a, O>,
+        kv: &'a KvCache<O>,
+        logits: O::View<'a>,
+    ) -> Result<()> {
+        let head = self.guess_head.as_ref().expect("invariant: the model has the head");
+        let mut x = self.stream(batch);
+        let step = self.step(batch, kv, self.layers.len());
+        head.read_states(&step, sources, &mut x)?;
+        self.embed(batch, &x)?;
+        head.forward(&step, &mut x)?;
+        if x.rows() == 0 {
+            return Ok(());
+        }
+        let states = head.keep_own_states(&step, &x)?;
+        self.logits(&step, states, logits)
+    }
+
+    fn stream<'a>(&'a self, batch: &'a StepBatch<'a, O>) -> Stream<'a, O> {
+        Stream {
             rows: batch.tokens,
             residual: &self.residual,
             normed: &self.normed,
@@ -76,27 +131,32 @@ impl<O: Ops> Decoder<O> {
             input: &self.residual,
             sublayer_out: &self.sublayer_out,
             pending: false,
-        };
-        self.ops.gather(&GatherArgs {
+        }
+    }
+
+    /// The embeddings of the step's tokens → the residual stream.
+    fn embed<'a>(&'a self, batch: &'a StepBatch<'a, O>, x: &Stream<'a, O>) -> Result<()> {
+        Ok(self.ops.gather(&GatherArgs {
             table: O::matrix(&self.embedding),
             ids: batch.ids,
             device: batch.device,
             scale: self.config.embedding_scale,
             out: x.residual(),
-        })?;
-        for (layer, weights) in self.layers.iter().enumerate() {
-            weights.forward(&self.step(batch, kv, layer), &mut x)?;
-        }
-        if x.rows() == 0 {
-            return Ok(());
-        }
-        let last = self.step(batch, kv, self.layers.len() - 1);
-        last.add_norm(&self.norm, &mut x)?;
+        })?)
+    }
+
+    /// States behind the last norm → logits.
+    fn logits<'a>(
+        &'a self,
+        last: &LayerStep<'a, O>,
+        states: O::View<'a>,
+        logits: O::View<'a>,
+    ) -> Result<()> {
         in_f32(|| {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
             match &self.ranks {
-                None => last.linear(head, None, x.input(), logits)?,
-                Some(ranks) => ranks.logits(&last, head, x.input(), logits)?,
+                None => last.linear(head, None, states, logits)?,
+                Some(ranks) => ranks.logits(last, head, states, logits)?,
             }
             let cap = self.config.logits_softcap;
             cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))
@@ -129,7 +189,7 @@ impl<O: Ops> Decoder<O> {
             batch,
             kv,
             layer,
-            is_last: layer + 1 == self.layers.len(),
+            is_last: layer + 1 == self.config.layers,
             selected: &self.selected,
             ranks: self.ranks.as_ref(),
         }

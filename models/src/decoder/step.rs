@@ -106,7 +106,7 @@ pub struct LayerStep<'a, O: Ops> {
     pub kv: &'a KvCache<O>,
     /// The number of the layer, from 0.
     pub layer: usize,
-    /// Whether this is the model's last layer.
+    /// Whether this is the last layer, that of a head which guesses tokens included.
     pub is_last: bool,
     pub(super) selected: &'a Activations<O>,
     /// If several devices compute the model together.
@@ -279,7 +279,7 @@ impl<'a, O: Ops> LayerStep<'a, O> {
         ends
     }
 
-    fn select(&self, x: O::View<'a>, to: &'a Activations<O>, rows: usize) -> Result<()> {
+    pub(super) fn select(&self, x: O::View<'a>, to: &'a Activations<O>, rows: usize) -> Result<()> {
         let args =
             SelectRowsArgs { x, width: to.width, rows: self.batch.selected, out: to.first(rows) };
         Ok(self.ops.select_rows(&args)?)

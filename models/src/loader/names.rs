@@ -65,6 +65,12 @@ fn usual(module: &str) -> Option<&'static str> {
         "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
         "mlp.shared_expert.up_proj" => "ffn_up_shexp",
         "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+        "eh_proj" => "nextn.eh_proj",
+        "enorm" => "nextn.enorm",
+        "hnorm" => "nextn.hnorm",
+        "shared_head.norm" => "nextn.shared_head_norm",
+        "shared_head.head" => "nextn.shared_head_head",
+        "embed_tokens" => "nextn.embed_tokens",
         _ => return None,
     })
 }

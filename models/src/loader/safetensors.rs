@@ -32,8 +32,6 @@ const TOWERS: [&str; 6] = [
     "embed_audio.",
     "visual.",
 ];
-/// The names of the heads that predict further tokens, which are not used, begin with this.
-const FURTHER_TOKENS: &str = "mtp.";
 /// Bytes before the header, which hold its length.
 const PREFIX: usize = size_of::<u64>();
 /// Headers are far smaller, so a larger one is damage.
@@ -196,13 +194,11 @@ impl Checkpoint {
         name.to_owned()
     }
 
-    /// The tensors that no text needs: those of towers, in a model that reads more than text, and
-    /// those of heads that predict further tokens.
+    /// The tensors of towers, which no text needs, in a model that reads more than text.
     pub(super) fn towers(&self) -> Vec<String> {
         let has_towers = self.text_part() != TEXT_PARTS[0];
-        let is_tower = |name: &str| has_towers && TOWERS.iter().any(|tower| name.contains(tower));
-        let unused = |name: &&str| is_tower(name) || name.starts_with(FURTHER_TOKENS);
-        self.names().filter(unused).map(str::to_owned).collect()
+        let is_tower = |name: &&str| has_towers && TOWERS.iter().any(|tower| name.contains(tower));
+        self.names().filter(is_tower).map(str::to_owned).collect()
     }
 
     fn text_part(&self) -> [&'static str; 2] {

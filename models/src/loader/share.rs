@@ -32,6 +32,8 @@ pub(super) struct AxisParts {
 
 impl AxisPart {
     pub(super) const WHOLE: Self = Self { count: 1, number: 0 };
+    pub(super) const HALVES: [Self; 2] =
+        [Self { count: 2, number: 0 }, Self { count: 2, number: 1 }];
 
     /// The length of the whole axis.
     pub(super) fn whole(self, own: usize) -> usize {

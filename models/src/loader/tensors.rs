@@ -210,6 +210,27 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.values(name, &[len])
     }
 
+    /// Takes the halves of a matrix of `[rows, 2 * cols]`, left and right, as matrices of their own.
+    pub fn column_halves(
+        &mut self,
+        name: &str,
+        [rows, cols]: [usize; 2],
+    ) -> Option<[M::Matrix; 2]> {
+        let found = self.raw(name, &[rows, 2 * cols])?;
+        let mut half = |part: AxisPart| {
+            let bytes = match self.reading {
+                Reading::Whole => share_of(&found.raw(), &[(rows, AxisPart::WHOLE)], part),
+                Reading::Headers => Ok(Vec::new()),
+            };
+            let matrix = bytes
+                .map_err(Error::Unsupported)
+                .and_then(|bytes| self.store.matrix(&[Raw { bytes: &bytes, cols, ..found.raw() }]));
+            self.keep(name, matrix)
+        };
+        let [left, right] = AxisPart::HALVES.map(&mut half);
+        Some([left?, right?])
+    }
+
     /// Takes the values of a vector or of a matrix into the host's memory.
     pub(super) fn values(&mut self, name: &str, shape: &[usize]) -> Option<Vec<f32>> {
         let found = self.raw(name, shape)?;
@@ -331,11 +352,15 @@ impl<M: OpMemory> Tensors<'_, M> {
 
     /// Leaves all tensors of a layer unused, on purpose.
     pub fn ignore_layer(&mut self, layer: usize) {
-        let prefix = match &self.container {
+        self.ignore_below(&match &self.container {
             Container::Gguf(..) => format!("blk.{layer}."),
             Container::Checkpoint(files) => files.stored(&format!("model.layers.{layer}.")),
-        };
-        let ignored = self.stored_names().filter(|name| name.starts_with(&prefix));
+        });
+    }
+
+    /// Leaves every stored tensor whose name begins with `prefix` unused, on purpose.
+    pub fn ignore_below(&mut self, prefix: &str) {
+        let ignored = self.stored_names().filter(|name| name.starts_with(prefix));
         self.leave_out(ignored.map(str::to_owned).collect());
     }
 

@@ -86,7 +86,7 @@ impl Case {
             let mut data = self.tiled(name, shape, self.weights(name, shape));
             let shape = self.converted_shape(name, shape);
             let plain = name.ends_with("linear_attn.norm.weight");
-            if names.norms_less_one && name.ends_with("norm.weight") && !plain {
+            if names.norms_less_one && usual.ends_with("norm.weight") && !plain {
                 data = data.into_iter().map(|x| x + 1.0).collect();
             }
             if PERMUTED.contains(&self.kind())
@@ -116,10 +116,27 @@ impl Case {
 
     /// The usual name of a tensor whose family has a name of its own for it.
     fn usual_name(&self, name: &str, own: &[(&str, &str)]) -> String {
+        if let Some(apart) = name.strip_prefix("mtp.") {
+            return self.usual_name_of_head(apart, own);
+        }
         let replace = |name: String, (to, from): &(&str, &str)| name.replace(from, to);
         let usual = own.iter().fold(name.to_owned(), replace);
         let stacked = self.kind() == "mistral4" && usual.contains(".experts.");
         if stacked { usual + ".weight" } else { usual }
+    }
+
+    /// The same of a tensor of a head that is apart from the model's layers: the converter puts it
+    /// behind them.
+    fn usual_name_of_head(&self, apart: &str, own: &[(&str, &str)]) -> String {
+        let behind = format!("model.layers.{}.", self.config["num_hidden_layers"]);
+        let usual = match apart {
+            "fc.weight" => "eh_proj.weight",
+            "pre_fc_norm_embedding.weight" => "enorm.weight",
+            "pre_fc_norm_hidden.weight" => "hnorm.weight",
+            "norm.weight" => "shared_head.norm.weight",
+            of_layer => of_layer.strip_prefix("layers.0.").unwrap(),
+        };
+        self.usual_name(&(behind + usual), own)
     }
 
     /// The shape that the converter gives a tensor.

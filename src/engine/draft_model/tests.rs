@@ -40,7 +40,7 @@ fn wanted(id: u64, tokens: &[u32], most: usize) -> Wanted {
         banned: Arc::default(),
         grammar: None,
     };
-    Wanted { id: SequenceId(id), row, most }
+    Wanted { id: SequenceId(id), row, blocks: Vec::new(), most }
 }
 
 /// What the model guesses of one text once it has read it.

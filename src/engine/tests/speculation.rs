@@ -66,11 +66,11 @@ fn requests(vocabulary: u32) -> Vec<GenerateRequest> {
 }
 
 /// Every event of each request, and the engine's statistics when all are done.
-fn events(
-    (engine, vocabulary): &(EngineHandle, u32),
+pub fn events(
+    engine: &EngineHandle,
+    requests: Vec<GenerateRequest>,
     together: bool,
 ) -> (Vec<Vec<SequenceEvent>>, EngineStats) {
-    let requests = || requests(*vocabulary).into_iter();
     let submit = |request| engine.submit(request).unwrap().1;
     // How much of a prompt is found again depends on the blocks that are left.
     let without_hits = |event| match event {
@@ -84,10 +84,10 @@ fn events(
         events.map(without_hits).collect::<Vec<_>>()
     };
     let all = if together {
-        let receivers: Vec<_> = requests().map(submit).collect();
+        let receivers: Vec<_> = requests.into_iter().map(submit).collect();
         receivers.into_iter().map(read).collect()
     } else {
-        requests().map(|request| read(submit(request))).collect()
+        requests.into_iter().map(|request| read(submit(request))).collect()
     };
     wait_for(engine, "idle", |stats| stats.running + stats.blocks_used == 0);
     (all, engine.stats())
@@ -111,13 +111,16 @@ fn drafts_change_no_token_of_a_model_with_states() {
 }
 
 fn check_drafts(source: &ModelSource) {
-    let (expect, without) = events(&engine(source, 0, 400, 400), false);
+    let events = |(engine, vocabulary): (EngineHandle, u32), together| {
+        events(&engine, requests(vocabulary), together)
+    };
+    let (expect, without) = events(engine(source, 0, 400, 400), false);
     assert_eq!(without.draft_tokens, 0);
     let (mut right, mut wrong, mut rounds) = (0, 0, 0);
     // How many drafts there are depends on the measured times.
     while right == 0 || wrong == 0 {
         for (together, blocks, states) in [(false, 400, 400), (true, 400, 400), (true, 90, 10)] {
-            let (found, stats) = events(&engine(source, DRAFTS, blocks, states), together);
+            let (found, stats) = events(engine(source, DRAFTS, blocks, states), together);
             assert!(found == expect, "together {together}, {blocks} blocks: {stats:?}");
             right += stats.accepted_tokens;
             wrong += stats.draft_tokens - stats.accepted_tokens;

@@ -1,0 +1,53 @@
+//! Guesses tokens with a head that the model itself has, and measures what that costs.
+//!
+//! The head goes on from the states of the step before, so a sequence costs one row of one layer
+//! and one of the output matrix for each guess, and needs no text read again.
+
+#![expect(clippy::disallowed_methods, reason = "it measures what a guess costs")]
+
+use super::runner::Runner;
+use super::speculation::{Proposer, Wanted, mean_with};
+use super::worker::catch_panic;
+use cresset_models::WantedGuesses;
+use std::time::Instant;
+
+/// What guesses of the head cost so far.
+#[derive(Debug, Default)]
+pub(super) struct GuessCost {
+    /// The mean time of a guess, seconds; later guesses count more. It is 0 before the first guess
+    /// and infinite after a failure.
+    seconds: f64,
+}
+
+/// The head of the runner's model.
+pub(super) struct OwnHead<'a> {
+    pub(super) runner: &'a mut dyn Runner,
+    pub(super) cost: &'a mut GuessCost,
+}
+
+impl Proposer for OwnHead<'_> {
+    fn seconds_per_draft(&self) -> f64 {
+        self.cost.seconds
+    }
+
+    fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<Vec<u32>> {
+        let (began, sequences) = (Instant::now(), wanted.len());
+        let asked = |Wanted { row, blocks, most, .. }| WantedGuesses { row, blocks, most };
+        let asked = wanted.into_iter().map(asked).collect();
+        match catch_panic(|| self.runner.guess(asked)) {
+            Ok(guesses) => {
+                let count = guesses.iter().map(Vec::len).sum::<usize>();
+                if count > 0 {
+                    let spent = began.elapsed().as_secs_f64() / count as f64;
+                    self.cost.seconds = mean_with(self.cost.seconds, spent);
+                }
+                guesses
+            }
+            Err(error) => {
+                tracing::warn!(reason = %error, "the model's head has failed and guesses no more");
+                self.cost.seconds = f64::INFINITY;
+                vec![Vec::new(); sequences]
+            }
+        }
+    }
+}
