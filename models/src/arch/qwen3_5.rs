@@ -118,7 +118,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let layers = keys.recurrent_layers(config.layers, &["linear_attention"], by_default)?;
     config.recurrent = recurrent(shape, taps, layers);
     let names = NameMap { norms_less_one: true, ..OPTIONS.names };
-    let options = LayerOptions { activation, names, further_layers, ..OPTIONS };
+    let options = LayerOptions { activation, further_layers, names, ..OPTIONS };
     Ok(ArchSpec { config, options })
 }
 

@@ -94,6 +94,7 @@ impl Source {
             dequantise: kind == Kind::F32,
             byte_activations: self.eight_bits == Some(EightBits::Activations),
             fp8_cache: self.eight_bits == Some(EightBits::Cache),
+            guesses: false,
             further_ranks: Vec::new(),
             kv_bytes: 0,
             state_share: 0.0,

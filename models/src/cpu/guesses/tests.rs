@@ -16,7 +16,7 @@ fn load(source: &ModelSource, guesses: bool) -> CpuModel {
 }
 
 impl GuessGolden {
-    fn from_folder(&self, guesses: bool) -> CpuModel {
+    fn in_folder(&self, guesses: bool) -> CpuModel {
         self.model.in_folder(&self.model.config, |source| load(source, guesses))
     }
 
@@ -115,7 +115,7 @@ impl GuessGolden {
 #[test]
 fn the_head_gives_the_logits_of_its_definition() {
     for case in guess_goldens().unwrap() {
-        case.check(case.from_folder(true), "a folder");
+        case.check(case.in_folder(true), "a folder");
         if let Some(converted) = &case.model.gguf {
             let file = case.model.gguf_file(converted);
             case.check(load(&ModelSource::gguf(file.path().to_owned()), true), "GGUF");
@@ -128,8 +128,8 @@ fn the_head_gives_the_logits_of_its_definition() {
 #[test]
 fn the_model_computes_the_same_with_its_head_and_without_it() {
     for mut case in guess_goldens().unwrap() {
-        let mut with = case.from_folder(true);
-        let mut without = case.from_folder(false);
+        let mut with = case.in_folder(true);
+        let mut without = case.in_folder(false);
         assert!(!without.guesses() && with.weight_bytes > without.weight_bytes);
         let tokens = case.model.tokens.clone();
         for chunk in [7, 40] {
@@ -142,7 +142,7 @@ fn the_model_computes_the_same_with_its_head_and_without_it() {
                 let name = format!("model.layers.{layers}.{copy}.weight");
                 case.model.tensors.insert(name, vec![48, 64]);
             }
-            assert_eq!(case.from_folder(true).weight_bytes, with.weight_bytes);
+            assert_eq!(case.in_folder(true).weight_bytes, with.weight_bytes);
         }
     }
 }
@@ -152,7 +152,7 @@ fn the_model_computes_the_same_with_its_head_and_without_it() {
 #[test]
 fn nothing_is_guessed_of_a_sequence_that_had_no_row() {
     let case = guess_goldens().unwrap().remove(0);
-    let mut model = case.from_folder(true);
+    let mut model = case.in_folder(true);
     case.step(&mut model, 0..20);
     case.step(&mut model, 20..40);
     let wanted = |tokens| vec![case.wanted(tokens, 1)];
