@@ -198,7 +198,7 @@ pub(super) unsafe fn multiply<
                     }
                 }
                 let x = o.x.add(index * per_super + i);
-                let block = Block { headers, panels: blocks, x, stride: o.depth };
+                let block = PanelBlock { headers, panels: blocks, x, stride: o.depth };
                 if f.group == BLOCK {
                     block.add::<M, Q, R, T, BOTH>(&scales, &mut sums);
                 } else {
@@ -220,14 +220,14 @@ const BOTH: usize = 2;
 
 /// A block of some panels, and that of the first row's activations; those of further rows are
 /// `stride` blocks apart.
-struct Block<const P: usize> {
+struct PanelBlock<const P: usize> {
     headers: [*const u8; P],
     panels: [*const u8; P],
     x: *const Rounded,
     stride: usize,
 }
 
-impl<const P: usize> Block<P> {
+impl<const P: usize> PanelBlock<P> {
     /// Adds the products of one half of the block, or of both.
     #[inline(always)]
     unsafe fn add<

@@ -5,7 +5,7 @@
 use super::integer::{self, IntegerProduct, QuantisedOperands};
 use super::machines::Plain;
 #[cfg(target_arch = "x86_64")]
-use super::machines::{Bytes, HalfVnni, Vnni, Words};
+use super::machines::{ByteProduct, HalfVnni, Vnni, Words};
 #[cfg(target_arch = "aarch64")]
 use super::machines::{DotProduct, Widening};
 use super::rounding::Rounded;
@@ -164,9 +164,9 @@ impl Product<'_> {
             Isa::AvxVnni => Self::run_by::<HalfVnni<2>>,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => match (self.weight.has_small_codes(), c.byte_activations()) {
-                (true, true) => Self::run_by::<Bytes<1>>,
+                (true, true) => Self::run_by::<ByteProduct<1>>,
                 (false, true) => Self::run_by::<Words<1>>,
-                (true, false) if self.has_single_rows() => Self::run_by::<Bytes<2>>,
+                (true, false) if self.has_single_rows() => Self::run_by::<ByteProduct<2>>,
                 (_, false) => Self::run_by::<Words<2>>,
             },
             #[cfg(target_arch = "aarch64")]

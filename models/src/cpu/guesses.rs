@@ -1,9 +1,9 @@
 //! Guesses tokens with the model's own head.
 //!
 //! The head has K and V of every position whose next token is known, in the blocks of the model's
-//! layers: each step runs it over its tokens without logits, which ends behind the write of K and V.
-//! Where a block is found again by another sequence, K and V of its last position may be those of
-//! another next token. That can spoil a guess, and changes nothing else.
+//! layers: each step runs it over its tokens without logits, which ends behind the write of K and
+//! V. Where a block is found again by another sequence, K and V of its last position may be those
+//! of another next token. That can spoil a guess, and changes nothing else.
 
 use super::CpuModel;
 use crate::cache_kinds::CacheKinds;

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 pub(super) const BLOCK: usize = 16 << 10;
 
 /// Whole blocks of the file, the last of which may be shorter.
-pub(super) struct Part {
+pub(super) struct ReadBlocks {
     pub piece: Bytes,
     /// Their place in the piece.
     pub range: Range<usize>,
@@ -24,7 +24,7 @@ pub(super) struct Part {
 /// Hashing runs beside the packing of weights, so it costs no time as long as a core is free for
 /// it.
 pub(super) struct FileDigest {
-    parts: SyncSender<Vec<Part>>,
+    parts: SyncSender<Vec<ReadBlocks>>,
     thread: JoinHandle<Hash>,
 }
 
@@ -40,7 +40,7 @@ impl FileDigest {
     }
 
     /// Adds blocks. Each block of the file is added once.
-    pub(super) fn add(&self, parts: Vec<Part>) {
+    pub(super) fn add(&self, parts: Vec<ReadBlocks>) {
         // The thread ends before its channel only by a panic, which `finish` reports.
         let _ = self.parts.send(parts);
     }
@@ -52,9 +52,9 @@ impl FileDigest {
     }
 }
 
-fn hash_parts(received: &Receiver<Vec<Part>>, len: usize) -> Hash {
+fn hash_parts(received: &Receiver<Vec<ReadBlocks>>, len: usize) -> Hash {
     let mut values = vec![ChainingValue::default(); len.div_ceil(BLOCK)];
-    for Part { piece, range, first_block } in received.iter().flatten() {
+    for ReadBlocks { piece, range, first_block } in received.iter().flatten() {
         let blocks = piece[range].chunks(BLOCK);
         if values.len() == 1 {
             return blocks.map(blake3::hash).next().expect("invariant: no part is empty");

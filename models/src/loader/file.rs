@@ -2,7 +2,7 @@
 //! error, and the bytes that were used are those that were hashed, because every byte is read once.
 
 use super::damaged;
-use super::digest::{BLOCK, FileDigest, Part};
+use super::digest::{BLOCK, FileDigest, ReadBlocks};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -117,12 +117,13 @@ impl FileReader {
         if piece.len() <= KEPT {
             self.pieces.push(piece.clone());
         }
-        let of_piece = |(range, first_block)| Part { piece: piece.clone(), range, first_block };
+        let of_piece =
+            |(range, first_block)| ReadBlocks { piece: piece.clone(), range, first_block };
         self.hash(parts.into_iter().chain(runs.into_iter().map(of_piece)).collect());
         Ok(piece)
     }
 
-    fn hash(&self, parts: Vec<Part>) {
+    fn hash(&self, parts: Vec<ReadBlocks>) {
         if let Some((_, digest)) = &self.digest {
             digest.add(parts);
         }
@@ -142,7 +143,7 @@ impl FileReader {
 
     /// Reads a block of which a part is asked for, unless it is kept already. Returns what is new
     /// to the digest.
-    fn keep(&mut self, first_block: usize) -> Result<Option<Part>> {
+    fn keep(&mut self, first_block: usize) -> Result<Option<ReadBlocks>> {
         if self.kept.contains_key(&first_block) {
             return Ok(None);
         }
@@ -153,17 +154,17 @@ impl FileReader {
         self.was_read[first_block] = true;
         let piece = Arc::new(bytes);
         self.kept.insert(first_block, piece.clone());
-        Ok(Some(Part { range: 0..piece.len(), piece, first_block }))
+        Ok(Some(ReadBlocks { range: 0..piece.len(), piece, first_block }))
     }
 
     /// Keeps the blocks that were peeked. Returns what is new to the digest.
-    fn keep_peeked(&mut self) -> Vec<Part> {
+    fn keep_peeked(&mut self) -> Vec<ReadBlocks> {
         let piece = Arc::new(std::mem::take(&mut self.ahead));
         for (block, bytes) in piece.chunks(BLOCK).enumerate() {
             self.was_read[block] = true;
             self.kept.insert(block, Arc::new(bytes.to_vec()));
         }
-        let part = Part { range: 0..piece.len(), piece, first_block: 0 };
+        let part = ReadBlocks { range: 0..piece.len(), piece, first_block: 0 };
         if part.range.is_empty() { Vec::new() } else { vec![part] }
     }
 

@@ -210,7 +210,8 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.values(name, &[len])
     }
 
-    /// Takes the halves of a matrix of `[rows, 2 * cols]`, left and right, as matrices of their own.
+    /// Takes the halves of a matrix of `[rows, 2 * cols]`, left and right, as matrices of their
+    /// own.
     pub fn column_halves(
         &mut self,
         name: &str,

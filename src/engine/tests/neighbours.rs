@@ -5,14 +5,17 @@
 //! exactly what happened to the probe.
 
 use super::ahead::Ahead;
+use super::own_guesses::source_of;
 use super::*;
 use crate::engine::batch::forward_batch;
 use crate::engine::model_runner::ModelRunner;
+use crate::engine::own_guesses::{GuessCost, OwnHead};
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::{ScheduledStep, Scheduler};
+use crate::engine::speculation::Proposer;
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::cache_kinds::CacheKinds;
-use cresset_models::testing::tiny_llama_gguf;
+use cresset_models::testing::{guess_goldens, tiny_llama_gguf};
 use cresset_models::{ModelOptions, ModelSource};
 
 const BLOCK: usize = 16;
@@ -31,15 +34,18 @@ struct Subject {
 
 impl Subject {
     fn load(source: &ModelSource, depth: usize, threads: usize) -> Self {
+        Self::load_as(source, depth, ModelOptions { threads, ..ModelOptions::default() })
+    }
+
+    fn load_as(source: &ModelSource, depth: usize, options: ModelOptions) -> Self {
         let options = ModelOptions {
-            threads,
             dequantise: false,
             kv_bytes: 64 << 20,
             state_tokens: BLOCK,
             block_size: BLOCK,
             max_batched_tokens: 512,
             max_context: Some(CONTEXT),
-            ..ModelOptions::default()
+            ..options
         };
         let (runner, info) = ModelRunner::load(source, &options).unwrap();
         assert!(info.num_blocks >= BLOCKS * info.cache.windows.len());
@@ -57,6 +63,15 @@ impl Subject {
     fn family(name: &str, depth: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         Self::load(&golden_model(name, folder.path(), CONTEXT), depth, 2)
+    }
+
+    /// A model with recurrent layers, experts and a head that guesses its tokens, or without it.
+    fn with_head(guesses: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut cases = guess_goldens().unwrap().into_iter();
+        let case = cases.find(|case| case.model.name == "qwen3.5-moe").unwrap();
+        let source = source_of(&case, folder.path(), CONTEXT);
+        Self::load_as(&source, 1, ModelOptions { guesses, ..ModelOptions::default() })
     }
 
     fn prompt(&self) -> impl Iterator<Item = u32> {
@@ -173,6 +188,7 @@ struct Stage<'a> {
     scheduler: Scheduler,
     output: ProbeOutput,
     seen: Seen,
+    guess_cost: GuessCost,
 }
 
 impl<'a> Stage<'a> {
@@ -186,12 +202,16 @@ impl<'a> Stage<'a> {
             scheduler: Scheduler::new(options, [9; 32]),
             output: ProbeOutput::new(),
             seen: Seen::default(),
+            guess_cost: GuessCost::default(),
         }
     }
 
     /// Runs one turn of the loop. False once the probe has ended.
     fn step(&mut self) -> bool {
-        let step = self.scheduler.schedule();
+        let guesses = self.runner.guesses();
+        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.guess_cost };
+        let proposer = guesses.then_some(&mut head as &mut dyn Proposer);
+        let step = self.scheduler.schedule_with(proposer);
         self.look(&step);
         if !step.rows.is_empty() {
             let (batch, rows) = forward_batch(&self.scheduler, &step);
@@ -390,6 +410,15 @@ fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
 fn neighbours_change_no_bit_of_any_family() {
     let [_, _, frequent @ ..] = COMMON;
     assert_happened("families", &check_families(3).concat(), &frequent);
+}
+
+/// Guesses of the model's own head, which are right or wrong, change none either.
+#[test]
+fn neighbours_change_no_bit_of_a_model_that_guesses() {
+    let expect = alone(Subject::with_head(false));
+    let numbers = (0..24).filter(|number| number % 3 != 1);
+    let all = check_mixes(Subject::with_head(true), numbers, &expect);
+    assert_happened("guesses", &all, &[DRAFTED, COMMON[0], COMMON[4]]);
 }
 
 #[test]

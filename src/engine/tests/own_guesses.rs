@@ -5,7 +5,7 @@ use super::speculation::events;
 use super::*;
 use crate::engine::model_runner::ModelRunner;
 use crate::engine::runner::{RowResult, Runner};
-use cresset_models::testing::guess_goldens;
+use cresset_models::testing::{GuessGolden, guess_goldens};
 use cresset_models::{ForwardBatch, ModelOptions, WantedGuesses};
 use std::sync::Mutex;
 
@@ -19,6 +19,7 @@ type Calls = Arc<Mutex<Vec<(RowSampling, Vec<u32>)>>>;
 struct Recorder {
     inner: ModelRunner,
     calls: Calls,
+    fails: bool,
 }
 
 impl Runner for Recorder {
@@ -37,6 +38,10 @@ impl Runner for Recorder {
 
     fn guess(&mut self, wanted: Vec<WantedGuesses>) -> Result<Vec<Vec<u32>>, EngineError> {
         let rows: Vec<_> = wanted.iter().map(|wanted| wanted.row.clone()).collect();
+        if self.fails {
+            self.calls.lock().unwrap().extend(rows.into_iter().map(|row| (row, vec![])));
+            panic!("planted");
+        }
         let guesses = self.inner.guess(wanted)?;
         self.calls.lock().unwrap().extend(rows.into_iter().zip(guesses.clone()));
         Ok(guesses)
@@ -70,6 +75,16 @@ const AMPLE: Limits = Limits { blocks: 300, states: 100, budget: 64 };
 
 /// An engine that guesses with the model's head, or not at all.
 fn engine(source: &ModelSource, guesses: bool, limits: Limits) -> (EngineHandle, Calls) {
+    engine_that(source, guesses, limits, false)
+}
+
+/// The same, whose head may fail whenever it is asked.
+fn engine_that(
+    source: &ModelSource,
+    guesses: bool,
+    limits: Limits,
+    fails: bool,
+) -> (EngineHandle, Calls) {
     let (inner, cache) = load(source, guesses);
     assert_eq!(inner.guesses(), guesses);
     let calls = Calls::default();
@@ -83,7 +98,7 @@ fn engine(source: &ModelSource, guesses: bool, limits: Limits) -> (EngineHandle,
         cache: CacheKinds { states: cache.states.min(limits.states), ..cache },
         ..options()
     };
-    let runner = Recorder { inner, calls: calls.clone() };
+    let runner = Recorder { inner, calls: calls.clone(), fails };
     (EngineHandle::start(Box::new(runner), options), calls)
 }
 
@@ -160,30 +175,35 @@ fn check(source: &ModelSource) {
     assert!(right > 0 && wrong > 0 && chained > 0 && preempted > 0, "{right} {wrong} {chained}");
 }
 
+/// The model of a case, written to `folder`, for sequences of up to `context` tokens.
+pub fn source_of(case: &GuessGolden, folder: &Path, context: usize) -> ModelSource {
+    let mut config = case.model.config.clone();
+    config["max_position_embeddings"] = context.into();
+    case.model.write(folder, &config).unwrap();
+    ModelSource::hf_folder(folder.to_owned())
+}
+
 #[test]
 fn the_models_own_head_changes_no_token() {
     for case in guess_goldens().unwrap() {
-        let mut config = case.model.config.clone();
-        config["max_position_embeddings"] = CONTEXT.into();
         let folder = tempfile::tempdir().unwrap();
-        case.model.write(folder.path(), &config).unwrap();
-        check(&ModelSource::hf_folder(folder.path().to_owned()));
+        check(&source_of(&case, folder.path(), CONTEXT));
     }
 }
 
-/// A cancelled sequence leaves no block behind.
+/// A cancelled sequence leaves no block behind, and a head that fails guesses no more.
 #[test]
-fn a_stop_ends_the_guesses_of_the_models_own_head() {
-    let case = guess_goldens().unwrap().remove(0);
-    let mut config = case.model.config.clone();
-    config["max_position_embeddings"] = CONTEXT.into();
+fn a_stop_ends_guesses_and_a_fault_of_the_head_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    case.model.write(folder.path(), &config).unwrap();
-    let (engine, calls) = engine(&ModelSource::hf_folder(folder.path().to_owned()), true, AMPLE);
-    let (id, events) = engine.submit(requests().remove(5)).unwrap();
-    wait_for(&engine, "guesses", |stats| stats.draft_tokens > 0);
-    engine.stop(id);
-    assert_eq!(collect(events).1.cause, StopCause::Stopped);
-    wait_for(&engine, "idle", |stats| stats.running + stats.blocks_used == 0);
-    assert!(!calls.lock().unwrap().is_empty());
+    let source = source_of(&guess_goldens().unwrap()[0], folder.path(), CONTEXT);
+    let (stopped, calls) = engine(&source, true, AMPLE);
+    let (id, receiver) = stopped.submit(requests().remove(5)).unwrap();
+    wait_for(&stopped, "guesses", |_| !calls.lock().unwrap().is_empty());
+    stopped.stop(id);
+    assert_eq!(collect(receiver).1.cause, StopCause::Stopped);
+    wait_for(&stopped, "idle", |stats| stats.running + stats.blocks_used == 0);
+    let (expect, _) = events(&engine(&source, false, AMPLE).0, requests(), false);
+    let (failing, calls) = engine_that(&source, true, AMPLE, true);
+    assert!(events(&failing, requests(), false).0 == expect);
+    assert_eq!(calls.lock().unwrap().len(), 1);
 }

@@ -19,22 +19,22 @@ use crate::simd::Avx2;
 use std::arch::x86_64::*;
 
 /// Activations of `BYTES` bytes, 1 or 2.
-pub(in crate::linear) struct Bytes<const BYTES: usize>;
+pub(in crate::linear) struct ByteProduct<const BYTES: usize>;
 
 /// Sums of eight outputs.
 #[derive(Clone, Copy)]
-pub(in crate::linear) struct Sums<const BYTES: usize> {
+pub(in crate::linear) struct PairSums<const BYTES: usize> {
     /// Sums of even and of odd pairs of columns in sixteen bits, not yet part of the others: of
     /// products with the activations' low bytes, and with their high bytes.
     pairs: [__m256i; BYTES],
     whole: __m256i,
 }
 
-impl<const BYTES: usize> IntegerProduct for Bytes<BYTES> {
+impl<const BYTES: usize> IntegerProduct for ByteProduct<BYTES> {
     type Lanes = Avx2;
     /// For eight outputs each.
     type Codes = [__m256i; 2];
-    type Sums = [Sums<BYTES>; 2];
+    type Sums = [PairSums<BYTES>; 2];
     /// Eight sums, two vectors of codes and two of products leave four of sixteen registers. Two
     /// bytes are for single rows, since `Words` is faster for more.
     const TILE: (usize, usize) = (if BYTES == 1 { 4 } else { 1 }, 1);
@@ -49,7 +49,8 @@ impl<const BYTES: usize> IntegerProduct for Bytes<BYTES> {
     unsafe fn start(offset: i32) -> Self::Sums {
         // SAFETY: the caller enables the features; only registers are touched.
         unsafe {
-            [Sums { pairs: [_mm256_setzero_si256(); BYTES], whole: _mm256_set1_epi32(offset) }; 2]
+            [PairSums { pairs: [_mm256_setzero_si256(); BYTES], whole: _mm256_set1_epi32(offset) };
+                2]
         }
     }
 
@@ -59,7 +60,7 @@ impl<const BYTES: usize> IntegerProduct for Bytes<BYTES> {
         unsafe {
             let [first, second] = offsets(zeros, offset);
             let pairs = [_mm256_setzero_si256(); BYTES];
-            [Sums { pairs, whole: first }, Sums { pairs, whole: second }]
+            [PairSums { pairs, whole: first }, PairSums { pairs, whole: second }]
         }
     }
 
@@ -91,7 +92,7 @@ impl<const BYTES: usize> IntegerProduct for Bytes<BYTES> {
                 (sums[0].pairs[byte], sums[1].pairs[byte]) = (pairs[0], pairs[1]);
             }
             if STEP % steps == steps - 1 {
-                for Sums { pairs, whole } in &mut sums {
+                for PairSums { pairs, whole } in &mut sums {
                     for (byte, pairs) in pairs.iter().enumerate() {
                         let unit = _mm256_set1_epi16(1 << (8 * byte));
                         *whole = _mm256_add_epi32(*whole, _mm256_madd_epi16(*pairs, unit));

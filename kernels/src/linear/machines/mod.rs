@@ -19,7 +19,7 @@ pub(super) use avx_vnni::HalfVnni;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx2::Words;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2_bytes::Bytes;
+pub(super) use avx2_bytes::ByteProduct;
 #[cfg(target_arch = "x86_64")]
 pub(super) use avx512::Vnni;
 #[cfg(target_arch = "aarch64")]

@@ -71,8 +71,8 @@ fn check_of<Q: Quant>(bytes: &[u8; 8 * BLOCK * LANES], x: &[f32; BLOCK]) {
             Isa::Avx2 => {
                 assert_eq!(products::<Words<2>, Q>(bytes, x), want);
                 if Q::FORMAT.largest_code() < 128 {
-                    assert_eq!(products::<Bytes<2>, Q>(bytes, x), want);
-                    assert_eq!(products::<Bytes<1>, Q>(bytes, x), one_byte());
+                    assert_eq!(products::<ByteProduct<2>, Q>(bytes, x), want);
+                    assert_eq!(products::<ByteProduct<1>, Q>(bytes, x), one_byte());
                 }
             }
             Isa::Portable => {}
