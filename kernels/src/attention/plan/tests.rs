@@ -76,7 +76,8 @@ fn no_multiprocessor_has_a_fifth_more_than_its_even_share() {
                     format!("{grid:?} {} of {:?}, {window:?}", lens.len(), lens.iter().max());
                 check_is_whole(&plan, &lens, window, &what);
                 let (busiest, all) = critical_path(&plan, &grid);
-                let even = all.div_ceil(multiprocessors).max(LEAST_TILES);
+                // So many tiles at a time are the least that anyone computes.
+                let even = all.div_ceil(multiprocessors).next_multiple_of(LEAST_TILES);
                 assert!(busiest * 10 <= even * 12, "{what}: {busiest} of {all}");
                 let most = KeyCuts::Anywhere.most_partials(lens.len(), grid.most_shares(), 32);
                 assert!(plan.partials[lens.len()] as usize <= most, "{what}");
