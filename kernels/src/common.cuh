@@ -353,7 +353,7 @@ DEVICE void copy_async(void* to, const void* from, bool valid = true) {
     simt::copy_async(to, from, valid);
 #endif
 }
-// How the second-level cache keeps lines that are read once: they leave it first.
+// The policy of the second-level cache for lines that are read once: they leave it first.
 DEVICE uint64_t read_once() {
     uint64_t policy = 0;
 #ifdef __CUDACC__

@@ -73,7 +73,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A sequence whose next tokens are to be guessed.
 #[derive(Clone, Debug)]
 pub struct WantedGuesses {
-    /// How its next token will be sampled. A guess is sampled alike.
+    /// The parameters by which its next token will be sampled. Guesses are sampled by them too.
     pub row: RowSampling,
     /// Its blocks in the first group of layers. It gets no guess that needs another block.
     pub blocks: Vec<u32>,

@@ -13,7 +13,7 @@ use super::error::EngineError;
 use super::runner::{RowResult, Runner};
 use super::scheduler::EngineOptions;
 use super::sequence::SequenceId;
-use super::speculation::{Proposer, Wanted, mean_with};
+use super::speculation::{DraftCost, Proposer, Wanted};
 use super::worker::catch_panic;
 use crate::ids::AccountId;
 use cresset_kernels::sampling::params::RowSampling;
@@ -37,9 +37,7 @@ pub struct DraftModel {
     texts: BTreeMap<SequenceId, KnownText>,
     /// The number of calls of `propose` so far.
     calls: u64,
-    /// The mean time of a guess, seconds; later guesses count more. It is 0 before the first guess
-    /// and infinite after a failure.
-    seconds: f64,
+    cost: DraftCost,
 }
 
 /// A text, as far as it was read.
@@ -72,8 +70,8 @@ impl DraftModel {
         // Nothing is found again, so the hashes of prefixes need no secret.
         let blocks =
             BlockManager::new(options.num_blocks, options.block_size, kinds, in_flight, [0; 32]);
-        let (texts, vocabulary) = (BTreeMap::new(), vocabulary as u32);
-        Self { runner, options, vocabulary, blocks, texts, calls: 0, seconds: 0.0 }
+        let (texts, vocabulary, cost) = (BTreeMap::new(), vocabulary as u32, DraftCost::default());
+        Self { runner, options, vocabulary, blocks, texts, calls: 0, cost }
     }
 
     /// Gives back the blocks of a text that has ended.
@@ -113,8 +111,7 @@ impl DraftModel {
             self.runner.collect()
         })?;
         if rows.iter().all(|(_, span)| span.len() <= FEW_TOKENS) {
-            let spent = began.elapsed().as_secs_f64() / rows.len() as f64;
-            self.seconds = mean_with(self.seconds, spent);
+            self.cost.note(began.elapsed().as_secs_f64() / rows.len() as f64);
         }
         let mut results = results.into_iter();
         for (index, span) in rows {
@@ -204,7 +201,7 @@ impl OpenText {
 
 impl Proposer for DraftModel {
     fn seconds_per_draft(&self) -> f64 {
-        self.seconds
+        self.cost.seconds()
     }
 
     fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<Vec<u32>> {
@@ -224,8 +221,8 @@ impl Proposer for DraftModel {
             guesses.push(if failure.is_none() { tokens } else { Vec::new() });
         }
         if let Some(error) = failure {
-            tracing::warn!(reason = %error, "the draft model has failed and guesses no more tokens");
-            self.seconds = f64::INFINITY;
+            tracing::warn!(reason = %error, "the draft model has failed and guesses no more");
+            self.cost.give_up();
             for text in std::mem::take(&mut self.texts).values_mut() {
                 self.blocks.release(&mut text.table);
             }

@@ -6,28 +6,20 @@
 #![expect(clippy::disallowed_methods, reason = "it measures what a guess costs")]
 
 use super::runner::Runner;
-use super::speculation::{Proposer, Wanted, mean_with};
+use super::speculation::{DraftCost, Proposer, Wanted};
 use super::worker::catch_panic;
 use cresset_models::WantedGuesses;
 use std::time::Instant;
 
-/// What guesses of the head cost so far.
-#[derive(Debug, Default)]
-pub(super) struct GuessCost {
-    /// The mean time of a guess, seconds; later guesses count more. It is 0 before the first guess
-    /// and infinite after a failure.
-    seconds: f64,
-}
-
 /// The head of the runner's model.
 pub(super) struct OwnHead<'a> {
     pub(super) runner: &'a mut dyn Runner,
-    pub(super) cost: &'a mut GuessCost,
+    pub(super) cost: &'a mut DraftCost,
 }
 
 impl Proposer for OwnHead<'_> {
     fn seconds_per_draft(&self) -> f64 {
-        self.cost.seconds
+        self.cost.seconds()
     }
 
     fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<Vec<u32>> {
@@ -38,14 +30,13 @@ impl Proposer for OwnHead<'_> {
             Ok(guesses) => {
                 let count = guesses.iter().map(Vec::len).sum::<usize>();
                 if count > 0 {
-                    let spent = began.elapsed().as_secs_f64() / count as f64;
-                    self.cost.seconds = mean_with(self.cost.seconds, spent);
+                    self.cost.note(began.elapsed().as_secs_f64() / count as f64);
                 }
                 guesses
             }
             Err(error) => {
                 tracing::warn!(reason = %error, "the model's head has failed and guesses no more");
-                self.cost.seconds = f64::INFINITY;
+                self.cost.give_up();
                 vec![Vec::new(); sequences]
             }
         }

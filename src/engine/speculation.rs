@@ -45,7 +45,7 @@ pub struct Wanted {
     pub id: SequenceId,
     /// Its blocks in the first group of layers. All its tokens but the last are computed there.
     pub blocks: Vec<u32>,
-    /// How its next token will be sampled. A draft is sampled alike, and so is the one behind it.
+    /// The parameters by which its next token will be sampled. Drafts are sampled by them too.
     pub row: RowSampling,
     /// The number of drafts that are worth their cost.
     pub most: usize,
@@ -63,10 +63,29 @@ pub trait Proposer {
 /// By how much earlier measurements of a proposer count less with each new one.
 const FADE_BY_MEASUREMENT: f64 = 0.9;
 
-/// The mean time of a guess with one more measurement, seconds. `before` is 0 where there was none.
-pub fn mean_with(before: f64, spent: f64) -> f64 {
-    let before = if before > 0.0 { before } else { spent };
-    before * FADE_BY_MEASUREMENT + spent * (1.0 - FADE_BY_MEASUREMENT)
+/// The time that a proposer takes for a draft, as far as it was measured.
+#[derive(Debug, Default)]
+pub struct DraftCost {
+    /// The mean, seconds; later drafts count more. It is 0 before the first one and infinite after
+    /// a failure.
+    seconds: f64,
+}
+
+impl DraftCost {
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Notes the time of one draft, or the mean time of several, seconds.
+    pub fn note(&mut self, spent: f64) {
+        let before = if self.seconds > 0.0 { self.seconds } else { spent };
+        self.seconds = before * FADE_BY_MEASUREMENT + spent * (1.0 - FADE_BY_MEASUREMENT);
+    }
+
+    /// After a failure no draft is worth its cost any more.
+    pub fn give_up(&mut self) {
+        self.seconds = f64::INFINITY;
+    }
 }
 
 /// How often drafts were right. Earlier ones count less than later ones.

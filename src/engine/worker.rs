@@ -12,13 +12,13 @@ use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::handle::{EngineStats, SequenceEvent};
 use super::inbox::{Commands, EnginePhase, Inbox};
-use super::own_guesses::{GuessCost, OwnHead};
+use super::own_guesses::OwnHead;
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
-use super::speculation::Proposer;
+use super::speculation::{DraftCost, Proposer};
 use crate::failpoint::failpoint;
 use cresset_kernels::sampling::params::Sampled;
 use std::any::Any;
@@ -32,8 +32,8 @@ pub(super) struct Worker {
     runner: Box<dyn Runner>,
     /// A smaller model that guesses tokens.
     draft_model: Option<DraftModel>,
-    /// What guesses of the model's own head cost.
-    guess_cost: GuessCost,
+    /// That of the model's own head.
+    head_cost: DraftCost,
     scheduler: Scheduler,
     /// The event channels of the live sequences.
     streams: HashMap<SequenceId, Sender<SequenceEvent>>,
@@ -65,7 +65,7 @@ impl Worker {
         let worker = Self {
             runner,
             draft_model,
-            guess_cost: GuessCost::default(),
+            head_cost: DraftCost::default(),
             scheduler,
             streams: HashMap::new(),
             inbox,
@@ -147,7 +147,7 @@ impl Worker {
     /// the runner can take another launch before that. An error ends the engine.
     fn step(&mut self, now: Instant) -> Result<(), EngineError> {
         let guesses = self.runner.guesses();
-        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.guess_cost };
+        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.head_cost };
         let proposer = match &mut self.draft_model {
             Some(model) => Some(model as &mut dyn Proposer),
             None => guesses.then_some(&mut head as &mut dyn Proposer),

@@ -141,7 +141,7 @@ pub(crate) fn run_chosen(
     Product { weight, groups: &groups, map, bias, x, out }.run(Isa::best(), c);
 }
 
-/// What is multiplied, on slices whose sizes have been checked.
+/// The operands of a product and its output. The sizes of the slices have been checked.
 struct Product<'a> {
     weight: &'a Weight,
     groups: &'a [RowGroup],

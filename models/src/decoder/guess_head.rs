@@ -14,7 +14,7 @@ use cresset_kernels::Ops;
 use cresset_kernels::embedding::SelectRowsArgs;
 use cresset_kernels::operand::IndicesOf;
 
-/// How a release names the tensors of its head.
+/// The names that a release gives to the tensors of its head.
 pub(super) struct HeadNames {
     /// The beginning of those of its layer.
     pub(super) layer: String,
@@ -99,7 +99,7 @@ impl<O: Ops> GuessHead<O> {
         Ok(s.selected.first(s.batch.logits_rows))
     }
 
-    /// The states of the rows `sources` of the latest step → what is added to the residual stream.
+    /// The states of the rows `sources` of the latest step → what the residual stream is given.
     pub(super) fn read_states<'a>(
         &'a self,
         s: &LayerStep<'a, O>,

@@ -217,7 +217,10 @@ impl<O: Ops> Decoder<O> {
             arch::load_layer(&mut loader)
         };
         let layers: Vec<_> = (0..layers).map(&mut load).collect();
-        let guess_head = guess_names.map(|names| GuessHead::load(&mut loader, layers.len(), names));
+        let guess_head = match guess_names {
+            None => Some(None),
+            Some(names) => GuessHead::load(&mut loader, layers.len(), names).map(Some),
+        };
         // The logits are linear in what the last norm gives.
         let scale = spec.config.logits_scale;
         let norm = loader.tensors.scaled_norm("model.norm.weight", hidden_size, scale);
@@ -230,10 +233,7 @@ impl<O: Ops> Decoder<O> {
             layers,
             norm: norm?,
             head,
-            guess_head: match guess_head {
-                Some(head) => Some(head?),
-                None => None,
-            },
+            guess_head: guess_head?,
             residual: loader.rows("residual", hidden_size)?,
             normed: loader.rows("normed", hidden_size)?,
             rounded: if options.rounds && hidden_size.is_multiple_of(8) {

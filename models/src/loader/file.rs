@@ -220,7 +220,9 @@ impl FileReader {
 
     /// Reads the rest of the file and compares its digest with the expected one, if there is one.
     pub(crate) fn finish(mut self) -> Result<()> {
-        while let Some(block) = self.was_read.iter().position(|read| !read) {
+        let mut block = 0;
+        while let Some(read_before) = self.was_read[block..].iter().position(|read| !read) {
+            block += read_before;
             let at = block * BLOCK;
             self.read(at..self.end_of_run(at, self.len).min(at + PIECE))?;
         }

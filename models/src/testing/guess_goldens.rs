@@ -16,8 +16,7 @@ struct GuessGoldens {
 pub struct GuessGolden {
     #[serde(flatten)]
     pub model: GoldenModel,
-    /// What the head guesses behind all tokens, and behind them and its own guesses, without
-    /// randomness.
+    /// The tokens that the head guesses one after the other behind all tokens, each the likeliest.
     pub guesses: Vec<u32>,
     /// The logits of the head: at each position but the last, with the token behind it, and then
     /// with each of its guesses but the last.

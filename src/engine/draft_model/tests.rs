@@ -43,7 +43,7 @@ fn wanted(id: u64, tokens: &[u32], most: usize) -> Wanted {
     Wanted { id: SequenceId(id), row, blocks: Vec::new(), most }
 }
 
-/// What the model guesses of one text once it has read it.
+/// The tokens that the model guesses behind a text, which it reads in several steps.
 fn guesses(model: &mut DraftModel, id: u64, tokens: &[u32], most: usize) -> Vec<u32> {
     let mut all = Vec::new();
     for _ in 0..=tokens.len() / 24 {

@@ -9,10 +9,10 @@ use super::own_guesses::source_of;
 use super::*;
 use crate::engine::batch::forward_batch;
 use crate::engine::model_runner::ModelRunner;
-use crate::engine::own_guesses::{GuessCost, OwnHead};
+use crate::engine::own_guesses::OwnHead;
 use crate::engine::runner::Runner;
 use crate::engine::scheduler::{ScheduledStep, Scheduler};
-use crate::engine::speculation::Proposer;
+use crate::engine::speculation::{DraftCost, Proposer};
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{guess_goldens, tiny_llama_gguf};
@@ -188,7 +188,7 @@ struct Stage<'a> {
     scheduler: Scheduler,
     output: ProbeOutput,
     seen: Seen,
-    guess_cost: GuessCost,
+    head_cost: DraftCost,
 }
 
 impl<'a> Stage<'a> {
@@ -202,14 +202,14 @@ impl<'a> Stage<'a> {
             scheduler: Scheduler::new(options, [9; 32]),
             output: ProbeOutput::new(),
             seen: Seen::default(),
-            guess_cost: GuessCost::default(),
+            head_cost: DraftCost::default(),
         }
     }
 
     /// Runs one turn of the loop. False once the probe has ended.
     fn step(&mut self) -> bool {
         let guesses = self.runner.guesses();
-        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.guess_cost };
+        let mut head = OwnHead { runner: &mut *self.runner, cost: &mut self.head_cost };
         let proposer = guesses.then_some(&mut head as &mut dyn Proposer);
         let step = self.scheduler.schedule_with(proposer);
         self.look(&step);

@@ -72,8 +72,8 @@ pub fn eight_bits(source: &Source, which: EightBits) -> Result<()> {
     predicted_row(
         "log-probabilities beside those without",
         format!(
-            "{moved:.1e} nats, of at most {MOST_DIVERGENCE}, where {:.0} % of the likeliest are the \
-             same, at least {:.0}",
+            "{moved:.1e} nats, of at most {MOST_DIVERGENCE}, where {:.0} % of the likeliest are \
+             the same, at least {:.0}",
             shared * 100.0,
             LEAST_SHARED * 100.0
         ),

@@ -107,7 +107,7 @@ impl GuessGolden {
         }
         let last = model.logits.get(0).unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(last.len(), self.logits[0].len());
-        // What the head computed has taken the place of the model's states.
+        // No guess can go on from the model's states, since the head has overwritten them.
         assert_eq!(model.guess(vec![self.wanted(40, 3)]).unwrap(), [[0; 0]], "{what}");
     }
 }
