@@ -17,7 +17,6 @@ mod backend;
 mod clock_check;
 mod codec;
 mod embedded;
-mod keys;
 mod limits;
 mod moving;
 mod open_progress;

@@ -11,7 +11,8 @@ use crate::ledger::RequestKey;
 use crate::ledger::audit::RowIter;
 use crate::ledger::state::{Crashes, StateError, StateResult};
 use crate::store::backend::MoveSource;
-use crate::store::{StoreError, StoreResult, StoredBody, keys};
+use crate::store::rows::{input_of, request_of};
+use crate::store::{StoreError, StoreResult, StoredBody};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ impl MoveSource for EmbeddedSnapshot {
         let rows = tables::under::<Crashes>(&self.table(tables::CRASHES)?, b"")?;
         Ok(Box::new(rows.map(|row| {
             let (key, crashes) = row?;
-            let (account, fingerprint) = keys::input_of(&key).ok_or_else(|| misplaced(&key))?;
+            let (account, fingerprint) = input_of(&key).ok_or_else(|| misplaced(&key))?;
             Ok((account, fingerprint, crashes))
         })))
     }
@@ -38,7 +39,7 @@ impl MoveSource for EmbeddedSnapshot {
         let rows = tables::under::<StoredBody>(&tables::open(&self.bodies, tables::BODIES)?, b"")?;
         Ok(Box::new(rows.map(|row| {
             let (key, body) = row?;
-            Ok((keys::request_of(&key).ok_or_else(|| misplaced(&key))?, body))
+            Ok((request_of(&key).ok_or_else(|| misplaced(&key))?, body))
         })))
     }
 }

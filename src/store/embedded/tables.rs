@@ -4,7 +4,7 @@
 use crate::clock::UnixMillis;
 use crate::ledger::state::{StateError, StateResult};
 use crate::store::codec::{self, StoredField};
-pub(super) use crate::store::keys::{crash_key, entry_key, grant_key, request_key, request_prefix};
+pub(super) use crate::store::rows::{crash_key, entry_key, grant_key, request_key, request_prefix};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 

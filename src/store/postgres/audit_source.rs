@@ -15,7 +15,7 @@ use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, Sta
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::keys::grant_key;
+use crate::store::rows::grant_key;
 use crate::store::{StoreResult, StoredBody};
 use std::cell::{Cell, OnceCell};
 use std::iter;

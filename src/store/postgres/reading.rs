@@ -8,7 +8,7 @@ use super::rows::{BatchRows, content, fixed};
 use super::session::{Ask, DatabaseSession, QueryAnswer};
 use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use crate::ledger::RequestKey;
-use crate::store::keys::{crash_key, grant_key, request_key};
+use crate::store::rows::{crash_key, grant_key, request_key};
 use std::collections::BTreeSet;
 use tokio_postgres::Row;
 use uuid::Uuid;

@@ -14,7 +14,7 @@ use crate::ledger::{
 use crate::store::StoredBody;
 use crate::store::backend::{ReadFuture, Snapshot};
 use crate::store::codec::StoredField;
-use crate::store::keys::{crash_key, entry_key, request_key};
+use crate::store::rows::{crash_key, entry_key, request_key};
 use std::sync::Arc;
 use tokio_postgres::Row;
 use uuid::Uuid;

@@ -11,8 +11,8 @@ use crate::ledger::{
 };
 use crate::store::StoredBody;
 use crate::store::codec::{StoredField, encode};
-use crate::store::keys::{crash_key, entry_key, grant_key, request_key};
 use crate::store::queue::WriteAction;
+use crate::store::rows::{crash_key, entry_key, grant_key, request_key};
 use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 

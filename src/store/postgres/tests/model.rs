@@ -14,7 +14,7 @@ use crate::ledger::audit::{AuditSource, JournalHeads, RowIter};
 use crate::ledger::state::Crashes;
 use crate::ledger::tests::memory::MemoryState;
 use crate::store::StoreError;
-use crate::store::keys::crash_key;
+use crate::store::rows::crash_key;
 use crate::store::tests::random_commands::{CRASH_BLOCK_MS, command};
 use crate::store::tests::*;
 use proptest::prelude::*;
