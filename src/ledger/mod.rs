@@ -28,7 +28,9 @@ pub use budgets::{
 pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
 pub use idempotency::Seen;
 pub use rate::AdmissionRate;
-pub use receipt_facts::{AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes};
+pub use receipt_facts::{
+    AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes, TokenDigest,
+};
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
     Credential, CredentialKind, FailureCode, FinishReason, JournalEntry, RequestKey, RequestRecord,

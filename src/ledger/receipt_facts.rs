@@ -3,6 +3,7 @@
 //! record, the build or the node's key have changed since. The rest of a receipt stands in the row
 //! of the request.
 
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 /// A SHA-256 digest.
@@ -12,7 +13,7 @@ pub type Sha256Bytes = [u8; 32];
 pub struct ReceiptFacts {
     pub proof: ReceiptProof,
     pub asked: AskedGeneration,
-    /// SHA-256 over the ids of the answer's tokens, as `request::TokenDigest` makes it.
+    /// SHA-256 over the ids of the answer's tokens, as `TokenDigest` makes it.
     pub answer_tokens: Sha256Bytes,
     /// SHA-256 of the answer's text in UTF-8.
     pub answer_text: Sha256Bytes,
@@ -63,5 +64,46 @@ impl SamplingValue {
 
     pub fn value(&self) -> f64 {
         f64::from_bits(self.bits)
+    }
+}
+
+/// SHA-256 over token ids, each as four bytes, the lowest first.
+#[derive(Clone, Default)]
+pub struct TokenDigest(Sha256);
+
+impl TokenDigest {
+    pub fn of(ids: &[u32]) -> Sha256Bytes {
+        let mut digest = Self::default();
+        for id in ids {
+            digest.push(*id);
+        }
+        digest.value()
+    }
+
+    pub fn push(&mut self, id: u32) {
+        self.0.update(id.to_le_bytes());
+    }
+
+    /// The digest of what was pushed so far.
+    pub fn value(&self) -> Sha256Bytes {
+        self.0.clone().finalize().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Receipts are kept for years, so their digests never change.
+    #[test]
+    fn a_digest_is_that_of_the_bytes_and_never_changes() {
+        assert_eq!(TokenDigest::of(&[]), <[u8; 32]>::from(Sha256::digest([])));
+        let bytes = [1, 0, 0, 0, 0, 1, 0, 0, 255, 255, 255, 255];
+        assert_eq!(TokenDigest::of(&[1, 256, u32::MAX]), <[u8; 32]>::from(Sha256::digest(bytes)));
+        let mut digest = TokenDigest::default();
+        digest.push(1);
+        assert_eq!(digest.value(), TokenDigest::of(&[1]));
+        digest.push(2);
+        assert_eq!(digest.value(), TokenDigest::of(&[1, 2]), "a value ends nothing");
     }
 }

@@ -22,7 +22,6 @@ pub mod recent;
 mod services;
 #[cfg(test)]
 mod tests;
-pub mod token_digest;
 mod tools;
 mod trace;
 pub mod transcript;

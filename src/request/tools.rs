@@ -3,10 +3,9 @@
 use super::error::RequestError;
 use super::format::AskedFormat;
 use super::plan::GenerationInput;
-use super::token_digest::TokenDigest;
 use crate::config::Plan;
 use crate::engine::TokenGrammar;
-use crate::ledger::Sha256Bytes;
+use crate::ledger::{Sha256Bytes, TokenDigest};
 use crate::pool::ServedModel;
 use crate::text::reasoning::ThinkingEffort;
 use crate::text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};

@@ -1,9 +1,8 @@
 //! Turns tokens into the answer that a client reads: whole characters, without stop strings, with
 //! the tokens' log-probabilities; what the model thought and what it calls are told apart.
 
-use super::token_digest::TokenDigest;
 use crate::engine::TokenLogprobs;
-use crate::ledger::Sha256Bytes;
+use crate::ledger::{Sha256Bytes, TokenDigest};
 use crate::text::tools::ReadCall;
 use crate::text::{AnswerPart, AnswerReader, Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
