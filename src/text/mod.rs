@@ -6,7 +6,6 @@ mod bounded;
 pub mod call_reader;
 mod channels;
 pub mod chat_template;
-pub mod detokenizer;
 #[cfg(test)]
 mod fuzz;
 mod gguf;
@@ -20,7 +19,6 @@ mod pre_tokenizer;
 mod prompt;
 mod python;
 pub mod reasoning;
-mod shared_model;
 pub mod special;
 pub mod stop;
 mod tagged_arguments;
@@ -34,10 +32,9 @@ pub use answer_reader::AnswerReader;
 pub use bounded::{TemplateLimits, Unwanted};
 pub use call_reader::AnswerPart;
 pub use chat_template::{ChatMessage, ChatTemplate, PromptExtras};
-pub use detokenizer::Detokenizer;
 pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarPlace};
 pub use stop::StopMatcher;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Detokenizer, Tokenizer};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
