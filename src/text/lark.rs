@@ -4,7 +4,7 @@
 use super::AnswerFormat;
 use super::channels;
 use super::reasoning::ThinkingMarks;
-use super::special::SpecialTokens;
+use super::tokenizer::SpecialTokens;
 use super::tool_format::ThinkingStart;
 use serde_json::Value;
 use std::fmt::Write;

@@ -19,7 +19,6 @@ mod pre_tokenizer;
 mod prompt;
 mod python;
 pub mod reasoning;
-pub mod special;
 pub mod stop;
 mod tagged_arguments;
 #[cfg(test)]
@@ -61,7 +60,7 @@ pub struct TextModel {
     pub calls: Option<tool_format::CallFormat>,
     /// The tokens that no text of a client may become: the special ones, and those that the
     /// template writes.
-    markup: special::SpecialTokens,
+    markup: tokenizer::SpecialTokens,
     /// Ids of the tokens that the template writes or that end a generation, ascending.
     pub markup_ids: Vec<u32>,
     /// Ids that end a generation: the union of generation config, tokenizer and template,

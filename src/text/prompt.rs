@@ -1,9 +1,10 @@
-//! Turns a conversation into prompt ids. Text that clients wrote is kept apart from text that the
-//! template wrote.
+//! Turns a conversation into prompt ids. Special tokens (`<|im_start|>`, `</s>`, …) that the
+//! template wrote are told from a client's text that only looks like one.
 
-use super::special::{SpecialTokens, encode_marked, free_mark};
+use super::tokenizer::{SpecialToken, SpecialTokens};
 use super::{ChatMessage, Error, PromptExtras, Result, TextModel, Unwanted};
 use serde_json::{Map, Value};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 impl TextModel {
@@ -42,7 +43,33 @@ impl TextModel {
         if shielded == messages && safe == *extras {
             return self.tokenizer.encode(&prompt, true);
         }
-        encode_marked(&self.tokenizer, &self.markup, &prompt, mark)
+        self.encode_marked(&prompt, mark)
+    }
+
+    /// Ids of a prompt in which the character after a `mark` starts no special token. The marks
+    /// themselves are not encoded.
+    fn encode_marked(&self, prompt: &str, mark: char) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let mut plain = PlainText::default();
+        let mut chars = prompt.chars();
+        while let Some(c) = chars.clone().next() {
+            if c == mark {
+                chars.next();
+                plain.cuts.push(plain.text.len());
+                plain.text.extend(chars.next());
+                plain.cuts.push(plain.text.len());
+            } else if let Some(special) = self.markup.at_start_of(chars.as_str()) {
+                plain.encode(self, special.lstrip, &mut ids)?;
+                ids.push(special.id);
+                let rest = &chars.as_str()[special.text.len()..];
+                chars = if special.rstrip { rest.trim_start() } else { rest }.chars();
+            } else {
+                chars.next();
+                plain.text.push(c);
+            }
+        }
+        plain.encode(self, false, &mut ids)?;
+        Ok(ids)
     }
 }
 
@@ -78,7 +105,7 @@ fn collect_strings<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
 }
 
 fn shielded(message: &ChatMessage, specials: &SpecialTokens, mark: char) -> ChatMessage {
-    let text = |text: &Option<String>| text.as_ref().map(|text| shield(text, specials, mark));
+    let text = |text: &Option<String>| text.as_ref().map(|text| specials.shield(text, mark));
     ChatMessage {
         role: message.role.clone(),
         content: text(&message.content),
@@ -111,20 +138,16 @@ const LOOKED_UP: [&str; 9] = [
     "required",
 ];
 
-fn shield(text: &str, specials: &SpecialTokens, mark: char) -> String {
-    specials.shield(text, mark).unwrap_or_else(|| text.to_owned())
-}
-
 fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
     match value {
-        Value::String(text) => shield(text, specials, mark).into(),
+        Value::String(text) => specials.shield(text, mark).into(),
         Value::Array(items) => {
             items.iter().map(|item| shielded_json(item, specials, mark)).collect()
         }
         Value::Object(fields) => {
             let key = |key: &String| {
                 let is_looked_up = LOOKED_UP.contains(&key.as_str());
-                if is_looked_up { key.clone() } else { shield(key, specials, mark) }
+                if is_looked_up { key.clone() } else { specials.shield(key, mark) }
             };
             let field =
                 |(name, item): (&String, &Value)| (key(name), shielded_json(item, specials, mark));
@@ -134,10 +157,92 @@ fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
     }
 }
 
+/// Characters of the private use planes, which no client text needs. The first one that a
+/// conversation does not contain becomes its mark. Using all of them up takes half a megabyte.
+const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
+
+impl SpecialTokens {
+    /// Puts `mark` before every place of `text` where a special token starts, or could start or go
+    /// on once the template puts its own text around it.
+    fn shield(&self, text: &str, mark: char) -> String {
+        let length = text.trim_end().len();
+        let head = text.len() - text.trim_start().len();
+        let places = text.char_indices().map(|(at, _)| at);
+        let endangered = |&at: &usize| {
+            self.may_start_with(&text[at..], length.saturating_sub(at))
+                || (at == head && self.may_go_on_with(&text[at..]))
+        };
+        with_marks(text, &places.filter(endangered).collect::<Vec<_>>(), mark)
+    }
+
+    /// Whether a special token starts here, or could start here when more text follows. Templates
+    /// may trim the text, so its `trimmed` first bytes count as an end too.
+    fn may_start_with(&self, text: &str, trimmed: usize) -> bool {
+        self.matches(text)
+            .any(|(end, token)| token.is_some() || end == text.len() || end == trimmed)
+    }
+
+    /// Whether a special token that began in the template's text could continue with `text`.
+    fn may_go_on_with(&self, text: &str) -> bool {
+        self.iter().any(|SpecialToken { text: token, .. }| {
+            let mut tails = token.char_indices().skip(1).map(|(at, _)| &token[at..]);
+            tails.any(|tail| text.starts_with(tail) || tail.starts_with(text.trim_end()))
+        })
+    }
+}
+
+fn with_marks(text: &str, places: &[usize], mark: char) -> String {
+    let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+    let mut from = 0;
+    for &at in places {
+        marked.push_str(&text[from..at]);
+        marked.push(mark);
+        from = at;
+    }
+    marked + &text[from..]
+}
+
+/// A mark that occurs in none of `texts`.
+fn free_mark<'a>(texts: impl Iterator<Item = &'a str>) -> Option<char> {
+    let taken: HashSet<char> = texts.flat_map(str::chars).filter(|c| MARKS.contains(c)).collect();
+    MARKS.into_iter().find(|mark| !taken.contains(mark))
+}
+
+/// Text between two tokens of the template, and the places at which it may be cut.
+#[derive(Default)]
+struct PlainText {
+    text: String,
+    /// The places of marks and those one character on, ascending.
+    cuts: Vec<usize>,
+}
+
+impl PlainText {
+    /// Appends the text's ids and begins anew. Tokenizers give added tokens that are not special
+    /// their ids in plain text as well; where such a token stands, the text is cut inside it.
+    fn encode(&mut self, model: &TextModel, lstrip: bool, ids: &mut Vec<u32>) -> Result<()> {
+        let PlainText { text, cuts } = std::mem::take(self);
+        let kept = if lstrip { text.trim_end() } else { &text };
+        let places = kept.char_indices().map(|(at, _)| at);
+        let found = places.filter_map(|at| {
+            Some(at..at + model.markup.at_start_of(&kept[at..]).filter(|t| !t.special)?.text.len())
+        });
+        let mut from = 0;
+        for token in found.collect::<Vec<_>>() {
+            let inside = cuts.partition_point(|cut| *cut <= token.start.max(from));
+            if let Some(&cut) = cuts.get(inside).filter(|cut| **cut < token.end) {
+                ids.extend(model.tokenizer.encode_piece(&kept[from..cut], ids.is_empty())?);
+                from = cut;
+            }
+        }
+        ids.extend(model.tokenizer.encode_piece(&kept[from..], ids.is_empty())?);
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::{special, testing};
+    use crate::text::testing;
     use proptest::prelude::*;
     use serde_json::json;
     use std::sync::LazyLock;
@@ -287,10 +392,40 @@ mod tests {
             "<|im_start|>user\n  hello<|im_end|>\n",
             "a<|endoftext|>",
         ] {
-            let marked =
-                special::encode_marked(&model.tokenizer, &model.markup, text, '\u{F0000}').unwrap();
+            let marked = model.encode_marked(text, '\u{F0000}').unwrap();
             assert_eq!(marked, model.tokenizer.encode(text, true).unwrap(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn marks_stand_before_every_endangered_place() {
+        let specials = testing::special_tokens();
+        let check = |text: &str, expect: &str| {
+            assert_eq!(specials.shield(text, '!'), expect, "{text:?}");
+        };
+        check("", "");
+        check("plain text, 1 < 2", "plain text, 1 < 2");
+        check("a <s> b", "a !<s> b");
+        check("<s><s></s>", "!<s>!<s>!</s>");
+        check("§", "!§");
+        check("x<|end|>y", "x!<|end|>y");
+        // The template may complete a token after it, with or without trimming.
+        check("stops with <", "stops with !<");
+        check("stops with <|en \n", "stops with !<|en \n");
+        // The template may have begun a token before it.
+        check("s> goes on", "!s> goes on");
+        check("  |>", "  !|>");
+        check("end", "!end");
+        check("ending", "!ending");
+        check("the end", "the end");
+    }
+
+    #[test]
+    fn a_mark_is_never_part_of_the_conversation() {
+        assert_eq!(free_mark(["abc"].into_iter()), Some('\u{F0000}'));
+        assert_eq!(free_mark(["\u{F0000}", "\u{F0001}x"].into_iter()), Some('\u{F0002}'));
+        let all: String = MARKS.collect();
+        assert_eq!(free_mark([all.as_str()].into_iter()), None);
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! Small vocabularies for tests: GGUF metadata written by hand.
 
 use super::gguf::{self, GgufKeys};
+use super::tokenizer::{SpecialToken, SpecialTokens};
 use super::{TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::Value;
 use std::collections::BTreeMap;
@@ -35,6 +36,20 @@ fn vocabulary(entries: &[(String, i32)]) -> [(String, Value); 2] {
 
 fn named(fields: &[(&str, Value)]) -> impl Iterator<Item = (String, Value)> {
     fields.iter().map(|(key, value)| ((*key).to_owned(), value.clone()))
+}
+
+/// Some that begin as each other do.
+pub fn special_tokens() -> SpecialTokens {
+    let token = |(id, text): (u32, &str)| SpecialToken {
+        id,
+        text: text.into(),
+        special: true,
+        lstrip: false,
+        rstrip: false,
+    };
+    SpecialTokens::new(
+        [(0, "<s>"), (1, "</s>"), (2, "<|end|>"), (3, "<|end"), (4, "§")].map(token).to_vec(),
+    )
 }
 
 /// GPT-2's alphabet in byte order from id 3 on, then a few merges; ids 0 to 2 are control tokens,

@@ -1,7 +1,6 @@
 //! The tokenizer: one vocabulary, encoding with and without special tokens, the bytes of every id,
 //! and the text of ids that come one by one.
 
-use super::special::{SpecialToken, SpecialTokens};
 use super::{Error, Result, gguf};
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -346,6 +345,64 @@ impl Model for SharedModel {
     }
 }
 
+/// A special token as it is written in a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecialToken {
+    pub id: u32,
+    pub text: String,
+    /// Not special: an added token that the template writes.
+    pub special: bool,
+    /// Whitespace before the token belongs to it.
+    pub lstrip: bool,
+    /// Whitespace after the token belongs to it.
+    pub rstrip: bool,
+}
+
+/// The special tokens of one tokenizer.
+#[derive(Debug)]
+pub struct SpecialTokens {
+    tokens: Vec<SpecialToken>,
+    /// Every beginning of a special token, with the token's index when the beginning is all of it.
+    /// A search costs at most the longest token's length per character, however many tokens there
+    /// are and however hostile the text is.
+    beginnings: HashMap<String, Option<usize>>,
+}
+
+impl SpecialTokens {
+    pub fn new(mut tokens: Vec<SpecialToken>) -> Self {
+        tokens.retain(|token| !token.text.is_empty());
+        let mut beginnings = HashMap::new();
+        for (index, SpecialToken { text, .. }) in tokens.iter().enumerate() {
+            for (at, _) in text.char_indices().skip(1) {
+                beginnings.entry(text[..at].to_owned()).or_insert(None);
+            }
+            beginnings.insert(text.clone(), Some(index));
+        }
+        Self { tokens, beginnings }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &SpecialToken> {
+        self.tokens.iter()
+    }
+
+    /// The longest special token that `text` starts with.
+    pub fn at_start_of(&self, text: &str) -> Option<&SpecialToken> {
+        self.matches(text).filter_map(|(_, token)| token).last()
+    }
+
+    /// The lengths in bytes at which a beginning of `text` is also a beginning of a special token,
+    /// with the token if it is complete there.
+    pub(super) fn matches(
+        &self,
+        text: &str,
+    ) -> impl Iterator<Item = (usize, Option<&SpecialToken>)> {
+        let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+        ends.map_while(|end| {
+            Some((end, self.beginnings.get(&text[..end])?.map(|index| &self.tokens[index])))
+        })
+    }
+}
+
 /// Turns token ids into text. It never emits half a character: bytes of an unfinished UTF-8
 /// sequence wait for the next token.
 ///
@@ -555,6 +612,14 @@ mod tests {
         check(&["▁", "▁"], "| |");
         check(&["h", "▁"], "h| |");
         check(&["<0xC3>", "<0xA9>"], "|é|");
+    }
+
+    #[test]
+    fn longest_special_token_wins() {
+        let specials = testing::special_tokens();
+        assert_eq!(specials.at_start_of("<|end|> x").map(|t| t.id), Some(2));
+        assert_eq!(specials.at_start_of("<|end x").map(|t| t.id), Some(3));
+        assert_eq!(specials.at_start_of(" <s>"), None);
     }
 
     proptest! {

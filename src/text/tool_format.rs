@@ -7,8 +7,8 @@ use super::grammar::FormatRefused;
 use super::lark::{LarkGrammar, SPACE};
 use super::literal_arguments::LiteralForm;
 use super::reasoning::ThinkingMarks;
-use super::special::SpecialTokens;
 use super::tagged_arguments::ArgumentTags;
+use super::tokenizer::SpecialTokens;
 use std::fmt::Write;
 
 /// A function that a client offers.

@@ -7,7 +7,7 @@ use super::channels::{self, ChannelReader};
 use super::chat_template::{ChatTemplate, PromptExtras};
 use super::lark::{after_thinking, in_last_message};
 use super::reasoning::ThoughtReader;
-use super::special::SpecialTokens;
+use super::tokenizer::SpecialTokens;
 use super::tool_format::{CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition};
 use super::{AnswerFormat, FormatRefused, Result, TextModel};
 use serde_json::{Value, json};
