@@ -17,7 +17,6 @@ mod literal_reader;
 mod load;
 mod pre_tokenizer;
 mod prompt;
-mod python;
 pub mod reasoning;
 pub mod stop;
 mod tagged_arguments;
