@@ -1,10 +1,10 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
+use super::admission::AdmissionRate;
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, LimitReached, SpendingLimit, TokenQuotas,
 };
-use super::rate::AdmissionRate;
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };

@@ -11,7 +11,6 @@ pub mod commands;
 pub mod idempotency;
 pub mod invariants;
 pub mod journal;
-mod rate;
 mod receipt_facts;
 pub mod records;
 mod resolution;
@@ -20,6 +19,7 @@ pub mod state;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use admission::AdmissionRate;
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,
@@ -27,7 +27,6 @@ pub use budgets::{
 };
 pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
 pub use idempotency::Seen;
-pub use rate::AdmissionRate;
 pub use receipt_facts::{
     AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes, TokenDigest,
 };
