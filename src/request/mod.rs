@@ -11,7 +11,6 @@
 mod elsewhere;
 mod error;
 mod find;
-mod format;
 mod guard;
 mod lifecycle;
 pub mod live;
@@ -26,10 +25,10 @@ mod tools;
 mod trace;
 pub mod transcript;
 
+pub use crate::text::AnswerFormat;
 pub use elsewhere::{lease_lost, owner};
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
-pub use format::{AnswerFormat, AskedFormat};
 pub use lifecycle::{CompleteAnswer, Thought};
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use other_nodes::heed_other_nodes;
@@ -37,4 +36,4 @@ pub use plan::{
     Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits, count_prompt,
 };
 pub use services::{Services, cancel};
-pub use tools::{AskedTools, Capability, PreparedAnswer, ToolChoice};
+pub use tools::{AskedFormat, AskedTools, Capability, PreparedAnswer, ToolChoice};

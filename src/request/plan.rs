@@ -4,12 +4,11 @@
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
 use super::error::RequestError;
-use super::format::AskedFormat;
 use super::lifecycle::CompleteAnswer;
 use super::live::LiveRequest;
 use super::plans::PlanInForce;
 use super::services::Services;
-use super::tools::{AskedTools, Capability, PreparedAnswer};
+use super::tools::{AskedFormat, AskedTools, Capability, PreparedAnswer};
 use crate::clock::UnixMillis;
 use crate::config::Plan;
 use crate::engine::{

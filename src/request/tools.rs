@@ -1,15 +1,18 @@
-//! Tools and thinking: what a request may ask of its model, and how the answer is made then.
+//! Formats, tools and thinking: what a request may ask of its model, and how the answer is made
+//! then.
 
 use super::error::RequestError;
-use super::format::AskedFormat;
 use super::plan::GenerationInput;
 use crate::config::Plan;
-use crate::engine::TokenGrammar;
+use crate::engine::{TokenGrammar, TokenMask};
 use crate::ledger::{Sha256Bytes, TokenDigest};
 use crate::pool::ServedModel;
 use crate::text::reasoning::ThinkingEffort;
 use crate::text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
-use crate::text::{self, AnswerReader, FormatRefused, PromptExtras, TextModel, Unwanted};
+use crate::text::{
+    self, AnswerFormat, AnswerReader, CompiledGrammar, FormatRefused, GrammarPlace, PromptExtras,
+    TextModel, Unwanted,
+};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -81,6 +84,28 @@ impl Capability {
             Self::Reasoning => "is not supported: this model does not think before it answers",
         };
         Err(RequestError::refused(field, why))
+    }
+}
+
+/// A format, and the field of the request that asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedFormat {
+    pub field: &'static str,
+    pub format: AnswerFormat,
+}
+
+impl AskedFormat {
+    /// The format's grammar over the model's tokens, which begins when the model has thought.
+    /// Blocking, as `TextModel::compile` is.
+    fn compile(
+        &self,
+        text: &TextModel,
+        thinking: Option<ThinkingStart>,
+    ) -> Result<Arc<dyn TokenGrammar>, RequestError> {
+        let grammar = text.compile(&text.format_after(&self.format, thinking));
+        grammar
+            .map(|grammar| grammar as Arc<dyn TokenGrammar>)
+            .map_err(|FormatRefused(why)| RequestError::refused(self.field, why))
     }
 }
 
@@ -239,7 +264,7 @@ impl GenerationInput {
         let thinking = text.thinking_start(&prompt).filter(|_| thinks);
         let grammar = match (&self.format, tools) {
             (_, Some(asked)) => Some(asked.compile(text, thinking)?),
-            (Some(asked), None) => Some(AskedFormat::compile(asked, text, thinking)?),
+            (Some(asked), None) => Some(asked.compile(text, thinking)?),
             (None, None) => None,
         };
         let reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
@@ -266,5 +291,17 @@ impl TextModel {
         }
         let has_switch = effort.variables(|name| self.template.reads(name)).is_some();
         self.thinking.is_some() && !has_switch
+    }
+}
+
+impl TokenGrammar for CompiledGrammar {
+    fn begin(&self) -> Arc<dyn TokenMask> {
+        Arc::new(self.start())
+    }
+}
+
+impl TokenMask for GrammarPlace {
+    fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String> {
+        self.allowed_after(output)
     }
 }
