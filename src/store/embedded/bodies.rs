@@ -23,6 +23,25 @@ use uuid::Uuid;
 /// Answers removed in one transaction, which the writer may have to wait for.
 const MAX_ERASED: usize = 1_000;
 
+/// Begins a transaction on `bodies.redb`. With it the commit stores which pages are in use, and is
+/// made in two phases: after a kill the file is open at once, where the database would otherwise
+/// read all of it. That costs one more sync a commit.
+pub(super) fn begin(bodies: &Database) -> StateResult<WriteTransaction> {
+    let mut txn = bodies.begin_write()?;
+    txn.set_quick_repair(true);
+    Ok(txn)
+}
+
+/// One durable transaction on `bodies.redb`, abandoned when `change` fails.
+pub(super) fn write(
+    bodies: &Database,
+    change: impl FnOnce(&WriteTransaction) -> StateResult,
+) -> StateResult {
+    let txn = begin(bodies)?;
+    change(&txn)?;
+    Ok(txn.commit()?)
+}
+
 /// Makes the bodies among the actions durable, in one transaction of their own. Those of accounts
 /// that store no answers are left out: this is the one place that stores any.
 pub(super) fn write_all(files: &Files, actions: &[&WriteAction]) -> StateResult {
@@ -31,7 +50,7 @@ pub(super) fn write_all(files: &Files, actions: &[&WriteAction]) -> StateResult 
     if bodies.is_empty() {
         return Ok(());
     }
-    super::files::write_bodies(&files.bodies, |txn| {
+    write(&files.bodies, |txn| {
         let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
         bodies.iter().try_for_each(|(key, body)| {
             let key = tables::request_key(key);
@@ -74,7 +93,7 @@ pub(super) fn erase(
     if keys.is_empty() {
         return Ok(0);
     }
-    super::files::write_bodies(database, |txn| {
+    write(database, |txn| {
         let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
         for key in &keys {
             // A sweep may have removed it meanwhile.
@@ -230,7 +249,7 @@ pub(super) fn remove_orphans(files: &Files) -> StateResult {
     if orphans.is_empty() {
         return Ok(());
     }
-    super::files::write_bodies(&files.bodies, |txn| {
+    write(&files.bodies, |txn| {
         let mut answers = AnswerTable::open(txn)?;
         let mut index = txn.open_table(tables::BODIES_DUE)?;
         orphans.iter().try_for_each(|(due, key)| {
@@ -250,9 +269,4 @@ pub(super) fn read(
     let bodies = tables::open(&txn, tables::BODIES)?;
     let body: Option<StoredBody> = get(&bodies, &tables::request_key(key))?;
     Ok(body.filter(|body| now < body.expires_at))
-}
-
-/// Bytes that an account's answers take.
-pub(super) fn bytes_of(sums: &ReadOnly, account: AccountId) -> StateResult<u64> {
-    Ok(get(sums, account.0.as_bytes())?.unwrap_or_default())
 }

@@ -4,7 +4,6 @@ use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;
 use super::segments::SegmentShelf;
-use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, Writable};
 use crate::clock::UnixMillis;
 use crate::failpoint::failpoint;
@@ -64,14 +63,6 @@ impl Files {
             ));
         }
         Ok(files)
-    }
-
-    pub(super) fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
-        // The ledger is read first, so that a request on its way to the archive is seen in at least
-        // one of the two files.
-        let ledger = self.ledger.begin_read()?;
-        let bodies = self.bodies.begin_read()?;
-        Ok(EmbeddedSnapshot { ledger, bodies, segments: Some(Arc::clone(&self.segments)) })
     }
 
     pub(super) fn stored_time(&self) -> StateResult<UnixMillis> {
@@ -184,30 +175,7 @@ pub(super) fn write(
     database: &Database,
     change: impl FnOnce(&WriteTransaction) -> StateResult,
 ) -> StateResult {
-    finish(database.begin_write()?, change)
-}
-
-/// `write` for `bodies.redb`.
-pub(super) fn write_bodies(
-    bodies: &Database,
-    change: impl FnOnce(&WriteTransaction) -> StateResult,
-) -> StateResult {
-    finish(begin_bodies(bodies)?, change)
-}
-
-/// Begins a transaction on `bodies.redb`. With it the commit stores which pages are in use, and is
-/// made in two phases: after a kill the file is open at once, where the database would otherwise
-/// read all of it. That costs one more sync a commit.
-pub(super) fn begin_bodies(bodies: &Database) -> StateResult<WriteTransaction> {
-    let mut txn = bodies.begin_write()?;
-    txn.set_quick_repair(true);
-    Ok(txn)
-}
-
-fn finish(
-    txn: WriteTransaction,
-    change: impl FnOnce(&WriteTransaction) -> StateResult,
-) -> StateResult {
+    let txn = database.begin_write()?;
     change(&txn)?;
     Ok(txn.commit()?)
 }

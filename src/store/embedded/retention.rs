@@ -1,7 +1,7 @@
 //! Retention: expired answers are deleted, ended requests move to the archive, archived ones and
 //! old crashes are removed in the end. The journal stays.
 
-use super::bodies::AnswerTable;
+use super::bodies::{self, AnswerTable};
 use super::files::{self, Files};
 use super::tables::{self, Writable, due_key, due_subject, get, put};
 use crate::clock::UnixMillis;
@@ -28,7 +28,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
     };
     // The copy is durable before the original goes: a crash in between leaves both, and the next
     // pass ends it.
-    let txn = files::begin_bodies(&files.bodies)?;
+    let txn = bodies::begin(&files.bodies)?;
     let purged = purge(&txn)?;
     archive(&txn, &ended)?;
     if purged > 0 || !ended.is_empty() {

@@ -128,7 +128,7 @@ fn pages_take_no_more_memory_than_the_operator_allows() {
     let backend = EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap();
     let rows: Vec<_> = (0..6_000).map(|number| (key(number), noise(number))).collect();
     let work = |files: &files::Files| {
-        files::write_bodies(&files.bodies, |txn| {
+        bodies::write(&files.bodies, |txn| {
             let mut answers = bodies::AnswerTable::open(txn)?;
             rows.iter().try_for_each(|(key, body)| answers.put(&request_key(key), body))
         })?;
