@@ -3,7 +3,7 @@
 use super::bodies;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
-use crate::ids::{AccountId, ApplicationId, CredentialId};
+use crate::ids::{AccountId, ApplicationId};
 use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use crate::ledger::{
@@ -210,10 +210,7 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn credential_by_digest(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
-        let Some(id) = get::<CredentialId>(&self.table(tables::DIGESTS)?, digest)? else {
-            return Ok(None);
-        };
-        self.row(tables::CREDENTIALS, id.0.as_bytes())
+        self.credential_with(digest)
     }
 
     fn adjustment(&self, account: AccountId, reference: &str) -> StateResult<Option<Adjustment>> {
@@ -221,11 +218,7 @@ impl AuditSource for EmbeddedSnapshot {
     }
 
     fn request(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
-        let key = request_key(key);
-        match self.row(tables::REQUESTS, &key)? {
-            Some(record) => Ok(Some(record)),
-            None => get(&self.archive()?, &key),
-        }
+        self.request_at(key)
     }
 
     fn reservation(&self, key: &RequestKey) -> StateResult<Option<Reservation>> {

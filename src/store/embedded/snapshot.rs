@@ -5,7 +5,6 @@ use super::files::Files;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};
 use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::audit::AuditSource;
 use crate::ledger::state::{Crashes, Reservation, StateError, StateResult};
 use crate::ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
@@ -50,7 +49,7 @@ pub(super) fn ready<'a, T: Send + 'a>(read: impl FnOnce() -> StateResult<T>) -> 
 
 impl Snapshot for EmbeddedSnapshot {
     fn account(&self, id: AccountId) -> ReadFuture<'_, Option<Account>> {
-        ready(|| AuditSource::account(self, id))
+        ready(|| self.row(tables::ACCOUNTS, id.0.as_bytes()))
     }
 
     fn accounts(&self, after: Option<AccountId>, limit: usize) -> ReadFuture<'_, Vec<Account>> {
@@ -58,7 +57,7 @@ impl Snapshot for EmbeddedSnapshot {
     }
 
     fn balances(&self, id: AccountId) -> ReadFuture<'_, Balances> {
-        ready(|| AuditSource::balances(self, id))
+        ready(|| Ok(self.row(tables::BALANCES, id.0.as_bytes())?.unwrap_or_default()))
     }
 
     fn credential(&self, id: CredentialId) -> ReadFuture<'_, Option<Credential>> {
@@ -74,7 +73,7 @@ impl Snapshot for EmbeddedSnapshot {
     }
 
     fn application(&self, id: ApplicationId) -> ReadFuture<'_, Option<Application>> {
-        ready(|| AuditSource::application(self, id))
+        ready(|| self.row(tables::APPLICATIONS, id.0.as_bytes()))
     }
 
     fn applications(
@@ -86,7 +85,7 @@ impl Snapshot for EmbeddedSnapshot {
     }
 
     fn request(&self, key: &RequestKey) -> ReadFuture<'_, Option<RequestRecord>> {
-        ready(|| AuditSource::request(self, key))
+        ready(|| self.request_at(key))
     }
 
     fn requests_by_id(
@@ -131,11 +130,28 @@ impl EmbeddedSnapshot {
         &self,
         digest: &[u8; 32],
     ) -> StateResult<Option<(Credential, Account)>> {
-        let Some(credential) = AuditSource::credential_by_digest(self, digest)? else {
+        let Some(credential) = self.credential_with(digest)? else {
             return Ok(None);
         };
-        let account = AuditSource::account(self, credential.account)?;
+        let account = self.row(tables::ACCOUNTS, credential.account.0.as_bytes())?;
         Ok(account.map(|account| (credential, account)))
+    }
+
+    /// The credential whose secret has this digest.
+    pub(super) fn credential_with(&self, digest: &[u8; 32]) -> StateResult<Option<Credential>> {
+        let Some(id) = self.row::<CredentialId>(tables::DIGESTS, digest)? else {
+            return Ok(None);
+        };
+        self.row(tables::CREDENTIALS, id.0.as_bytes())
+    }
+
+    /// The request with this key, recent or archived.
+    pub(super) fn request_at(&self, key: &RequestKey) -> StateResult<Option<RequestRecord>> {
+        let key = tables::request_key(key);
+        match self.row(tables::REQUESTS, &key)? {
+            Some(record) => Ok(Some(record)),
+            None => tables::get(&self.archive()?, &key),
+        }
     }
 
     pub(super) fn table(&self, table: Definition) -> StateResult<ReadOnly> {
