@@ -3,7 +3,7 @@
 
 use super::state::PoolState;
 use super::{ModelPool, ServedModel};
-use crate::engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};
+use crate::engine::{EngineError, GenerateRequest, SamplingParams, SequenceEvent, StopCause};
 use crate::ids::{AccountId, ModelId};
 use crate::text::ChatMessage;
 use std::sync::{Arc, Weak};
@@ -19,9 +19,11 @@ pub(super) struct LatestEnds {
 }
 
 impl ModelPool {
-    /// Notes how the engine ended a request: with an answer, or with a failure of its own. Enough
-    /// failures in a row withdraw the model.
-    pub fn note_end(self: &Arc<Self>, id: ModelId, answered: bool) {
+    /// Notes how the engine ended a request; `cut` tells that its answer was complete by then.
+    /// Enough failures in a row withdraw the model.
+    pub fn note_end(self: &Arc<Self>, id: ModelId, cause: &StopCause, cut: bool) {
+        let answered = if cut { Some(true) } else { was_answered(cause) };
+        let Some(answered) = answered else { return };
         let mut state = self.state.lock();
         let ends = &mut state.entry(id).ends;
         if answered {
@@ -49,10 +51,29 @@ impl ModelPool {
         let Ok((_submitted, mut events)) = self.submit(id, None, request) else { return false };
         while let Some(event) = events.recv().await {
             if let SequenceEvent::Finished(finished) = event {
-                return matches!(finished.cause, StopCause::EndOfText | StopCause::Length);
+                return was_answered(&finished.cause) == Some(true);
             }
         }
         false
+    }
+}
+
+/// Whether the engine answered with this end; `None` of one that says nothing about the model.
+fn was_answered(cause: &StopCause) -> Option<bool> {
+    match cause {
+        StopCause::EndOfText | StopCause::Length => Some(true),
+        StopCause::Failed(why) if says_of_the_model(why) => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether a failure tells that the model's engine does not work. One that was ended from outside,
+/// or never loaded, tells nothing.
+fn says_of_the_model(failure: &EngineError) -> bool {
+    match failure {
+        EngineError::NotLoaded(_) | EngineError::ShutDown | EngineError::Grammar(_) => false,
+        EngineError::Stopped(reason) => says_of_the_model(reason),
+        _ => true,
     }
 }
 
@@ -69,7 +90,7 @@ async fn watch(pool: Weak<ModelPool>, id: ModelId, pause: Duration) {
         let Some(pool) = pool.upgrade() else { return };
         let model = pool.get(id).expect("invariant: ids come from offered models");
         if pool.canary_passes(&model).await {
-            pool.note_end(id, true);
+            pool.state.lock().entry(id).ends = LatestEnds::default();
             let name = &model.qualified.manifest().name;
             tracing::info!(%name, "a withdrawn model is offered again: it answered");
             return;

@@ -18,7 +18,7 @@ use super::services::Services;
 use super::trace::GenerationTrace;
 use super::transcript::{TokenScores, Transcript};
 use crate::clock::UnixMillis;
-use crate::engine::{EngineError, Finished, SequenceEvent, StopCause};
+use crate::engine::{Finished, SequenceEvent, StopCause};
 use crate::failpoint::failpoint;
 use crate::ids::{ModelId, RequestId};
 use crate::ledger::commands::{ReleaseCause, SettleEnd};
@@ -120,16 +120,6 @@ async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), Reque
         "a request was refused: the account's stored answers reach requests.max_stored_mib_per_account"
     );
     Err(RequestError::StoredAnswersFull { limit_mib })
-}
-
-/// Whether a failure tells that the model's engine does not work. One that was ended from outside,
-/// or never loaded, tells nothing.
-fn says_of_the_model(failure: &EngineError) -> bool {
-    match failure {
-        EngineError::NotLoaded(_) | EngineError::ShutDown | EngineError::Grammar(_) => false,
-        EngineError::Stopped(reason) => says_of_the_model(reason),
-        _ => true,
-    }
 }
 
 /// The end of a generation, as the ledger records it.
@@ -297,7 +287,7 @@ impl RunningRequest {
             }
         }
         let cut_at = self.transcript.stopped.then_some(self.transcript.tokens);
-        self.note_end(&finished.cause, cut_at.is_some());
+        self.services.pool.note_end(self.model.qualified.id(), &finished.cause, cut_at.is_some());
         let end = outcome_of(finished, cut_at, self.started.is_some(), stop);
         let end = if self.transcript.calls.is_empty() { end } else { with_calls(end) };
         if let (StopCause::Failed(why), RequestEnd::Failed(_)) = (&finished.cause, end) {
@@ -311,17 +301,6 @@ impl RunningRequest {
             tracing::error!(kind, %why, request_id = %self.live.key.request, "a generation failed");
         }
         end
-    }
-
-    /// Tells the pool whether the engine answered. Other ends say nothing about the model.
-    fn note_end(&self, cause: &StopCause, cut: bool) {
-        let answered = match cause {
-            _ if cut => true,
-            StopCause::EndOfText | StopCause::Length => true,
-            StopCause::Failed(why) if says_of_the_model(why) => false,
-            _ => return,
-        };
-        self.services.pool.note_end(self.model.qualified.id(), answered);
     }
 
     /// Makes the end durable, then publishes it.
