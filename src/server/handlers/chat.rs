@@ -35,6 +35,7 @@ pub async fn create(
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
     let (tree, body) = JsonTree::read(http, &head.headers, body).await?;
+    let fingerprint = fingerprint(head.method.as_str(), head.uri.path(), session, &tree);
     let ChatRequest { input, include_usage, mut ignored, .. } =
         read(&services, &plan.limits, &tree)?;
     ignored.extend(without_effect(&services, &input));
@@ -48,7 +49,7 @@ pub async fn create(
         caller,
         plan,
         session,
-        fingerprint: fingerprint(head.method.as_str(), head.uri.path(), session, &tree),
+        fingerprint,
         input,
         render: Completion::render,
         trace: line.trace.clone(),

@@ -1,8 +1,7 @@
 //! Reads what an answer has to keep to: `response_format`, and the spellings of the same that
 //! vLLM's clients send.
 
-use super::fields::{JsonField, refuse_rest, required};
-use super::json::JsonTree;
+use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema;
 use crate::request::{AnswerFormat, AskedFormat};
 use crate::server::error::ApiError;

@@ -2,8 +2,7 @@
 //! accepted without one, and refusals of all others.
 
 use super::answer_format;
-use super::fields::{JsonField, refuse_rest};
-use super::json::JsonTree;
+use super::json::{JsonField, JsonTree, refuse_rest};
 use super::messages;
 use super::tools::{self, ToolFields};
 use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};

@@ -1,10 +1,11 @@
-//! Request bodies as strictly read JSON, and the fingerprint that tells equal requests from others.
+//! The JSON of request bodies: read strictly, told apart by fingerprints, and taken member by
+//! member into typed values within bounds. Every refusal of a value names it by its path.
 //!
 //! Two texts that differ only in white space, in the order of keys or in how a character is escaped
 //! become equal trees; all other texts stay different. Numbers keep their literal token.
 
 use crate::config::HttpSettings;
-use crate::ids::SessionId;
+use crate::ids::{SessionId, hyphenated};
 use crate::server::error::ApiError;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
@@ -19,7 +20,9 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Arrays and objects that may be open at once.
 pub const MAX_DEPTH: usize = 32;
@@ -241,11 +244,133 @@ fn literal<S: Serializer>(token: &str, serializer: S) -> Result<S::Ok, S::Error>
     RawValue::from_string(token.to_owned()).map_err(S::Error::custom)?.serialize(serializer)
 }
 
+/// A value and its place, such as `messages[2].content[0].type`.
+#[derive(Clone, Debug)]
+pub struct JsonField<'a> {
+    pub path: String,
+    pub value: &'a JsonTree,
+}
+
+impl<'a> JsonField<'a> {
+    pub fn refuse(&self, must: &str) -> ApiError {
+        ApiError::invalid(self.path.clone(), format!("{} {must}.", self.path))
+    }
+
+    pub fn bool(&self) -> Result<bool, ApiError> {
+        match self.value {
+            JsonTree::Bool(value) => Ok(*value),
+            _ => Err(self.refuse("must be true or false")),
+        }
+    }
+
+    /// A string of at most `max` characters.
+    pub fn text(&self, max: usize) -> Result<&'a str, ApiError> {
+        match self.value {
+            JsonTree::String(text) if text.len() <= max || text.chars().count() <= max => Ok(text),
+            JsonTree::String(_) => Err(self.refuse(&format!("must have at most {max} characters"))),
+            _ => Err(self.refuse("must be a string")),
+        }
+    }
+
+    pub fn uuid(&self) -> Result<Uuid, ApiError> {
+        let text = match self.value {
+            JsonTree::String(text) => text.as_str(),
+            _ => "",
+        };
+        hyphenated(text)
+            .ok_or_else(|| self.refuse("must be a hyphenated UUID, as GET /v1/models lists it"))
+    }
+
+    /// A whole number written without fraction or exponent.
+    pub fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
+        let number = match self.value {
+            JsonTree::Number(literal) => literal.parse().ok(),
+            _ => None,
+        };
+        let must = || match (range.start(), range.end()) {
+            (least, most) if least == most => self.refuse(&format!("must be {least}")),
+            (least, most) => self.refuse(&format!("must be a whole number from {least} to {most}")),
+        };
+        number.filter(|n| range.contains(n)).ok_or_else(must)
+    }
+
+    pub fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
+        let number: Option<f64> = match self.value {
+            JsonTree::Number(literal) => literal.parse().ok(),
+            _ => None,
+        };
+        let must =
+            || self.refuse(&format!("must be a number from {} to {}", range.start(), range.end()));
+        number.filter(|n| range.contains(n)).ok_or_else(must)
+    }
+
+    /// The items of an array of at most `max`.
+    pub fn items(&self, max: usize) -> Result<Vec<JsonField<'a>>, ApiError> {
+        let JsonTree::Array(items) = self.value else {
+            return Err(self.refuse("must be an array"));
+        };
+        if items.len() > max {
+            return Err(self.refuse(&format!("must have at most {max} items")));
+        }
+        let item = |(index, value)| JsonField { path: format!("{}[{index}]", self.path), value };
+        Ok(items.iter().enumerate().map(item).collect())
+    }
+
+    /// The members of an object that are not null: null means absent.
+    pub fn members(&self) -> Result<BTreeMap<&'a str, JsonField<'a>>, ApiError> {
+        let all = self.all_members()?;
+        Ok(all.into_iter().filter(|(_, field)| !field.is_null()).collect())
+    }
+
+    pub fn all_members(&self) -> Result<BTreeMap<&'a str, JsonField<'a>>, ApiError> {
+        let JsonTree::Object(members) = self.value else {
+            return Err(self.refuse("must be an object"));
+        };
+        let member = |(name, value): (&'a String, &'a JsonTree)| {
+            (name.as_str(), JsonField { path: self.path_of(name), value })
+        };
+        Ok(members.iter().map(member).collect())
+    }
+
+    pub fn is_null(&self) -> bool {
+        matches!(self.value, JsonTree::Null)
+    }
+
+    /// The path of a member. Names come from the client, so only plain short ones are repeated.
+    pub fn path_of(&self, name: &str) -> String {
+        let plain = (1..=64).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
+        let name = if plain { name } else { "*" };
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+/// Takes a member that must be there.
+pub fn required<'a>(
+    of: &JsonField<'_>,
+    members: &mut BTreeMap<&'a str, JsonField<'a>>,
+    name: &'static str,
+) -> Result<JsonField<'a>, ApiError> {
+    members.remove(name).ok_or_else(|| missing(of, name))
+}
+
+pub fn missing(of: &JsonField<'_>, name: &'static str) -> ApiError {
+    let path = of.path_of(name);
+    ApiError::invalid(path.clone(), format!("{path} is required."))
+}
+
+/// Refuses members that were not taken.
+pub fn refuse_rest(members: &BTreeMap<&str, JsonField<'_>>) -> Result<(), ApiError> {
+    match members.values().next() {
+        Some(field) => Err(field.refuse("is not supported")),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use axum::http::{HeaderName, HeaderValue};
-    use uuid::Uuid;
 
     fn check(body: &[u8], expect: Result<&str, JsonError>) {
         let text = JsonTree::parse(body).map(|value| value.canonical());

@@ -1,8 +1,7 @@
 //! What is refused or left out of a JSON schema before it is compiled: the compiler ignores
 //! keywords that it does not know, and a client must not take an ignored rule for a kept one.
 
-use super::fields::JsonField;
-use super::json::JsonTree;
+use super::json::{JsonField, JsonTree};
 use crate::server::error::ApiError;
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! The `messages` of a completion request.
 
-use super::fields::{JsonField, missing, refuse_rest, required};
-use super::json::JsonTree;
+use super::json::{JsonField, JsonTree, missing, refuse_rest, required};
 use crate::server::error::ApiError;
 use crate::text::ChatMessage;
 use serde_json::{Value, json};

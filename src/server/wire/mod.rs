@@ -5,7 +5,6 @@ pub mod chat_request;
 pub mod chat_schema;
 pub mod completion;
 pub mod error_object;
-pub mod fields;
 #[cfg(test)]
 mod fuzz;
 pub mod json;

@@ -3,8 +3,7 @@
 //! Bounds are checked at once. What else is wrong with a definition is told only of a model that
 //! has tools: every other one refuses them all.
 
-use super::fields::{JsonField, refuse_rest, required};
-use super::json::JsonTree;
+use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema;
 use crate::request::{AskedTools, RequestError, ToolChoice};
 use crate::server::error::ApiError;
