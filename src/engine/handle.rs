@@ -1,18 +1,21 @@
-//! The engine as the rest of the node uses it: requests go in through a bounded queue, events come
-//! out of a bounded channel for each sequence.
+//! The engine as the rest of the node uses it: requests go in through a bounded queue, the inbox,
+//! and events come out of a bounded channel for each sequence. The engine thread takes requests and
+//! stops from the inbox and publishes load, statistics and progress there.
 
 #![expect(clippy::disallowed_methods, reason = "the handle passes the time to the pure parts")]
 
 use super::draft_model::DraftModel;
 use super::error::EngineError;
-use super::inbox::{EngineProgress, Inbox, Submission};
-use super::queue_limits::{self, Refused};
+use super::queue_limits::{self, EngineLoad, Refused};
+use super::rate::RateMeter;
 use super::runner::Runner;
 use super::scheduler::EngineOptions;
 use super::sequence::{Finished, GenerateRequest, SequenceId};
 use super::worker::Worker;
 use cresset_kernels::sampling::params::TokenLogprobs;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashSet;
+use std::fmt;
 use std::iter::Sum;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -80,6 +83,53 @@ impl Sum for EngineStats {
             tokens_per_second: all.tokens_per_second + one.tokens_per_second,
         })
     }
+}
+
+/// What the engine thread is doing. Each phase lasts for a part of one step, except waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EnginePhase {
+    /// There is nothing to do.
+    #[default]
+    Waiting,
+    Scheduling,
+    /// The runner is asked to begin a step with so many sequences.
+    Launching {
+        sequences: usize,
+    },
+    /// The runner's results of a step with so many sequences are awaited.
+    Collecting {
+        sequences: usize,
+    },
+    /// The runner drops what it had begun, after a step that failed.
+    Recovering,
+}
+
+impl fmt::Display for EnginePhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Waiting => f.write_str("waiting for work"),
+            Self::Scheduling => f.write_str("scheduling a step"),
+            Self::Launching { sequences } => {
+                write!(f, "launching a step with {sequences} sequences")
+            }
+            Self::Collecting { sequences } => {
+                write!(f, "collecting the results of a step with {sequences} sequences")
+            }
+            Self::Recovering => f.write_str("recovering from a failed step"),
+        }
+    }
+}
+
+/// How far the engine thread has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineProgress {
+    pub phase: EnginePhase,
+    /// Steps that have ended, with results or with a failure.
+    pub ended_steps: u64,
+    /// Sequences that were submitted and have not ended.
+    pub sequences: usize,
+    /// Whether there is anything for the engine thread to do.
+    pub has_work: bool,
 }
 
 /// Access to one engine; cheap to clone. The engine thread ends when `shutdown` is called or the
@@ -194,7 +244,14 @@ impl EngineHandle {
 
     /// How far the engine thread has come, told by what it wrote down itself.
     pub fn progress(&self) -> EngineProgress {
-        self.engine.inbox.progress()
+        let state = self.engine.inbox.state.lock();
+        let at_work = state.phase != EnginePhase::Waiting || !state.commands.is_empty();
+        EngineProgress {
+            phase: state.phase,
+            ended_steps: state.ended_steps,
+            sequences: state.live.len(),
+            has_work: at_work && state.closed.is_none(),
+        }
     }
 
     /// The limits that the engine was started with.
@@ -223,5 +280,112 @@ impl EngineHandle {
             // events.
             let _ = thread.join();
         }
+    }
+}
+
+/// A request and the channel of its events, which holds `event_capacity()` of them.
+pub(super) struct Submission {
+    pub request: GenerateRequest,
+    pub events: mpsc::Sender<SequenceEvent>,
+}
+
+/// The commands that came in since the engine last took some.
+#[derive(Default)]
+pub(super) struct Commands {
+    pub submitted: Vec<(SequenceId, Submission)>,
+    /// Sequences to stop, each with the number of steps launched before the stop came.
+    pub stopped: Vec<(SequenceId, u64)>,
+    /// Whether the engine thread must end.
+    pub end: bool,
+}
+
+impl Commands {
+    fn is_empty(&self) -> bool {
+        self.submitted.is_empty() && self.stopped.is_empty() && !self.end
+    }
+}
+
+#[derive(Default)]
+pub(super) struct InboxState {
+    pub commands: Commands,
+    /// The load that the engine published last, plus what was submitted since.
+    pub load: EngineLoad,
+    pub last_id: u64,
+    pub draining: bool,
+    /// Why the engine has ended, if it has.
+    pub closed: Option<EngineError>,
+    pub stats: EngineStats,
+    pub phase: EnginePhase,
+    pub ended_steps: u64,
+    pub produced: RateMeter,
+    /// Sequences that were submitted and have not ended: only these can be stopped.
+    pub live: HashSet<SequenceId>,
+}
+
+/// What the handles of one engine and its thread share. The lock is never held during a step, so no
+/// caller waits for one. What it guards is bounded by `max_rows + max_waiting` sequences.
+pub(super) struct Inbox {
+    pub options: EngineOptions,
+    pub state: Mutex<InboxState>,
+    /// Wakes the engine thread where it sleeps in `take`.
+    pub wake: Condvar,
+}
+
+impl Inbox {
+    pub(super) fn new(options: EngineOptions) -> Self {
+        Self { options, state: Mutex::default(), wake: Condvar::new() }
+    }
+
+    /// Takes the commands that have come in. If `idle`, it sleeps until there is one.
+    pub(super) fn take(&self, idle: bool) -> Commands {
+        let mut state = self.state.lock();
+        if idle && state.commands.is_empty() {
+            state.phase = EnginePhase::Waiting;
+        }
+        while idle && state.commands.is_empty() {
+            self.wake.wait(&mut state);
+        }
+        state.phase = EnginePhase::Scheduling;
+        std::mem::take(&mut state.commands)
+    }
+
+    /// Notes what the engine thread does next.
+    pub(super) fn enter(&self, phase: EnginePhase) {
+        self.state.lock().phase = phase;
+    }
+
+    /// Notes that the oldest step in flight has ended.
+    pub(super) fn step_ended(&self) {
+        let mut state = self.state.lock();
+        state.ended_steps += 1;
+        state.phase = EnginePhase::Scheduling;
+    }
+
+    /// Records the engine's remaining work and its statistics. Called after each step.
+    pub(super) fn publish(&self, load: EngineLoad, stats: EngineStats, now: Instant) {
+        let mut state = self.state.lock();
+        let produced = stats.generated_tokens - state.stats.generated_tokens;
+        state.load = load;
+        let InboxState { load, commands, .. } = &mut *state;
+        for (_, submission) in &commands.submitted {
+            load.add(&submission.request);
+        }
+        state.stats = stats;
+        state.produced.record(now, produced);
+    }
+
+    /// Notes that a sequence has ended.
+    pub(super) fn ended(&self, id: SequenceId) {
+        self.state.lock().live.remove(&id);
+    }
+
+    /// Refuses everything from now on, for this reason. Returns the commands that the engine has
+    /// not taken.
+    pub(super) fn close(&self, reason: &EngineError) -> Commands {
+        let mut state = self.state.lock();
+        state.closed = Some(reason.clone());
+        state.live.clear();
+        state.stats = EngineStats::default();
+        std::mem::take(&mut state.commands)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each engine has one thread of its own (`worker`), which owns the model, its KV cache and the
 //! scheduler, and repeats `schedule → launch → collect → commit`. The rest of the node holds an
-//! `EngineHandle`. Its calls never wait for a step: requests and stops go into the `inbox`, which
+//! `EngineHandle`. Its calls never wait for a step: requests and stops go into an inbox, which
 //! the worker empties before each step, and events come back over one bounded channel per sequence
 //! that has room for all of them.
 //!
@@ -23,7 +23,6 @@ pub mod error;
 pub mod fair_queue;
 pub mod grammar;
 pub mod handle;
-mod inbox;
 pub mod model_runner;
 mod own_guesses;
 pub mod queue_limits;
@@ -45,8 +44,7 @@ pub use cresset_kernels::sampling::params::{
 };
 pub use error::EngineError;
 pub use grammar::TokenGrammar;
-pub use handle::{EngineHandle, EngineStats, SequenceEvent};
-pub use inbox::{EnginePhase, EngineProgress};
+pub use handle::{EngineHandle, EnginePhase, EngineProgress, EngineStats, SequenceEvent};
 pub use queue_limits::Refused;
 pub use scheduler::EngineOptions;
 pub use sequence::{Finished, GenerateRequest, SequenceId, StopCause};

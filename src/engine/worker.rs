@@ -10,8 +10,7 @@
 use super::batch::forward_batch;
 use super::draft_model::DraftModel;
 use super::error::EngineError;
-use super::handle::{EngineStats, SequenceEvent};
-use super::inbox::{Commands, EnginePhase, Inbox};
+use super::handle::{Commands, EnginePhase, EngineStats, Inbox, SequenceEvent};
 use super::own_guesses::OwnHead;
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
