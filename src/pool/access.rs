@@ -1,13 +1,95 @@
-//! Access to the engines of loaded models: leases, places in a model's queue, submitted requests.
+//! How a request gets to an engine of its model: it is submitted with a lease of a loaded model, or
+//! has a place in the queue of one that is not loaded.
 
 use super::ModelPool;
-use super::state::Place;
+use super::state::{Place, PoolState};
 use crate::engine::{
-    EngineError, EngineHandle, Finished, GenerateRequest, SequenceEvent, SequenceId, StopCause,
+    EngineError, EngineHandle, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId,
+    StopCause,
 };
+use crate::ids::ModelId;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+impl ModelPool {
+    /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
+    /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
+    /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
+    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`. `session` is `None`
+    /// for a canary alone, which a withdrawn model takes as well.
+    pub fn submit(
+        self: &Arc<Self>,
+        id: ModelId,
+        session: Option<Uuid>,
+        request: GenerateRequest,
+    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
+        let (events, receiver) = mpsc::channel(request.event_capacity());
+        let stage = match self.acquire(id, session)? {
+            EngineAccess::Granted(lease) => {
+                let sequence = lease.engine.submit_to(request, events)?;
+                SubmittedStage::Running(lease, sequence)
+            }
+            EngineAccess::Queued(slot) => {
+                let stop = CancellationToken::new();
+                self.runtime.spawn(start_when_loaded(slot, request, events, stop.clone()));
+                self.run_actions();
+                SubmittedStage::Queued(stop)
+            }
+        };
+        Ok((SubmittedRequest(stage), receiver))
+    }
+
+    /// An engine of the model, or a place in the queue for one. After a place was given, the caller
+    /// calls `run_actions`, which begins the load.
+    fn acquire(
+        self: &Arc<Self>,
+        id: ModelId,
+        session: Option<Uuid>,
+    ) -> Result<EngineAccess, Refused> {
+        let mut state = self.state.lock();
+        let is_withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
+        if is_withdrawn && session.is_some() {
+            return Err(Refused::Overloaded { retry_after: self.canary_pause() });
+        }
+        self.mark_dead(&mut state, id);
+        let placement = state.place(id, session.unwrap_or_default(), self.canary_pause())?;
+        if let Some(device) = placement.also_load {
+            let pool = self.clone();
+            // The load logs its failure.
+            self.runtime.spawn(async move { pool.preload_at(Place { device, model: id }).await });
+        }
+        let place = Place { device: placement.device, model: id };
+        self.acquire_at(&mut state, place, self.settings.max_waiting)
+    }
+
+    /// The model's engine on one device, or a place in its queue unless `max_waiting` wait there.
+    pub(super) fn acquire_at(
+        self: &Arc<Self>,
+        state: &mut PoolState,
+        place: Place,
+        max_waiting: usize,
+    ) -> Result<EngineAccess, Refused> {
+        let replica = state.replica(place);
+        if let Some(retry_after) = replica.reload_pause() {
+            return Err(Refused::Overloaded { retry_after });
+        }
+        if let Some(engine) = replica.engine.clone()
+            && state.eviction(place).begin_request(place.model)
+        {
+            return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), place, engine }));
+        }
+        let replica = state.replica(place);
+        if replica.waiters.len() >= max_waiting {
+            return Err(Refused::Overloaded { retry_after: self.max_wait() });
+        }
+        let (waiter, granted) = oneshot::channel();
+        replica.waiters.push(waiter);
+        state.count_waiters(place);
+        Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), place, granted }))
+    }
+}
 
 /// The right to use a loaded model: the model stays loaded until the lease is dropped.
 pub(super) struct EngineLease {
@@ -52,21 +134,6 @@ enum SubmittedStage {
 }
 
 impl SubmittedRequest {
-    pub(super) fn running(lease: EngineLease, sequence: SequenceId) -> Self {
-        Self(SubmittedStage::Running(lease, sequence))
-    }
-
-    /// Submits the request once its model is loaded, on a task of the pool's runtime.
-    pub(super) fn queued(
-        slot: QueueSlot,
-        request: GenerateRequest,
-        events: mpsc::Sender<SequenceEvent>,
-    ) -> Self {
-        let (pool, stop) = (slot.pool.clone(), CancellationToken::new());
-        pool.runtime.spawn(start_when_loaded(slot, request, events, stop.clone()));
-        Self(SubmittedStage::Queued(stop))
-    }
-
     /// The sequence ends before the next step; its `Finished` event follows.
     pub fn stop(&self) {
         match &self.0 {

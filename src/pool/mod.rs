@@ -25,10 +25,10 @@ pub use view::{DeviceView, ModelView};
 
 use crate::catalogue::QualifiedModel;
 use crate::config::EngineSettings;
-use crate::engine::{EngineError, EngineHandle, GenerateRequest, Refused, SequenceEvent};
+use crate::engine::{EngineError, EngineHandle, Refused};
 use crate::ids::ModelId;
 use crate::text::TextModel;
-use access::{EngineAccess, EngineLease, QueueSlot};
+use access::EngineAccess;
 use canary::LatestEnds;
 use eviction::PoolAction;
 use parking_lot::Mutex;
@@ -36,8 +36,6 @@ use state::{ModelEntry, Place, PoolState, Replica};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
-use uuid::Uuid;
 
 /// Time before a model whose load or engine failed may be loaded again: long enough that a broken
 /// model does not keep the machine busy with loads. A pinned model, and one whose engine ended by
@@ -197,81 +195,6 @@ impl ModelPool {
     pub fn has_room(&self, id: ModelId) -> bool {
         let state = self.state.lock();
         state.live_places(id).any(|place| state.has_room(place))
-    }
-
-    /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
-    /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
-    /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
-    /// withdrawn, or where a load or its engine failed within `RELOAD_PAUSE`. `session` is `None`
-    /// for a canary alone, which a withdrawn model takes as well.
-    pub fn submit(
-        self: &Arc<Self>,
-        id: ModelId,
-        session: Option<Uuid>,
-        request: GenerateRequest,
-    ) -> Result<(SubmittedRequest, mpsc::Receiver<SequenceEvent>), Refused> {
-        let (events, receiver) = mpsc::channel(request.event_capacity());
-        let submission = match self.acquire(id, session)? {
-            EngineAccess::Granted(lease) => {
-                let sequence = lease.engine.submit_to(request, events)?;
-                SubmittedRequest::running(lease, sequence)
-            }
-            EngineAccess::Queued(slot) => {
-                let submission = SubmittedRequest::queued(slot, request, events);
-                self.run_actions();
-                submission
-            }
-        };
-        Ok((submission, receiver))
-    }
-
-    /// An engine of the model, or a place in the queue for one. After a place was given, the caller
-    /// calls `run_actions`, which begins the load.
-    fn acquire(
-        self: &Arc<Self>,
-        id: ModelId,
-        session: Option<Uuid>,
-    ) -> Result<EngineAccess, Refused> {
-        let mut state = self.state.lock();
-        let is_withdrawn = state.entries.get(&id).is_some_and(|entry| entry.ends.withdrawn);
-        if is_withdrawn && session.is_some() {
-            return Err(Refused::Overloaded { retry_after: self.canary_pause() });
-        }
-        self.mark_dead(&mut state, id);
-        let placement = state.place(id, session.unwrap_or_default(), self.canary_pause())?;
-        if let Some(device) = placement.also_load {
-            let pool = self.clone();
-            // The load logs its failure.
-            self.runtime.spawn(async move { pool.preload_at(Place { device, model: id }).await });
-        }
-        let place = Place { device: placement.device, model: id };
-        self.acquire_at(&mut state, place, self.settings.max_waiting)
-    }
-
-    /// The model's engine on one device, or a place in its queue unless `max_waiting` wait there.
-    fn acquire_at(
-        self: &Arc<Self>,
-        state: &mut PoolState,
-        place: Place,
-        max_waiting: usize,
-    ) -> Result<EngineAccess, Refused> {
-        let replica = state.replica(place);
-        if let Some(retry_after) = replica.reload_pause() {
-            return Err(Refused::Overloaded { retry_after });
-        }
-        if let Some(engine) = replica.engine.clone()
-            && state.eviction(place).begin_request(place.model)
-        {
-            return Ok(EngineAccess::Granted(EngineLease { pool: self.clone(), place, engine }));
-        }
-        let replica = state.replica(place);
-        if replica.waiters.len() >= max_waiting {
-            return Err(Refused::Overloaded { retry_after: self.max_wait() });
-        }
-        let (waiter, granted) = oneshot::channel();
-        replica.waiters.push(waiter);
-        state.count_waiters(place);
-        Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), place, granted }))
     }
 
     /// Does what `eviction` decides: grants leases, begins loads and unloads. To be called after

@@ -3,12 +3,13 @@
 use super::*;
 use crate::catalogue::testing;
 use crate::engine::testing::{ScriptedRunner, small_options};
-use crate::engine::{SamplingParams, SequenceEvent, StopCause};
+use crate::engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};
 use crate::ids::AccountId;
 use cresset_models::testing::TinyLlama;
 use std::collections::BTreeMap;
 use std::path::Path;
 use tokio::sync::mpsc::Receiver;
+use uuid::Uuid;
 
 const BUDGET: u64 = 10;
 const BYTES: u64 = 6;
