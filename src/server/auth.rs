@@ -6,7 +6,7 @@
 use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::transport::auth_failures::AuthFailures;
-use super::transport::permits::Peer;
+use super::transport::connections::Peer;
 use crate::ledger::secret;
 use crate::request::{Caller, Services};
 use axum::extract::{Request, State};

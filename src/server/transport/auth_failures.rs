@@ -1,6 +1,6 @@
 //! Limits the failed credentials that a client address may send per minute.
 
-use super::permits::Peer;
+use super::connections::Peer;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -2,9 +2,10 @@
 //! clients.
 
 use super::client_stream::{ClientStream, HeadRefusal};
+use super::connections::{
+    ConnectionPermit, ConnectionPermits, Peer, UnheardConnection, UnheardConnections,
+};
 use super::http2::{self, KeptBody, Streams};
-use super::permits::{ConnectionPermit, ConnectionPermits, Peer};
-use super::unheard::{UnheardConnection, UnheardConnections};
 use crate::config::HttpSettings;
 use crate::server::finish_response;
 use crate::tls::Socket;

@@ -4,8 +4,7 @@ pub mod auth_failures;
 #[cfg(feature = "self-test")]
 pub mod changed_exchange;
 mod client_stream;
+pub mod connections;
 pub mod http1_head;
 mod http2;
 pub mod listener;
-pub mod permits;
-pub mod unheard;
