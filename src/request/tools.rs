@@ -232,6 +232,25 @@ impl GenerationInput {
         Ok(variables)
     }
 
+    /// The paths of the fields that the model's template writes nowhere.
+    pub fn without_effect(&self, text: &TextModel) -> Vec<String> {
+        let mut paths = Vec::new();
+        let effort = self.effort.filter(|effort| text.has_effort(*effort));
+        paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
+        for (index, message) in self.messages.iter().enumerate() {
+            let fields = [
+                ("name", &message.name),
+                ("tool_call_id", &message.tool_call_id),
+                ("reasoning_content", &message.reasoning_content),
+            ];
+            let silent = fields.into_iter().filter(|(field, value)| {
+                value.is_some() && text.template.leaves_out(&message.role, field)
+            });
+            paths.extend(silent.map(|(field, _)| format!("messages[{index}].{field}")));
+        }
+        paths
+    }
+
     /// The tools that the model is told of.
     fn offered(&self) -> Option<&AskedTools> {
         let asked = self.tools.as_ref()?.as_ref().ok()?;
@@ -285,7 +304,7 @@ fn not_encoded(error: text::Error) -> RequestError {
 impl TextModel {
     /// Whether the model answers with this effort without being told: one that never thinks is
     /// always off, and one that cannot be switched always thinks, in the one degree that it has.
-    pub fn has_effort(&self, effort: ThinkingEffort) -> bool {
+    fn has_effort(&self, effort: ThinkingEffort) -> bool {
         if effort == ThinkingEffort::Off {
             return self.thinking.is_none();
         }

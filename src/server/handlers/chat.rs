@@ -2,7 +2,7 @@
 
 use crate::config::Plan;
 use crate::request::plans::PlanInForce;
-use crate::request::{self, AnswerSource, Caller, GenerationInput, IncomingRequest, Services};
+use crate::request::{self, AnswerSource, Caller, IncomingRequest, Services};
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::forward::Onward;
@@ -38,7 +38,9 @@ pub async fn create(
     let fingerprint = fingerprint(head.method.as_str(), head.uri.path(), session, &tree);
     let ChatRequest { input, include_usage, mut ignored, .. } =
         read(&services, &plan.limits, &tree)?;
-    ignored.extend(without_effect(&services, &input));
+    if let Some(model) = input.model.and_then(|id| services.pool.offered(id)) {
+        ignored.extend(input.without_effect(&model.text));
+    }
     line.model(input.model);
     // The bytes are kept as long as they may be passed on.
     let onward = onward.map(|forwarder| (forwarder, body));
@@ -124,28 +126,6 @@ fn with_model_id(error: ApiError, services: &Services, plan: &Plan, body: &JsonT
         }
         None => error,
     }
-}
-
-/// Fields of messages that the model's template writes nowhere.
-fn without_effect(services: &Services, input: &GenerationInput) -> Vec<String> {
-    let Some(model) = input.model.and_then(|id| services.pool.offered(id)) else {
-        return Vec::new();
-    };
-    let mut paths = Vec::new();
-    let effort = input.effort.filter(|effort| model.text.has_effort(*effort));
-    paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
-    for (index, message) in input.messages.iter().enumerate() {
-        let fields = [
-            ("name", &message.name),
-            ("tool_call_id", &message.tool_call_id),
-            ("reasoning_content", &message.reasoning_content),
-        ];
-        let silent = fields.into_iter().filter(|(field, value)| {
-            value.is_some() && model.text.template.leaves_out(&message.role, field)
-        });
-        paths.extend(silent.map(|(field, _)| format!("messages[{index}].{field}")));
-    }
-    paths
 }
 
 /// The stored answer: the same bytes, or the content of the same chunks as a stream.
