@@ -26,7 +26,9 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
         return Err(Refusal::ResultExpired.into());
     }
     let crashes = state.crashes(account.id, &admit.fingerprint)?;
-    idempotency::check_crashes(crashes, now, admit.crash_block_ms)?;
+    if crashes.is_some_and(|crashes| crashes.are_too_many(now, admit.crash_block_ms)) {
+        return Err(Refusal::AttemptsExhausted.into());
+    }
     let rate_due = check_use(state, admit, &account, now)?;
     let balances = state.balances(account.id)?;
     let needed = most(admit, &balances)?;

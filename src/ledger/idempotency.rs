@@ -3,7 +3,6 @@
 
 use super::commands::Refusal;
 use super::records::{AttemptState, RequestRecord};
-use super::state::Crashes;
 use crate::clock::UnixMillis;
 
 /// The state of a request whose id and input were seen before.
@@ -39,21 +38,6 @@ pub fn judge(
         AttemptState::Cancelled => Ok(Seen::Cancelled),
         AttemptState::Failed if record.is_exhausted() => Err(Refusal::AttemptsExhausted),
         AttemptState::Failed => Ok(Seen::MayRetry),
-    }
-}
-
-/// Refuses an input that was running in two crashes of the node, until `crash_block_ms` after the
-/// last one.
-pub fn check_crashes(
-    crashes: Option<Crashes>,
-    now: UnixMillis,
-    crash_block_ms: u64,
-) -> Result<(), Refusal> {
-    match crashes {
-        Some(crashes) if crashes.count >= 2 && crashes.count_at(now, crash_block_ms) => {
-            Err(Refusal::AttemptsExhausted)
-        }
-        _ => Ok(()),
     }
 }
 
@@ -120,17 +104,5 @@ mod tests {
         check(S::Cancelled, 1, Ok(Seen::Cancelled), expired);
         check(S::Failed, 2, Ok(Seen::MayRetry), expired);
         check(S::Failed, 3, Err(Refusal::AttemptsExhausted), expired);
-    }
-
-    #[test]
-    fn two_crashes_are_one_too_many_for_a_while() {
-        let check = |count, now, expect| {
-            let crashes = Crashes { count, boot: BootId::generate(), at: UnixMillis(1_000) };
-            assert_eq!(check_crashes(Some(crashes), UnixMillis(now), 500), expect);
-        };
-        assert_eq!(check_crashes(None, UnixMillis(1_000), 500), Ok(()));
-        check(1, 1_000, Ok(()));
-        check(2, 1_499, Err(Refusal::AttemptsExhausted));
-        check(2, 1_500, Ok(()));
     }
 }

@@ -53,6 +53,11 @@ impl Crashes {
     pub fn count_at(&self, now: UnixMillis, crash_block_ms: u64) -> bool {
         now.0 < self.at.0.saturating_add(crash_block_ms)
     }
+
+    /// Whether they are two or more, so that the input is not run again for now.
+    pub fn are_too_many(&self, now: UnixMillis, crash_block_ms: u64) -> bool {
+        self.count >= 2 && self.count_at(now, crash_block_ms)
+    }
 }
 
 /// The grant or debit of an operator that a reference was used for.
@@ -120,4 +125,20 @@ pub trait LedgerState {
     fn head(&self, account: AccountId) -> StateResult<JournalHead>;
     /// Appends to the chain of the entry's account and moves its head.
     fn append(&mut self, entry: &JournalEntry) -> StateResult;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_crashes_are_one_too_many_for_a_while() {
+        let check = |count, now, expect| {
+            let crashes = Crashes { count, boot: BootId::generate(), at: UnixMillis(1_000) };
+            assert_eq!(crashes.are_too_many(UnixMillis(now), 500), expect);
+        };
+        check(1, 1_000, false);
+        check(2, 1_499, true);
+        check(2, 1_500, false);
+    }
 }

@@ -106,7 +106,9 @@ async fn recall(
     let account = request.key.account;
     let crashes = ledger.crashes(account, &request.fingerprint).await?;
     let block = services.config.requests.crash_block_ms();
-    idempotency::check_crashes(crashes, services.store.now(), block)?;
+    if crashes.is_some_and(|crashes| crashes.are_too_many(services.store.now(), block)) {
+        return Err(Refusal::AttemptsExhausted.into());
+    }
     Ok(Next::Run)
 }
 
