@@ -1,15 +1,17 @@
 //! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
 //! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]
-//! [instructions=SET]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE ID…`. `bytes`
-//! rounds activations to eight bits.
+//! [instructions=SET] [digest=BLAKE3]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE
+//! ID…`. `bytes` rounds activations to eight bits; with `digest` loading compares the file's, as a
+//! node does.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
 use cresset_models::cpu::CpuModel;
 use cresset_models::{ForwardBatch, Model, ModelOptions, ModelSource};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const BLOCK_SIZE: usize = 16;
@@ -32,12 +34,18 @@ fn main() -> Outcome<()> {
     let [path, threads, rest @ ..] = &args[..] else {
         return Err(
             "usage: against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time] \
-             [instructions=SET]"
+             [instructions=SET] [digest=BLAKE3]"
                 .into(),
         );
     };
-    if let Some(set) = rest.iter().find_map(|word| word.strip_prefix("instructions=")) {
+    let value = |name: &str| rest.iter().find_map(|word| word.strip_prefix(name));
+    if let Some(set) = value("instructions=") {
         cresset_kernels::use_instruction_set(set)?;
+    }
+    let mut source = ModelSource::gguf(PathBuf::from(path));
+    if let Some(digest) = value("digest=") {
+        let name = Path::new(path).file_name().ok_or("no file")?.to_string_lossy().into_owned();
+        source = source.with_digests(BTreeMap::from([(name, digest.to_owned())]));
     }
     let wants = |word: &str| rest.iter().any(|r| r == word);
     // The system gives memory to the cache only where it is written, so a large cache costs
@@ -53,7 +61,7 @@ fn main() -> Outcome<()> {
         ..ModelOptions::default()
     };
     let start = Instant::now();
-    let model = CpuModel::load(&ModelSource::gguf(PathBuf::from(path)), &options)?;
+    let model = CpuModel::load(&source, &options)?;
     answer(start.elapsed().as_secs_f64());
     let mut side = Side { processor_time: wants("processor-time"), start, model };
     for line in std::io::stdin().lines() {

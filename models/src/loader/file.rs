@@ -2,8 +2,9 @@
 //! error, and the bytes that were used are those that were hashed, because every byte is read once.
 
 use super::damaged;
-use super::digest::{BLOCK, FileDigest, ReadBlocks};
+use super::digest::{BLOCK, FileDigest, hash_block};
 use crate::{Error, Result};
+use blake3::hazmat::ChainingValue;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,18 +16,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes that are read at once where nobody needs them in one piece.
-const PIECE: usize = 1 << 20;
+const PIECE: usize = 8 << 20;
 
-/// Bytes of the largest piece whose memory is kept for others.
-const KEPT: usize = 32 << 20;
+/// The part of a file which the largest piece has whose memory is kept for others: little beside
+/// the weights, and enough for all matrices of a layer in a file of many layers.
+const LARGEST_KEPT: usize = 32;
 
-/// Bytes that one thread reads of a piece. Reading a larger one into new memory takes one thread
-/// about a second for 1.3 GB, most of it in the system, and several share the work well.
-const PART: usize = 8 << 20;
+/// The least bytes that each of several threads reads of a piece: starting a thread takes a tenth
+/// of the time that these take.
+const LEAST_SHARE: usize = 1 << 20;
 /// The most threads that read one piece.
 const READERS: usize = 8;
 
-/// A piece of a file. It is shared with the thread that hashes it.
+/// Bytes that are hashed while they are in a core's cache from being read.
+const STEP: usize = 16 * BLOCK;
+
+/// A piece of a file, whose memory is used again when nobody has it any more.
 pub(crate) type Bytes = Arc<Vec<u8>>;
 
 /// One file, of which ranges are read in any order. What is hashed are blocks, so one of which only
@@ -39,7 +44,7 @@ pub(crate) struct FileReader {
     ahead: Vec<u8>,
     /// Whether each block was read.
     was_read: Vec<bool>,
-    kept: BTreeMap<usize, Bytes>,
+    kept: BTreeMap<usize, Vec<u8>>,
     /// Pieces that were read. The next ones get the memory of those that nobody has any more.
     pieces: Vec<Bytes>,
     digest: Option<(String, FileDigest)>,
@@ -58,7 +63,7 @@ impl FileReader {
         if len == 0 {
             return Err(damaged(path, "it is empty"));
         }
-        let expect = |blake3: &str| Ok((blake3.to_owned(), FileDigest::start(len)?));
+        let expect = |blake3: &str| (blake3.to_owned(), FileDigest::new(len));
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -67,7 +72,7 @@ impl FileReader {
             was_read: vec![false; len.div_ceil(BLOCK)],
             kept: BTreeMap::new(),
             pieces: Vec::new(),
-            digest: blake3.map(expect).transpose().map_err(io)?,
+            digest: blake3.map(expect),
         })
     }
 
@@ -84,10 +89,10 @@ impl FileReader {
     pub(crate) fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let old = self.ahead.len();
         if old < len {
-            let wanted = len.max(2 * old).max(PIECE / 16).next_multiple_of(BLOCK).min(self.len);
+            let wanted = len.max(2 * old).max(4 * BLOCK).next_multiple_of(BLOCK).min(self.len);
             let mut ahead = std::mem::take(&mut self.ahead);
             ahead.resize(wanted, 0);
-            self.fill(&mut ahead[old..], old)?;
+            self.fill(&mut ahead[old..], old / BLOCK)?;
             self.ahead = ahead;
         }
         Ok(&self.ahead[..len])
@@ -95,38 +100,30 @@ impl FileReader {
 
     /// Reads a range of the file's length. No byte may be read twice.
     pub(crate) fn read(&mut self, range: Range<usize>) -> Result<Bytes> {
-        let (mut parts, mut runs) = (self.keep_peeked(), Vec::new());
+        let peeked = std::mem::take(&mut self.ahead);
+        self.kept.extend(peeked.chunks(BLOCK).map(<[u8]>::to_vec).enumerate());
         let mut piece = self.memory(range.len());
         let mut at = range.start;
         while at < range.end {
-            let (first_block, from) = (at / BLOCK, at - range.start);
+            let block = at / BLOCK;
             let mut end = self.end_of_run(at, range.end);
-            if end > at {
-                self.fill(&mut piece[from..end - range.start], at)?;
-                self.was_read[first_block..end.div_ceil(BLOCK)].fill(true);
-                runs.push((from..end - range.start, first_block));
+            let is_run = end > at;
+            if !is_run {
+                end = range.end.min((block + 1) * BLOCK);
+            }
+            let part = &mut piece[at - range.start..end - range.start];
+            if is_run {
+                self.fill(part, block)?;
             } else {
-                end = range.end.min((first_block + 1) * BLOCK);
-                parts.extend(self.keep(first_block)?);
-                let kept = &self.kept[&first_block][at % BLOCK..][..end - at];
-                piece[from..end - range.start].copy_from_slice(kept);
+                part.copy_from_slice(&self.kept(block)?[at % BLOCK..][..end - at]);
             }
             at = end;
         }
         let piece = Arc::new(piece);
-        if piece.len() <= KEPT {
+        if piece.len() <= self.len / LARGEST_KEPT {
             self.pieces.push(piece.clone());
         }
-        let of_piece =
-            |(range, first_block)| ReadBlocks { piece: piece.clone(), range, first_block };
-        self.hash(parts.into_iter().chain(runs.into_iter().map(of_piece)).collect());
         Ok(piece)
-    }
-
-    fn hash(&self, parts: Vec<ReadBlocks>) {
-        if let Some((_, digest)) = &self.digest {
-            digest.add(parts);
-        }
     }
 
     /// The end of the whole blocks between `at` and `end` that follow each other and were not read.
@@ -141,37 +138,21 @@ impl FileReader {
         }
     }
 
-    /// Reads a block of which a part is asked for, unless it is kept already. Returns what is new
-    /// to the digest.
-    fn keep(&mut self, first_block: usize) -> Result<Option<ReadBlocks>> {
-        if self.kept.contains_key(&first_block) {
-            return Ok(None);
+    /// A block of which a part is asked for. It is read at the first time.
+    fn kept(&mut self, block: usize) -> Result<&[u8]> {
+        if !self.kept.contains_key(&block) {
+            let mut bytes = vec![0; BLOCK.min(self.len - block * BLOCK)];
+            self.fill(&mut bytes, block)?;
+            self.kept.insert(block, bytes);
         }
-        assert!(!self.was_read[first_block], "invariant: no byte is read twice");
-        let start = first_block * BLOCK;
-        let mut bytes = vec![0; BLOCK.min(self.len - start)];
-        self.fill(&mut bytes, start)?;
-        self.was_read[first_block] = true;
-        let piece = Arc::new(bytes);
-        self.kept.insert(first_block, piece.clone());
-        Ok(Some(ReadBlocks { range: 0..piece.len(), piece, first_block }))
-    }
-
-    /// Keeps the blocks that were peeked. Returns what is new to the digest.
-    fn keep_peeked(&mut self) -> Vec<ReadBlocks> {
-        let piece = Arc::new(std::mem::take(&mut self.ahead));
-        for (block, bytes) in piece.chunks(BLOCK).enumerate() {
-            self.was_read[block] = true;
-            self.kept.insert(block, Arc::new(bytes.to_vec()));
-        }
-        let part = ReadBlocks { range: 0..piece.len(), piece, first_block: 0 };
-        if part.range.is_empty() { Vec::new() } else { vec![part] }
+        Ok(&self.kept[&block])
     }
 
     /// A piece of some length, in memory of an earlier one if possible: new memory would cost the
     /// system as long as reading the file does.
     fn memory(&mut self, len: usize) -> Vec<u8> {
-        let is_free = |piece: &Bytes| len <= KEPT && Arc::strong_count(piece) == 1;
+        let is_wanted = len <= self.len / LARGEST_KEPT;
+        let is_free = |piece: &Bytes| is_wanted && Arc::strong_count(piece) == 1;
         let free = self.pieces.iter().position(is_free);
         match free.and_then(|i| Arc::into_inner(self.pieces.swap_remove(i))) {
             Some(mut memory) => {
@@ -182,22 +163,33 @@ impl FileReader {
         }
     }
 
-    /// Reads what the file has at a position; several threads read a large piece. The system gives
-    /// memory of zeros only when it is written, so these threads share that work too.
-    fn fill(&self, into: &mut [u8], at: usize) -> Result<()> {
+    /// Reads and hashes whole blocks from the one with the number `first` on; several threads share
+    /// a large piece. The system gives new memory only when it is written, so they share that work
+    /// too.
+    fn fill(&mut self, into: &mut [u8], first: usize) -> Result<()> {
+        let blocks = into.len().div_ceil(BLOCK);
+        let was_read = &mut self.was_read[first..][..blocks];
+        assert!(!was_read.contains(&true), "invariant: no byte is read twice");
+        was_read.fill(true);
         let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(READERS);
-        let part = if into.len() > KEPT { into.len().div_ceil(threads).max(PART) } else { KEPT };
-        let read =
-            |(i, own): (usize, &mut [u8])| self.file.read_exact_at(own, (at + i * part) as u64);
-        let mut parts = into.chunks_mut(part).enumerate();
-        let first = parts.next();
-        let read = std::thread::scope(|scope| {
-            let readers: Vec<_> = parts.map(|one| scope.spawn(move || read(one))).collect();
-            first.map_or(Ok(()), read)?;
-            readers.into_iter().try_for_each(|reader| {
-                reader.join().unwrap_or_else(|_| Err(std::io::Error::other("a reader panicked")))
+        let share = blocks.div_ceil(threads).max(LEAST_SHARE / BLOCK);
+        let (file, len) = (&self.file, self.len);
+        let places = self.digest.as_mut().map_or(&mut [][..], |(_, digest)| digest.places(first));
+        let read = if blocks <= share {
+            read_blocks(file, len, first, into, places)
+        } else {
+            let mut places = places.chunks_mut(share);
+            let shares = (first..).step_by(share).zip(into.chunks_mut(share * BLOCK));
+            std::thread::scope(|scope| {
+                let start = |(first, own)| {
+                    let places = places.next().unwrap_or_default();
+                    scope.spawn(move || read_blocks(file, len, first, own, places))
+                };
+                let readers: Vec<_> = shares.map(start).collect();
+                let panicked = |_| Err(std::io::Error::other("a reader panicked"));
+                readers.into_iter().try_for_each(|reader| reader.join().unwrap_or_else(panicked))
             })
-        });
+        };
         read.map_err(|source| match source.kind() {
             ErrorKind::UnexpectedEof => {
                 let len = self.len;
@@ -227,14 +219,33 @@ impl FileReader {
             self.read(at..self.end_of_run(at, self.len).min(at + PIECE))?;
         }
         let Some((blake3, digest)) = self.digest else { return Ok(()) };
-        let found = digest.finish().ok_or_else(|| damaged(&self.path, "it could not be hashed"))?;
-        let found = found.to_hex();
+        let found = digest.root().to_hex();
         if found.as_str() == blake3 {
             return Ok(());
         }
         let what = format!("its BLAKE3 digest is {found}, that of the qualified file is {blake3}");
         Err(changed(&self.path, &what))
     }
+}
+
+/// Reads whole blocks of a file of `len` bytes, from the one with the number `first` on, and hashes
+/// as many of them as there are places for digests.
+fn read_blocks(
+    file: &File,
+    len: usize,
+    first: usize,
+    into: &mut [u8],
+    places: &mut [ChainingValue],
+) -> std::io::Result<()> {
+    let mut places = (first..).zip(places);
+    for (step, start) in into.chunks_mut(STEP).zip((first * BLOCK..).step_by(STEP)) {
+        file.read_exact_at(step, start as u64)?;
+        // The blocks stand first: where they end, `zip` takes no place from the next step.
+        for (block, (number, place)) in step.chunks(BLOCK).zip(&mut places) {
+            *place = hash_block(block, number, len);
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn changed(path: &Path, what: &str) -> Error {

@@ -72,7 +72,7 @@ impl ModelSource {
         }
         let bytes = file.read(0..file.len())?;
         file.finish()?;
-        // The file and the thread that hashed it have ended, so this is the last owner.
+        // The file that kept its memory for others has ended, so this is the last owner.
         Ok(Some(Arc::unwrap_or_clone(bytes)))
     }
 
