@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <unordered_map>
 #include <vector>
 
@@ -45,6 +44,8 @@ struct Fiber {
     unsigned char* stack = nullptr;
     Thread place{};
     bool done = false, waited = false;
+    const uint64_t* watched = nullptr;  // it runs on when this no longer has the value `seen`
+    uint64_t seen = 0;
     std::vector<PendingCopy> copies;
     uint32_t group = 0;  // the group of the next copy
     std::vector<GroupProduct> products;
@@ -77,9 +78,9 @@ struct Machine {
     bool votes[2] = {};  // of this barrier and of the one before
     Shown shown;
     const Grid* grid = nullptr;
-    // Whether global memory is inaccessible: until all threads of the launch's first block have
+    // 1 while global memory is inaccessible: until all threads of the launch's first block have
     // waited for earlier launches.
-    bool closed = false;
+    uint64_t closed = 0;
     uint32_t waited = 0;
     void* scheduler = nullptr;
     Fiber* current = nullptr;
@@ -88,25 +89,34 @@ struct Machine {
     std::string error;
     bool failed = false;
 };
-thread_local Machine machine;
+// A plain pointer, since an object with a constructor would be looked for at every use.
+__thread Machine* machine;
 
-void yield() { simt_switch(&machine.current->stack_pointer, machine.scheduler); }
+void yield() { simt_switch(&machine->current->stack_pointer, machine->scheduler); }
+
+void wait_while(const uint64_t& counter, uint64_t value) {
+    if (counter != value) return;
+    machine->current->watched = &counter;
+    machine->current->seen = value;
+    yield();
+    machine->current->watched = nullptr;
+}
 
 void release_barrier() {
-    if (machine.at_barrier > 0 && machine.at_barrier == machine.live) {
-        machine.at_barrier = 0;
-        machine.barriers++;
-        machine.progress++;
+    if (machine->at_barrier > 0 && machine->at_barrier == machine->live) {
+        machine->at_barrier = 0;
+        machine->barriers++;
+        machine->progress++;
     }
 }
 
 extern "C" void simt_enter() {
-    machine.body(machine.context);
-    if (!machine.current->waited) simt::fail("returns without having waited for earlier launches");
-    if (!machine.current->products.empty()) simt::fail("returns with products under way");
-    machine.current->done = true;
-    machine.live--;
-    machine.progress++;
+    machine->body(machine->context);
+    if (!machine->current->waited) simt::fail("returns without having waited for earlier launches");
+    if (!machine->current->products.empty()) simt::fail("returns with products under way");
+    machine->current->done = true;
+    machine->live--;
+    machine->progress++;
     release_barrier();
     yield();
     __builtin_unreachable();
@@ -124,32 +134,50 @@ void prepare(Fiber& fiber) {
     top[RETURN_WORD] = reinterpret_cast<void*>(&simt_enter);
     fiber.stack_pointer = top;
     fiber.done = fiber.waited = false;
+    fiber.watched = nullptr;
     fiber.copies.clear();
     fiber.products.clear();
     fiber.group = fiber.batch = 0;
     fiber.landed_unfenced = fiber.fenced = false;
 }
 
-// Runs every fiber until it waits, again and again until all are done, in a new order each time.
-void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
-    for (uint32_t i = 0; i < machine.threads; i++) prepare(machine.fibers[i]);
-    for (auto& warp : machine.warps) warp.arrived = 0, warp.round = 0;
-    machine.groups.assign((machine.threads + 127) / 128, {});
-    machine.live = machine.threads;
-    machine.at_barrier = machine.waited = 0;
-    while (machine.live > 0 && !machine.failed) {
-        uint64_t before = machine.progress;
+// SplitMix64, http://dx.doi.org/10.1145/2714064.2660195: orders need no better numbers.
+struct Random {
+    using result_type = uint64_t;
+    static constexpr uint64_t min() { return 0; }
+    static constexpr uint64_t max() { return UINT64_MAX; }
+    uint64_t operator()() {
+        uint64_t z = state += 0x9e3779b97f4a7c15;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+        z = (z ^ z >> 27) * 0x94d049bb133111eb;
+        return z ^ z >> 31;
+    }
+    uint64_t state;
+};
+
+// Runs every fiber that need not wait until it waits, again and again until all are done, in a new
+// order each time.
+void run_block(Random& random, std::vector<uint32_t>& order) {
+    for (uint32_t i = 0; i < machine->threads; i++) prepare(machine->fibers[i]);
+    for (auto& warp : machine->warps) warp.arrived = 0, warp.round = 0;
+    machine->groups.assign((machine->threads + 127) / 128, {});
+    machine->live = machine->threads;
+    machine->at_barrier = machine->waited = 0;
+    while (machine->live > 0 && !machine->failed) {
+        uint64_t before = machine->progress;
         std::shuffle(order.begin(), order.end(), random);
         for (uint32_t index : order) {
-            Fiber& fiber = machine.fibers[index];
-            if (fiber.done || machine.failed) continue;
-            machine.current = &fiber;
-            simt_switch(&machine.scheduler, fiber.stack_pointer);
-            machine.current = nullptr;
+            Fiber& fiber = machine->fibers[index];
+            bool waits = fiber.watched != nullptr && *fiber.watched == fiber.seen;
+            if (fiber.done || waits || machine->failed) continue;
+            machine->current = &fiber;
+            simt::running = &fiber.place;
+            simt_switch(&machine->scheduler, fiber.stack_pointer);
+            machine->current = nullptr;
         }
-        if (machine.progress == before && machine.live > 0 && !machine.failed) {
-            machine.failed = true;
-            machine.error =
+        if (machine->progress == before && machine->live > 0 && !machine->failed) {
+            machine->failed = true;
+            machine->error =
                 "threads wait for others that never come: a barrier or warp instruction inside a "
                 "branch";
         }
@@ -160,9 +188,10 @@ void run_block(std::mt19937_64& random, std::vector<uint32_t>& order) {
 // the previous handler.
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
-    if (machine.current != nullptr && machine.closed)
+    bool runs = machine != nullptr && machine->current != nullptr;
+    if (runs && machine->closed)
         simt::fail("memory used before earlier launches were waited for");
-    if (machine.current != nullptr) simt::fail("memory outside every allocation");
+    if (runs) simt::fail("memory outside every allocation");
     sigaction(SIGSEGV, &before, nullptr);
 }
 void watch_faults() {
@@ -180,13 +209,13 @@ size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 // Makes the memory that a launch was given inaccessible, or accessible again.
 void close_memory(bool closed) {
-    for (size_t i = 0; i < machine.grid->memory_count; i++) {
-        const auto& [start, bytes] = machine.grid->memory[i];
+    for (size_t i = 0; i < machine->grid->memory_count; i++) {
+        const auto& [start, bytes] = machine->grid->memory[i];
         unsigned char* first = static_cast<unsigned char*>(start) + bytes - whole_pages(bytes);
         if (mprotect(first, whole_pages(bytes), closed ? PROT_NONE : PROT_READ | PROT_WRITE) != 0)
             abort();
     }
-    machine.closed = closed;
+    machine->closed = closed;
 }
 
 void read_source(PendingCopy& copy) {
@@ -194,7 +223,7 @@ void read_source(PendingCopy& copy) {
     copy.from = nullptr;
 }
 
-uint32_t lane() { return machine.current->place.thread.x % 32; }
+uint32_t lane() { return machine->current->place.thread.x % 32; }
 
 float half_of(uint32_t pair, uint32_t which) {
     return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
@@ -220,7 +249,7 @@ float value_of(uint64_t matrix, uint32_t row, uint32_t column, bool transposed) 
 
 // The calling thread's values of a · bᵀ over 16 columns, summed in the order of `mma`.
 std::vector<float> group_products(const simt::GroupOperands& operands, uint32_t columns) {
-    uint32_t lane = machine.current->place.thread.x % 128;
+    uint32_t lane = machine->current->place.thread.x % 128;
     uint32_t first = lane / 32 * 16 + lane % 32 / 4, pair = lane % 4 * 2;
     float rows[2][16];
     for (uint32_t half = 0; half < 2; half++)
@@ -260,11 +289,12 @@ extern "C" void simt_free(void* start, size_t bytes) {
     munmap(static_cast<unsigned char*>(start) + bytes - inside - PAGE, inside + 2 * PAGE);
 }
 
-const Thread& self() { return machine.current->place; }
+__thread const Thread* running;
 
 const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), void* context) {
     watch_faults();
-    Machine& m = machine;
+    static thread_local Machine own;
+    Machine& m = *(machine = &own);
     m.threads = grid.threads;
     m.fibers.resize(std::max<size_t>(m.fibers.size(), grid.threads));
     m.warps.resize((grid.threads + 31) / 32);
@@ -277,7 +307,7 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
     uint64_t count = static_cast<uint64_t>(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2];
     m.shown.begin(grid, count);
     close_memory(true);
-    std::mt19937_64 random(grid.seed);
+    Random random{grid.seed};
     std::vector<uint32_t> order(grid.threads);
     for (uint32_t i = 0; i < grid.threads; i++) order[i] = i;
     std::vector<uint64_t> blocks(count);
@@ -312,31 +342,31 @@ const char* run_blocks(const char* name, const Grid& grid, void (*body)(void*), 
 }
 
 void fail(const char* what) {
-    machine.failed = true;
-    machine.error = "thread " + std::to_string(machine.current->place.thread.x) + ": " + what;
+    machine->failed = true;
+    machine->error = "thread " + std::to_string(machine->current->place.thread.x) + ": " + what;
     yield();
     __builtin_unreachable();
 }
 
 void* dynamic_shared() {
-    uintptr_t start = reinterpret_cast<uintptr_t>(machine.shared.data());
+    uintptr_t start = reinterpret_cast<uintptr_t>(machine->shared.data());
     return reinterpret_cast<void*>(
         (start + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT);
 }
 
 void* shared(const void* site, size_t bytes) {
-    auto [found, fresh] = machine.sites.try_emplace(site, machine.shared_used);
+    auto [found, fresh] = machine->sites.try_emplace(site, machine->shared_used);
     if (fresh) {
-        machine.shared_used += (bytes + 15) / 16 * 16;
-        if (machine.shared_used - (machine.dynamic_bytes + 127) / 128 * 128 > 48 * 1024)
+        machine->shared_used += (bytes + 15) / 16 * 16;
+        if (machine->shared_used - (machine->dynamic_bytes + 127) / 128 * 128 > 48 * 1024)
             fail("more than 48 KiB of shared arrays: ask for the memory at launch");
-        if (machine.shared_used > SHARED_LIMIT) fail("more shared memory than a block may have");
+        if (machine->shared_used > SHARED_LIMIT) fail("more shared memory than a block may have");
     }
     return static_cast<unsigned char*>(dynamic_shared()) + found->second;
 }
 
 void wait_for_earlier_launches() {
-    Machine& m = machine;
+    Machine& m = *machine;
     m.current->waited = true;
     m.waited++;
     m.progress++;
@@ -345,38 +375,38 @@ void wait_for_earlier_launches() {
         for (uint32_t i = 0; i < m.threads; i++)
             for (auto& copy : m.fibers[i].copies) read_source(copy);
     }
-    while (m.closed) yield();
+    wait_while(m.closed, 1);
 }
 
 void block_barrier() {
-    uint64_t round = machine.barriers;
-    machine.at_barrier++;
-    machine.progress++;
+    uint64_t round = machine->barriers;
+    machine->at_barrier++;
+    machine->progress++;
     release_barrier();
-    while (machine.barriers == round) yield();
+    wait_while(machine->barriers, round);
 }
 
 bool block_vote(bool vote) {
-    bool& any = machine.votes[machine.barriers % 2];
-    any = vote || (machine.at_barrier > 0 && any);
+    bool& any = machine->votes[machine->barriers % 2];
+    any = vote || (machine->at_barrier > 0 && any);
     block_barrier();
     return any;
 }
 
-void show(const void* written, size_t bytes) { machine.shown.show(written, bytes); }
-void show_all() { machine.shown.show_all(); }
+void show(const void* written, size_t bytes) { machine->shown.show(written, bytes); }
+void show_all() { machine->shown.show_all(); }
 
 const unsigned char (*exchange(const void* mine, size_t bytes))[64] {
-    Warp& warp = machine.warps[machine.current->place.thread.x / 32];
+    Warp& warp = machine->warps[machine->current->place.thread.x / 32];
     uint64_t round = warp.round;
     auto& slots = warp.slots[round % 2];
     if (bytes > 0) memcpy(slots[lane()], mine, bytes);
-    machine.progress++;
+    machine->progress++;
     if (++warp.arrived == 32) {
         warp.arrived = 0;
         warp.round++;
     }
-    while (warp.round == round) yield();
+    wait_while(warp.round, round);
     return slots;
 }
 
@@ -425,18 +455,18 @@ void copy_async(void* to, const void* from, bool valid) {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0 ||
         (valid && reinterpret_cast<uintptr_t>(from) % 16 != 0))
         fail("asynchronous copies want addresses aligned to 16 bytes");
-    for (const auto& other : machine.current->copies)
+    for (const auto& other : machine->current->copies)
         if (other.to == to) fail("an asynchronous copy to where another one is still under way");
-    PendingCopy copy{to, valid ? from : nullptr, {}, machine.current->group};
-    if (!machine.closed) read_source(copy);
+    PendingCopy copy{to, valid ? from : nullptr, {}, machine->current->group};
+    if (!machine->closed) read_source(copy);
     memset(to, POISON, 16);
-    machine.current->copies.push_back(copy);
+    machine->current->copies.push_back(copy);
 }
 
-void copy_commit() { machine.current->group++; }
+void copy_commit() { machine->current->group++; }
 
 void copy_wait(uint32_t pending) {
-    Fiber& fiber = *machine.current;
+    Fiber& fiber = *machine->current;
     std::vector<PendingCopy> left;
     for (const auto& copy : fiber.copies) {
         if (copy.group + pending < fiber.group) {
@@ -453,27 +483,27 @@ uint64_t shared_address(const void* place) {
 }
 
 void group_barrier() {
-    GroupBarrier& group = machine.groups[machine.current->place.thread.x / 128];
+    GroupBarrier& group = machine->groups[machine->current->place.thread.x / 128];
     uint64_t round = group.round;
-    machine.progress++;
+    machine->progress++;
     if (++group.arrived == 128) group.arrived = 0, group.round++;
-    while (group.round == round) yield();
+    wait_while(group.round, round);
 }
 
-void fence_async_proxy() { machine.current->landed_unfenced = false; }
+void fence_async_proxy() { machine->current->landed_unfenced = false; }
 
 void group_mma_fence() {
     exchange(nullptr, 0);
-    machine.current->fenced = true;
+    machine->current->fenced = true;
 }
 
-void group_mma_commit() { machine.current->batch++; }
+void group_mma_commit() { machine->current->batch++; }
 
 void group_mma(float* sums, uint32_t columns, const GroupOperands& operands, bool adds) {
-    Fiber& fiber = *machine.current;
+    Fiber& fiber = *machine->current;
     if (!fiber.fenced) fail("a product of a warp group without a fence behind the last waiting");
-    for (uint32_t i = 0; i < machine.threads; i++)
-        if (machine.fibers[i].landed_unfenced) fail("copies without a fence before a product");
+    for (uint32_t i = 0; i < machine->threads; i++)
+        if (machine->fibers[i].landed_unfenced) fail("copies without a fence before a product");
     if ((!operands.in_registers && operands.a >> 62 != 1) || operands.b >> 62 != 1)
         fail("a product of matrices without the swizzle of 128 bytes");
     GroupProduct next{sums, columns, operands, group_products(operands, columns), {}, fiber.batch};
@@ -504,7 +534,7 @@ void group_mma(
 }
 
 void group_mma_wait(uint32_t pending) {
-    Fiber& fiber = *machine.current;
+    Fiber& fiber = *machine->current;
     fiber.fenced = false;
     std::vector<GroupProduct> left;
     for (auto& product : fiber.products) {

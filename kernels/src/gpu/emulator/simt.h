@@ -84,7 +84,8 @@ struct Grid {
 struct Thread {
     dim3 thread, block, threads, blocks;
 };
-const Thread& self();
+extern __thread const Thread* running;
+inline const Thread& self() { return *running; }
 
 // Runs `body` on every thread of every block. Returns null, or a text that tells the error, which
 // is valid until the next call of this OS thread.

@@ -28,7 +28,8 @@ simt_switch:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmpq *%rcx
 .size simt_switch,.-simt_switch
 )");
 #elif defined(__aarch64__)
