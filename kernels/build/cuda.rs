@@ -15,9 +15,10 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 /// Names the architectures to compile for.
 const ARCHITECTURES: &str = "CRESSET_CUDA_ARCHITECTURES";
 const DEFAULT: &str = "80,90";
-/// The libraries that candle's bindings must link. `gpu/cuda/bind.rs` defines the functions of them
-/// that are used.
-const LIBRARIES: [&str; 5] = ["cuda", "cublas", "cublasLt", "curand", "nvrtc"];
+/// The libraries that candle's bindings and kernels must link. `gpu/cuda/bind.rs` defines the
+/// functions of them that are used; those of CUDA's runtime are used by what
+/// `gpu/cuda/not_linked.rs` keeps out.
+const LIBRARIES: [&str; 6] = ["cuda", "cudart", "cublas", "cublasLt", "curand", "nvrtc"];
 
 pub(crate) fn build(sources: &[PathBuf]) -> Result<()> {
     for name in [ARCHITECTURES, "NVCC", "CUDA_HOME", "PATH"] {
@@ -33,7 +34,6 @@ pub(crate) fn build(sources: &[PathBuf]) -> Result<()> {
     }
     println!("cargo::rustc-link-search=native={}", out.display());
     let compiler = Compiler::find()?;
-    compiler.own_runtime(&out)?;
     compile_all(&compiler, sources, &out)?;
     let mut text = table(sources, &out)?;
     let warp_groups = compiler.arguments.iter().any(|argument| argument.ends_with("=sm_90a"));
@@ -70,30 +70,6 @@ impl Compiler {
         })
     }
 
-    /// candle's kernels ask the linker for CUDA's runtime by a name under which it could find a
-    /// toolkit's shared library, which the program would then need to start. cargo's own folders,
-    /// such as `out`, are searched before others, so the static library is copied there under that
-    /// name. It is taken from the folder in which the compiler itself looks for it.
-    fn own_runtime(&self, out: &Path) -> Result<()> {
-        let asked = Command::new(&self.nvcc).args(["--dryrun", "none.cu"]).output()?;
-        let said = String::from_utf8_lossy(&asked.stderr).into_owned();
-        let folders = said
-            .lines()
-            .filter_map(|line| line.split_once("LIBRARIES="))
-            .flat_map(|(_, rest)| rest.split('"'));
-        let mut files = folders.filter_map(|word| {
-            Some(Path::new(word.strip_prefix("-L")?).join("libcudart_static.a"))
-        });
-        match files.find(|file| file.exists()) {
-            Some(file) => fs::copy(file, out.join("libcudart.a")).map(drop)?,
-            None => println!(
-                "cargo::warning=no libcudart_static.a beside {}: a shared one may be linked",
-                self.nvcc.display()
-            ),
-        }
-        Ok(())
-    }
-
     /// Compiles one file, unless its output was made from the same source, headers, compiler and
     /// arguments.
     fn compile(&self, source: &Path, out: &Path) -> Result<()> {
@@ -108,7 +84,9 @@ impl Compiler {
         if output.exists() && fs::read_to_string(&record).is_ok_and(|before| before == made_of) {
             return Ok(());
         }
+        // The variable has flags for candle's kernels.
         let ran = Command::new(&self.nvcc)
+            .env_remove("NVCC_APPEND_FLAGS")
             .args(&self.arguments)
             .arg(source)
             .arg("-o")

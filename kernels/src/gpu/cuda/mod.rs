@@ -11,6 +11,7 @@ mod bind;
 mod cublaslt;
 mod modules;
 mod nccl;
+mod not_linked;
 mod overlap;
 mod probe;
 

@@ -1,0 +1,44 @@
+//! candle's library of kernels for quantised weights and for mixtures of experts has 14 MB, for
+//! devices of one architecture, and nothing here calls it: the witness computes with plain f32. The
+//! linker finds functions of ours under its names, and so takes nothing out of it.
+
+#![expect(non_snake_case, reason = "the names are candle's")]
+
+macro_rules! not_linked {
+    ($($function:ident)*) => {
+        $(
+            // SAFETY: candle's function of this name is not in the program.
+            #[unsafe(no_mangle)]
+            extern "C" fn $function() {
+                panic!(concat!(
+                    "candle's ", stringify!($function), " was called, which is not in this program"
+                ))
+            }
+        )*
+    };
+}
+
+// All of them, since one that is missing here has the linker take the library's.
+not_linked! {
+    launch_mmq_gguf_q2_k launch_mmq_gguf_q3_k launch_mmq_gguf_q4_0 launch_mmq_gguf_q4_1
+    launch_mmq_gguf_q4_k launch_mmq_gguf_q5_0 launch_mmq_gguf_q5_1 launch_mmq_gguf_q5_k
+    launch_mmq_gguf_q6_k launch_mmq_gguf_q8_0 launch_mmq_quantize_q8_1_D2S6
+    launch_mmq_quantize_q8_1_D4 launch_mmq_quantize_q8_1_DS4
+    launch_mmvq_gguf_q2_k_bf16_plain launch_mmvq_gguf_q2_k_f16_plain
+    launch_mmvq_gguf_q2_k_f32_plain launch_mmvq_gguf_q3_k_bf16_plain
+    launch_mmvq_gguf_q3_k_f16_plain launch_mmvq_gguf_q3_k_f32_plain
+    launch_mmvq_gguf_q4_0_bf16_plain launch_mmvq_gguf_q4_0_f16_plain
+    launch_mmvq_gguf_q4_0_f32_plain launch_mmvq_gguf_q4_1_bf16_plain
+    launch_mmvq_gguf_q4_1_f16_plain launch_mmvq_gguf_q4_1_f32_plain
+    launch_mmvq_gguf_q4_k_bf16_plain launch_mmvq_gguf_q4_k_f16_plain
+    launch_mmvq_gguf_q4_k_f32_plain launch_mmvq_gguf_q5_0_bf16_plain
+    launch_mmvq_gguf_q5_0_f16_plain launch_mmvq_gguf_q5_0_f32_plain
+    launch_mmvq_gguf_q5_1_bf16_plain launch_mmvq_gguf_q5_1_f16_plain
+    launch_mmvq_gguf_q5_1_f32_plain launch_mmvq_gguf_q5_k_bf16_plain
+    launch_mmvq_gguf_q5_k_f16_plain launch_mmvq_gguf_q5_k_f32_plain
+    launch_mmvq_gguf_q6_k_bf16_plain launch_mmvq_gguf_q6_k_f16_plain
+    launch_mmvq_gguf_q6_k_f32_plain launch_mmvq_gguf_q8_0_bf16_plain
+    launch_mmvq_gguf_q8_0_f16_plain launch_mmvq_gguf_q8_0_f32_plain
+    launch_mmvq_gguf_quantize_q8_1_bf16 launch_mmvq_gguf_quantize_q8_1_f16
+    launch_mmvq_gguf_quantize_q8_1_f32 moe_gemm_gguf moe_gemm_gguf_prefill moe_gemm_wmma
+}
