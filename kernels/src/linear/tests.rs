@@ -185,22 +185,20 @@ fn check_product_by(
     x: &[f32],
     what: &str,
 ) {
-    let n = x.len() / w.cols();
-    let got = product(isa, c, w, bias, x);
+    let (n, got) = (x.len() / w.cols(), product(isa, c, w, bias, x));
     let want = reference::linear(w, bias, x);
-    let magnitude = |row: usize, x: &[f32]| -> f32 {
-        let mut weights = vec![0.0; w.cols()];
+    let mut weights = vec![0.0; w.cols()];
+    for row in 0..w.rows() {
         w.row_f32(row, &mut weights);
-        x.iter().zip(weights).map(|(x, w)| (x * w).abs()).sum()
-    };
-    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-        let (token, row) = (i / w.rows(), i % w.rows());
-        let x = &x[token * w.cols()..][..w.cols()];
-        let allowed = tolerance(w.cols()) * (magnitude(row, x) + 1.0);
-        assert!(
-            (got - want).abs() <= allowed,
-            "{what} {isa:?} n={n} token {token} row {row}: {got} is not {want}"
-        );
+        for (token, x) in x.chunks_exact(w.cols()).enumerate() {
+            let magnitude: f32 = x.iter().zip(&weights).map(|(x, w)| (x * w).abs()).sum();
+            let allowed = tolerance(w.cols()) * (magnitude + 1.0);
+            let [got, want] = [&got, &want].map(|all| all[token * w.rows() + row]);
+            assert!(
+                (got - want).abs() <= allowed,
+                "{what} {isa:?} n={n} token {token} row {row}: {got} is not {want}"
+            );
+        }
     }
 }
 
