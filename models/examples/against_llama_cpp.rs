@@ -1,8 +1,8 @@
 //! Our side of `against_llama_cpp.py`, which writes one command per line and reads the answers from
 //! standard output: `against_llama_cpp MODEL THREADS [dequantise] [bytes] [processor-time]
-//! [instructions=SET] [digest=BLAKE3]`, then `prefill N`, `decode STREAMS PROMPT COUNT`, `logits FILE
-//! ID…`. `bytes` rounds activations to eight bits; with `digest` loading compares the file's, as a
-//! node does.
+//! [instructions=SET] [digest=BLAKE3]`, then `prefill N`, `decode STREAMS PROMPT COUNT`,
+//! `logits FILE ID…`. `bytes` rounds activations to eight bits; with `digest` loading compares the
+//! file's, as a node does.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
