@@ -189,8 +189,7 @@ void run_block(Random& random, std::vector<uint32_t>& order) {
 struct sigaction before;
 void on_fault(int, siginfo_t*, void*) {
     bool runs = machine != nullptr && machine->current != nullptr;
-    if (runs && machine->closed)
-        simt::fail("memory used before earlier launches were waited for");
+    if (runs && machine->closed) simt::fail("memory used before earlier launches were waited for");
     if (runs) simt::fail("memory outside every allocation");
     sigaction(SIGSEGV, &before, nullptr);
 }
