@@ -127,16 +127,7 @@ fn headers(folder: &Path) -> Result<String> {
 }
 
 fn arguments(architectures: &str) -> Result<Vec<String>> {
-    let fixed = [
-        "-fatbin",
-        "-std=c++17",
-        "-O3",
-        "-lineinfo",
-        "--compress-mode=size",
-        "-Xptxas=-v",
-        "-I",
-        "src",
-    ];
+    let fixed = ["-fatbin", "-std=c++17", "-O3", "--compress-mode=size", "-Xptxas=-v", "-I", "src"];
     let mut arguments = fixed.map(str::to_owned).to_vec();
     let mut lowest = u32::MAX;
     for name in architectures.split(',').map(str::trim) {

@@ -2,8 +2,6 @@
 //! devices of one architecture, and nothing here calls it: the witness computes with plain f32. The
 //! linker finds functions of ours under its names, and so takes nothing out of it.
 
-#![expect(non_snake_case, reason = "the names are candle's")]
-
 macro_rules! not_linked {
     ($($function:ident)*) => {
         $(
