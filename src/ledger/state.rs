@@ -54,7 +54,7 @@ impl Crashes {
         now.0 < self.at.0.saturating_add(crash_block_ms)
     }
 
-    /// Whether they are two or more, so that the input is not run again for now.
+    /// Whether they are two or more. Their input is refused as long as they count.
     pub fn are_too_many(&self, now: UnixMillis, crash_block_ms: u64) -> bool {
         self.count >= 2 && self.count_at(now, crash_block_ms)
     }

@@ -1,5 +1,5 @@
-//! How a request gets to an engine of its model: it is submitted with a lease of a loaded model, or
-//! has a place in the queue of one that is not loaded.
+//! This gives a request an engine of its model: at once, with a lease that keeps the model loaded,
+//! or after a wait in the model's queue until it is loaded.
 
 use super::ModelPool;
 use super::state::{Place, PoolState};

@@ -1,4 +1,4 @@
-//! How many connections may be open: of each client, by its address, and in all. When all places
+//! The bounds on open connections: for each client, by its address, and in all. When all places
 //! are taken, connections on which no request has arrived yet are the ones that can be closed for
 //! others: nobody loses an answer.
 

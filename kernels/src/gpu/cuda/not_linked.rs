@@ -1,6 +1,6 @@
-//! candle's library of kernels for quantised weights and for mixtures of experts has 14 MB, for
-//! devices of one architecture, and nothing here calls it: the witness computes with plain f32. The
-//! linker finds functions of ours under its names, and so takes nothing out of it.
+//! candle's library of kernels for quantised weights and for mixtures of experts takes 14 MB, runs
+//! on devices of one architecture only, and is never called here, because the witness computes in
+//! plain f32. The linker finds functions of ours under its names, so it takes nothing from it.
 
 macro_rules! not_linked {
     ($($function:ident)*) => {
