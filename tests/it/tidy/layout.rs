@@ -26,7 +26,7 @@ const MODULES: Rows = &[
         "store",
         &["config", "ledger", "ids", "clock", "failpoint", "file_lock", "durable_file", "recent"],
     ),
-    ("engine", &["config", "ids", "failpoint", "models", "kernels", "candle"]),
+    ("engine", &["config", "ids", "failpoint", "models", "kernels"]),
     (
         "catalogue",
         &[
@@ -79,7 +79,7 @@ const MODULES: Rows = &[
             "traces",
         ],
     ),
-    ("gateway", &["config", "metrics", "server", "tls", "traces"]),
+    ("gateway", &["config", "metrics", "server", "traces"]),
     (
         "node",
         &[
@@ -113,7 +113,6 @@ const MODULES: Rows = &[
             "ids",
             "ledger",
             "metrics",
-            "models",
             "node",
             "qualification",
             "server",
@@ -135,11 +134,15 @@ const SERVER: Rows = &[
     ("transport", &["error", "finish_response"]),
     ("forward", &["access_log"]),
     ("finish_response", &["access_log", "error", "forward", "headers", "transport"]),
-    ("auth", &["access_log", "error", "headers", "transport"]),
-    ("handlers", &["access_log", "auth", "error", "forward", "headers", "sse", "wire"]),
+    ("auth", &["access_log", "error", "transport"]),
+    ("handlers", &["access_log", "error", "forward", "headers", "sse", "wire"]),
     ("own_names", &[]),
     ("operator", &["openapi", "own_names", "wire"]),
 ];
+
+/// The crates below the node, and those that each of them may name.
+const CRATES_BELOW: Rows =
+    &[("kernels", &["candle"]), ("models", &["candle", "kernels"]), ("qualification", &[])];
 
 /// Crates that the rows name by a shorter word.
 const CRATES: [(&str, &str); 6] = [
@@ -167,15 +170,37 @@ pub fn modules(tree: &Tree) -> Vec<Offence> {
             found.push(offence(&file.path, format!("the table has no row for {module}")));
             continue;
         };
-        let known = file.mentions.iter().filter_map(|mention| module_named(mention));
-        for known in known.collect::<BTreeSet<_>>() {
-            if known != module && !allowed.contains(&known) {
-                let key = format!("{module} knows {known}");
-                found.push(offence(&key, format!("{} knows {known}", file.path)));
-            }
+        // A glob of the whole crate would bring modules in without naming them.
+        if file.mentions.iter().any(|mention| mention.text() == "crate::*") {
+            found.push(offence(&file.path, format!("{} names every module", file.path)));
         }
+        found.extend(unexpected(file, module, allowed, module_named));
     }
     found
+}
+
+/// Checks the dependencies of the crates below the node.
+pub fn crates(tree: &Tree) -> Vec<Offence> {
+    let mut found = Vec::new();
+    for (name, allowed) in CRATES_BELOW {
+        let own = tree.product().filter(|file| part(&file.path, "") == *name);
+        found.extend(own.flat_map(|file| unexpected(file, name, allowed, crate_named)));
+    }
+    found
+}
+
+/// The parts that a file of `own` names and that its row does not allow.
+fn unexpected(
+    file: &Source,
+    own: &str,
+    allowed: &[&str],
+    named: fn(&Mention) -> Option<&'static str>,
+) -> Vec<Offence> {
+    let known = file.mentions.iter().filter_map(named).collect::<BTreeSet<_>>();
+    let known = known.into_iter().filter(|known| *known != own && !allowed.contains(known));
+    let told =
+        |known| offence(&format!("{own} knows {known}"), format!("{} knows {known}", file.path));
+    known.map(told).collect()
 }
 
 /// The part of `folder` that a file below it belongs to.
@@ -183,13 +208,16 @@ fn part<'a>(path: &'a str, folder: &str) -> &'a str {
     path[folder.len()..].split(['/', '.']).next().unwrap_or_default()
 }
 
+/// The module of the node, or the crate below it, that is mentioned.
 fn module_named(mention: &Mention) -> Option<&'static str> {
-    let first = mention.path[0].as_str();
-    if let Some((_, name)) = CRATES.iter().find(|(known, _)| *known == first) {
-        return Some(name);
-    }
-    let second = mention.path.get(1).filter(|_| first == "crate")?;
-    MODULES.iter().map(|(name, _)| *name).find(|name| name == second)
+    let second = mention.path.get(1).filter(|_| mention.path[0] == "crate");
+    let module = second.and_then(|name| MODULES.iter().find(|(known, _)| known == name));
+    module.map(|(name, _)| *name).or_else(|| crate_named(mention))
+}
+
+fn crate_named(mention: &Mention) -> Option<&'static str> {
+    let found = CRATES.iter().find(|(known, _)| *known == mention.path[0]);
+    found.map(|(_, name)| *name)
 }
 
 /// Checks the dependencies between the parts of the server.
@@ -255,7 +283,11 @@ pub fn purity(tree: &Tree) -> Vec<Offence> {
                 found.push(offence(&file.path, detail));
                 continue;
             }
-            for to in counted().filter_map(|mention| followed(tree, mention)) {
+            if let Some(line) = reads_clock(next) {
+                found.push(offence(&file.path, format!("{way}:{line} calls elapsed")));
+                continue;
+            }
+            for to in counted().flat_map(|mention| followed(tree, mention)) {
                 open.push((to, format!("{way} → {}", to.path)));
             }
         }
@@ -282,14 +314,28 @@ fn counts(file: &Source, mention: &Mention) -> bool {
     !(file.path.ends_with("mod.rs") && mention.public)
 }
 
-fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Option<&'a Source> {
-    let inside = mention.path[0] == "crate" && mention.path.len() > 1;
-    defining(tree, "src/", &mention.path).filter(|_| inside)
+/// The files that a mention leads to: a glob leads to all that its module exports.
+fn followed<'a>(tree: &'a Tree, mention: &Mention) -> Vec<&'a Source> {
+    let inside = |mention: &&Mention| mention.path[0] == "crate" && mention.path.len() > 1;
+    let file = |mention: &Mention| defining(tree, "src/", &mention.path);
+    let Some(named) = Some(mention).filter(inside).and_then(file) else { return Vec::new() };
+    let is_glob = mention.path.last().is_some_and(|last| last == "*");
+    let exported = named.mentions.iter().filter(|export| is_glob && export.public);
+    std::iter::once(named).chain(exported.filter(inside).filter_map(file)).collect()
+}
+
+/// The line on which a file asks how long ago a moment was, which reads the clock.
+fn reads_clock(file: &Source) -> Option<usize> {
+    let mut called = file.tokens.windows(3);
+    let called = called.find(|w| w[0].is(".") && w[1].is("elapsed") && w[2].is("("))?;
+    Some(file.line(called[1].at))
 }
 
 /// Paths that may be named only in files whose path begins with one of the given prefixes.
-const NAMED_ONLY_IN: [(&str, &[&str]); 9] = [
+const NAMED_ONLY_IN: [(&str, &[&str]); 10] = [
     ("redb", &["src/store/embedded/"]),
+    // Whether a metric is explained is looked for there alone.
+    ("prometheus_client", &["src/metrics"]),
     ("tokio_postgres", &["src/store/postgres/"]),
     ("axum", &["src/server/", "src/gateway/"]),
     ("hyper", HTTP),
@@ -345,8 +391,10 @@ fn begins(file: &Source, places: &[&str]) -> bool {
 /// Places where a type may have a JSON schema: the wire's own types, the document that lists them,
 /// and the settings, whose schema `config schema` prints.
 const SCHEMAS: [&str; 4] = ["src/server/wire/", "src/server/openapi", "src/config", "src/ids.rs"];
-/// Further places in the server where a type may be written as JSON: the operator's own surface.
+/// Further places in the server where JSON may be written: the operator's own surface.
 const SERIALISED: [&str; 3] = ["src/server/wire/", "src/server/openapi", "src/server/operator/"];
+/// The one shape that all errors have.
+const ERRORS: &str = "src/server/error.rs";
 
 /// Checks that the shapes of the public API stand in `server/wire` alone.
 pub fn wire_types(tree: &Tree) -> Vec<Offence> {
@@ -358,6 +406,10 @@ pub fn wire_types(tree: &Tree) -> Vec<Offence> {
             found.push(offence(&file.path, format!("{} has JsonSchema", file.path)));
         } else if serves && has("Serialize") && !begins(file, &SERIALISED) {
             found.push(offence(&file.path, format!("{} has Serialize", file.path)));
+        }
+        let makes_json = file.tokens.windows(2).any(|w| w[0].is("json") && w[1].is("!"));
+        if serves && makes_json && !begins(file, &SERIALISED) && file.path != ERRORS {
+            found.push(offence(&file.path, format!("{} has json!", file.path)));
         }
     }
     found

@@ -39,6 +39,7 @@ struct Rule {
 
 const RULES: &[Rule] = &[
     rule("modules depend only on what the table allows", layout::modules, &[]),
+    rule("crates depend only on what the table allows", layout::crates, &[]),
     rule("parts of the server depend only on what the table allows", layout::server_parts, &[]),
     rule("the engine's pure files reach no clock, task or tensor", layout::purity, &[]),
     rule("each thing stands only where it may", layout::places, &[]),

@@ -49,6 +49,10 @@ fn imports_are_expanded() {
         "src/text/load.rs knows kernels",
     );
     broken(layout::modules, &[("src/attic/mod.rs", "")], "the table has no row for attic");
+    for all in ["use crate::*;", "use super::super::*;", "use {super::super::{*}};"] {
+        let text = format!("{all}\nfn f() {{\n    server::run();\n}}");
+        broken(layout::modules, &[(path, &text)], "src/engine/worker.rs names every module");
+    }
     for text in [
         "// use crate::server::Node;",
         "const A: &str = r#\"use crate::server::Node;\"#;",
@@ -60,6 +64,21 @@ fn imports_are_expanded() {
     ] {
         kept(layout::modules, &[(path, text)]);
     }
+}
+
+#[test]
+fn crates_know_only_those_below_them() {
+    let record = "qualification/src/record.rs";
+    broken(
+        layout::crates,
+        &[(record, "fn f(model: &dyn cresset_models::Model) {}")],
+        "qualification/src/record.rs knows models",
+    );
+    let memory = ("kernels/src/memory.rs", "use {cresset_models::KvCache, candle_core::Tensor};");
+    broken(layout::crates, &[memory], "kernels/src/memory.rs knows models");
+    let text = "use candle_core::Tensor;\nuse cresset_kernels::Ops;\nuse cresset_models::Model;";
+    kept(layout::crates, &[("models/src/cpu/mod.rs", text)]);
+    kept(layout::crates, &[(record, "#[cfg(test)]\nuse cresset_models::testing;")]);
 }
 
 #[test]
@@ -107,6 +126,16 @@ fn purity_is_judged_by_what_is_reached() {
     }
     let clean = "use std::time::Instant;\npub struct RowSampling(Instant);";
     kept(layout::purity, &[hub, sequence, ("src/engine/sampler.rs", clean)]);
+    let impure = ("src/engine/sampler.rs", "use tokio::sync::mpsc;");
+    for text in ["use super::*;", "use crate::engine::{*};"] {
+        let named = found(layout::purity, &[hub, ("src/engine/sequence.rs", text), impure]);
+        let expected =
+            ["src/engine/sequence.rs → src/engine/sampler.rs:1 reaches tokio::sync::mpsc"];
+        assert_eq!(named, expected, "{text}");
+    }
+    let text = "fn f(since: std::time::Instant) {\n    g(since.elapsed());\n}";
+    let expected = "src/engine/scheduler.rs:2 calls elapsed";
+    broken(layout::purity, &[("src/engine/scheduler.rs", text)], expected);
 }
 
 #[test]
@@ -117,6 +146,7 @@ fn each_thing_has_its_place() {
         ("fn f() {\n    std::env::var(\"X\");\n}", ":2 has std::env::var"),
         ("use std::env::{self, var_os as get};", ":1 has std::env::var_os"),
         ("use redb::Database;", ":1 has redb"),
+        ("use prometheus_client::registry::Registry;", ":1 has prometheus_client"),
         ("fn f() -> axum::Router {\n}", ":1 has axum"),
         (
             "use tokio::sync::mpsc::unbounded_channel;",
@@ -152,6 +182,13 @@ fn the_api_has_its_shapes_in_one_place() {
         &[("src/request/live.rs", serialised)],
         "src/request/live.rs has Serialize",
     );
+    let written = "fn f() -> Value {\n    serde_json::json!({ \"id\": 1 })\n}";
+    broken(
+        layout::wire_types,
+        &[("src/server/handlers/me.rs", written)],
+        "src/server/handlers/me.rs has json!",
+    );
+    kept(layout::wire_types, &[("src/server/error.rs", written)]);
     kept(layout::wire_types, &[("src/server/wire/objects.rs", derives)]);
     kept(layout::wire_types, &[("src/catalogue/manifest.rs", serialised)]);
 }
@@ -254,15 +291,19 @@ fn heads_and_names_are_looked_at() {
 #[test]
 fn a_type_name_means_one_thing() {
     let one = ("src/a.rs", "struct Job<T>(T);\ntrait T {\n    type Out;\n}");
-    for text in
-        ["pub enum Job {}", "mod a {\n    type Job = u8;\n}", "fn f() {\n    trait Job {}\n}"]
-    {
+    for text in [
+        "pub enum Job {}",
+        "mod a {\n    type Job = u8;\n}",
+        "fn f() {\n    trait Job {}\n}",
+        "impl A {\n    fn f(g: impl Fn()) {\n        type Job = u8;\n    }\n}",
+    ] {
         let expected = "Job is defined in kernels/src/b.rs src/a.rs";
         broken(shape::type_names, &[one, ("kernels/src/b.rs", text)], expected);
     }
     for text in [
         "#[cfg(test)]\nstruct Job;",
         "impl T for Work {\n    type Job = u8;\n}",
+        "pub unsafe trait U<A>: V {\n    fn f() {}\n    type Job;\n}",
         "use a::Job;",
         "// struct Job;",
     ] {

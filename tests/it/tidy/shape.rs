@@ -179,15 +179,15 @@ pub fn type_names(tree: &Tree) -> Vec<Offence> {
     places.iter().map(|(name, files)| detail(name, files)).collect()
 }
 
-/// Structs, enums, traits and aliases of a file; types inside an `impl` of a trait do not count.
+/// Structs, enums, traits and aliases of a file; types of a trait or of an `impl` do not count.
 fn defined_types(file: &Source) -> Vec<String> {
     let (mut found, mut open) = (Vec::new(), Vec::new());
     for (at, token) in file.tokens.iter().enumerate() {
         let name = || file.tokens.get(at + 1).filter(|name| name.is_word());
         match token.text.as_str() {
-            "{" => open.push(at >= 2 && file.tokens[at - 2].is("mod")),
+            "{" => open.push(has_associated_types(&file.tokens[..at])),
             "}" => drop(open.pop()),
-            "type" if open.iter().all(|module| *module) => found.extend(name()),
+            "type" if open.last() != Some(&true) => found.extend(name()),
             "struct" | "enum" | "trait" | "union" => found.extend(name()),
             _ => {}
         }
@@ -197,6 +197,14 @@ fn defined_types(file: &Source) -> Vec<String> {
         .filter(|name| name.text.starts_with(char::is_uppercase))
         .map(|t| t.text.clone())
         .collect()
+}
+
+/// Whether the brace that follows these tokens opens a trait or an `impl`.
+fn has_associated_types(before: &[Token]) -> bool {
+    let begins = before.iter().rposition(|token| ["{", "}", ";"].iter().any(|end| token.is(end)));
+    let head = &before[begins.map_or(0, |at| at + 1)..];
+    let first = head.iter().find(|t| ["impl", "trait", "fn", "mod"].iter().any(|item| t.is(item)));
+    first.is_some_and(|item| item.is("impl") || item.is("trait"))
 }
 
 /// The place where each metric is explained to people who run a node.

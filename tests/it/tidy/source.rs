@@ -64,6 +64,9 @@ impl Tree {
             collect(&root.join(folder), &mut paths);
         }
         paths.extend(DOCUMENTS.map(|name| root.join(name)));
+        // A document may stand in one of the folders.
+        paths.sort();
+        paths.dedup();
         let mut files = Vec::new();
         for path in paths {
             let Ok(text) = std::fs::read_to_string(&path) else { continue };
