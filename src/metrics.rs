@@ -49,7 +49,7 @@ macro_rules! metrics {
             /// Output tokens of settled requests of all models.
             generated: Counter,
             process: ProcessMetrics,
-            /// Of the node's gateway.
+            /// The metrics of the node's gateway.
             pub gateway: GatewayMetrics,
             pub spans: SpanCounts,
             pub certificates: CertificateEnds,

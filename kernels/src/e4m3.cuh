@@ -28,8 +28,8 @@ DEVICE bf16 e4m3_scale(uint32_t largest) {
     return from_float<bf16>(fminf(__uint_as_float(largest) * (1.0f / 448.0f), MOST));
 }
 
-// The factors for `widen_e4m3` of two scales of 1, 2^120: the bias of bf16's exponents is so much
-// larger.
+// The factors for `widen_e4m3` of two scales of 1, 2^120: the bias of bf16's exponents is larger
+// by 120.
 constexpr uint32_t E4M3_UNIT_FACTORS = 0x7b807b80u;
 // Those of a pair of scales.
 DEVICE uint32_t e4m3_factors(uint32_t scales) { return multiply_pairs(scales, E4M3_UNIT_FACTORS); }

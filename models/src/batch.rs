@@ -65,7 +65,7 @@ impl ForwardBatch {
     }
 
     /// The batch for a cache where `parts[group]` layers share a place of the group's blocks: each
-    /// block is so many smaller ones, of which every layer has its own. `None` where none do.
+    /// block is then `parts[group]` smaller ones, one for every layer. `None` where none share.
     pub(crate) fn in_parts(&self, parts: &[usize], block_size: usize) -> Option<Self> {
         if parts.iter().all(|parts| *parts == 1) {
             return None;

@@ -21,8 +21,8 @@ pub struct CacheKinds {
     /// The slots for states of sequences; 0 if no layer is recurrent. Every sequence that runs has
     /// one, and others keep states that later sequences can go on from.
     pub states: usize,
-    /// The first state of a prompt that is kept has at least so many tokens, and each further one
-    /// twice as many as the one before.
+    /// The first state of a prompt that is kept covers at least this many tokens, and each further
+    /// one twice as many as the one before.
     pub first_kept: usize,
 }
 
@@ -34,8 +34,8 @@ impl Default for CacheKinds {
 }
 
 impl CacheKinds {
-    /// For each group the most blocks that one sequence holds at a time, if so many of its tokens
-    /// are scheduled and not committed.
+    /// For each group the most blocks that one sequence holds at a time, if at most `in_flight` of
+    /// its tokens are scheduled and not committed.
     pub fn most_held(&self, block_size: usize, in_flight: usize) -> Vec<usize> {
         let most = |window: &Option<usize>| match window {
             Some(window) => (window - 1 + in_flight).div_ceil(block_size) + 1,

@@ -122,9 +122,9 @@ pub struct Recurrent {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RecurrentKind {
-    /// A gated convolution of so many taps, over the hidden size.
+    /// A gated convolution of `taps` taps, over the hidden size.
     ShortConv { taps: usize },
-    /// The gated delta rule, over the results of a convolution of so many taps.
+    /// The gated delta rule, over the results of a convolution of `taps` taps.
     DeltaRule { shape: DeltaShape, taps: usize },
     /// The selective scan, over the same.
     SelectiveScan(ScanConfig),
@@ -252,7 +252,7 @@ impl ModelConfig {
         self.attention_layers() * self.kv_bytes(self.kv_width(), block_size)
     }
 
-    /// Bytes of the K and V of one layer for so many tokens, where K has `width` elements of each.
+    /// Bytes of the K and V of one layer for `tokens` tokens, where K has `width` elements of each.
     /// Latent attention has one vector for both.
     pub(crate) fn kv_bytes(&self, width: usize, tokens: usize) -> usize {
         let caches = if self.latent.is_some() { 1 } else { 2 };

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 const CASES: &str = include_str!("../goldens/architectures.json");
 const LOGITS: &[u8] = include_bytes!("../goldens/architectures.safetensors");
-/// Of the formats of GGUF and of those of Hugging Face's folders.
+/// Blocks in the formats of GGUF, and in those of Hugging Face's folders.
 const BLOCKS: [&[u8]; 2] = [
     include_bytes!("../goldens/blocks.safetensors"),
     include_bytes!("../goldens/quantised_blocks.safetensors"),

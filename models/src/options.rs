@@ -119,8 +119,8 @@ impl ModelOptions {
         }
     }
 
-    /// States of sequences, of so many bytes each, that their share of `kv_bytes` holds. A sequence
-    /// that runs may take two.
+    /// The number of states of `bytes` bytes that their share of `kv_bytes` holds. A sequence that
+    /// runs may take two.
     pub(crate) fn num_states(&self, bytes: usize) -> Result<usize> {
         let most = (self.kv_bytes as f64 * self.state_share) as usize;
         match most.checked_div(bytes) {

@@ -65,7 +65,7 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Pairs of an id and a value that is added to its logit.
     pub bias: Vec<(u32, f32)>,
-    /// The asker goes away after so many tokens.
+    /// The asker goes away after this many tokens.
     pub leaves_after: Option<u32>,
 }
 
@@ -356,7 +356,7 @@ pub trait Subject {
         None
     }
     /// Ends the engine and starts it anew from the release's files, with its whole cache or with
-    /// so many blocks of it.
+    /// this many blocks of it.
     fn restart(&mut self, _blocks: Option<usize>) -> Result<()> {
         elsewhere()
     }

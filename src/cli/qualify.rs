@@ -304,7 +304,7 @@ fn show(context: &Context, standing: &RecordStanding, report: Option<&Path>) -> 
     exit(*reason)
 }
 
-/// Runs the checks over HTTP against an endpoint of anyone's.
+/// Runs the checks over HTTP against any endpoint, of this program or of another.
 async fn endpoint_report(
     context: &Context,
     url: &str,

@@ -48,7 +48,7 @@ pub struct BlockTable {
 }
 
 impl BlockTable {
-    /// Of a sequence whose prompt has so many tokens.
+    /// The empty table of a sequence. `prompt` is the number of tokens of its prompt.
     pub fn new(owner: BlockOwner, prompt: usize) -> Self {
         let (groups, chain, states) = (Vec::new(), Vec::new(), StateTable::default());
         Self { owner, prompt, groups, chain, registered: 0, states }

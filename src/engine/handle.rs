@@ -92,11 +92,11 @@ pub enum EnginePhase {
     #[default]
     Waiting,
     Scheduling,
-    /// The runner is asked to begin a step with so many sequences.
+    /// The runner is asked to begin a step.
     Launching {
         sequences: usize,
     },
-    /// The runner's results of a step with so many sequences are awaited.
+    /// The runner's results of a step are awaited.
     Collecting {
         sequences: usize,
     },

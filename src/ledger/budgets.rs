@@ -60,7 +60,7 @@ fn date(at: UnixMillis) -> Option<NaiveDate> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Consumption {
     pub units: Microcredits,
-    /// Of prompts and answers.
+    /// Tokens of prompts and answers together.
     pub tokens: u64,
 }
 

@@ -32,7 +32,7 @@ pub struct Account {
     /// request has ended.
     pub stores_answers: bool,
     pub budgets: Budgets,
-    /// Of all credentials of the account.
+    /// The use of all the account's credentials together.
     pub used: CalendarUse,
 }
 

@@ -67,7 +67,7 @@ impl ComputeDevice {
         }
     }
 
-    /// The first GPU, if it can be used and has so much free memory.
+    /// The first GPU, if it can be used and at least `least_free_mib` of its memory is free.
     fn automatic(least_free_mib: usize) -> Self {
         let found = gpu::probe(0).map_err(|why| why.to_string()).and_then(|properties| {
             let free = gpu::free_memory(0).map_err(|why| why.to_string())?;
@@ -164,7 +164,7 @@ fn check_groups(engine: &EngineSettings) -> Result<(), NodeError> {
     Err(NodeError::new(format!("engine.tensor_parallel = {count} {why}")))
 }
 
-/// Makes one device of each so many neighbouring ones.
+/// Makes one device of each `count` neighbouring ones.
 fn in_groups(
     first: ComputeDevice,
     further: Vec<ComputeDevice>,
@@ -220,7 +220,8 @@ fn check_alike(first: &ComputeDevice, other: &ComputeDevice) -> Result<(), NodeE
         .remedy("run a node for each kind"))
 }
 
-/// Says in one sentence why a GPU with so much free memory is not taken unless it is named.
+/// Checks whether a GPU has enough memory to be taken without being named. `free` is in bytes. The
+/// error says in one sentence why not.
 fn enough_memory(gpu: &Properties, free: usize, least_free_mib: usize) -> Result<(), String> {
     let (name, least) = (&gpu.name, least_free_mib << 20);
     let asked = format!("where engine.gpu_least_free_mib asks for {least_free_mib}");

@@ -50,7 +50,7 @@ impl Assembly {
         Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
     }
 
-    /// Loads the engine of a release for its checks once more, with so many blocks of its cache.
+    /// Loads the engine of a release for its checks once more, with `blocks` blocks of its cache.
     pub(super) fn load_again(
         &self,
         source: &ModelSource,
@@ -296,7 +296,7 @@ pub fn card(source: &ModelSource) -> Result<ModelCard, String> {
 /// The memory that a release takes on a GPU with some settings.
 pub struct GpuMemory {
     pub weight_bytes: u64,
-    /// Of the cache, over all layers.
+    /// Bytes that a token takes in the cache, in all layers together.
     pub token_bytes: usize,
     pub kv_dtype: &'static str,
 }

@@ -120,7 +120,7 @@ impl ScoredText {
             let sequence = batch.cu_seqlens_q.partition_point(|start| *start as usize <= row);
             is_asked(batch.cu_seqlens_q[sequence - 1] as usize)
         };
-        // A device has room for few rows: then every so many are scored.
+        // A device has room for few rows: then one row in `every` is scored.
         let every = if self.path == ScorePath::Prefill { total.div_ceil(most) } else { total };
         let row = |row: usize| {
             let asked = is_asked(row);
@@ -166,7 +166,7 @@ impl Runner for ScoringRunner {
             return Ok(());
         };
         let mut wanted = text.rows(batch, self.most_rows);
-        // What follows a draft that the text does not have is no part of the text's score.
+        // A row behind a draft that differs from the text does not count in the text's score.
         for ((_, row), asked) in wanted.iter_mut().filter(|(_, row)| row.asked).zip(rows) {
             row.scored &= text.tokens.starts_with(&asked.tokens);
         }

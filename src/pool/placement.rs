@@ -48,9 +48,9 @@ pub(super) fn choose(candidates: &[PossiblePlace], session: Uuid) -> Option<Plac
     Some(Placement { also_load, ..on(least) })
 }
 
-/// Of the devices that have a model, a session's own is that with the largest weight, so a further
-/// one takes its share of the sessions over and the others stay where they are (rendezvous
-/// hashing; Thaler and Ravishankar, 1998).
+/// A session stays on that device with its model which has the largest weight. So a further device
+/// takes over its share of the sessions and the others stay where they are (rendezvous hashing;
+/// Thaler and Ravishankar, 1998).
 fn weight(session: Uuid, device: usize) -> u64 {
     let mut hasher = DefaultHasher::new();
     (session, device).hash(&mut hasher);

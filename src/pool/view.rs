@@ -30,7 +30,7 @@ pub struct DeviceView {
     pub free: u64,
     /// It cannot be used any more before this process has ended.
     pub is_lost: bool,
-    /// Of all its engines.
+    /// The numbers of all its engines together.
     pub stats: EngineStats,
 }
 

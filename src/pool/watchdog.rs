@@ -7,9 +7,9 @@ use crate::engine::EngineProgress;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// A step may take so many times as long as the slowest one before it.
+/// A step may take this many times as long as the slowest one before it.
 const SLOWER_THAN_SEEN: u32 = 10;
-/// After so many times the time of a stall the process ends.
+/// The process ends after this many times the time after which an engine counts as stalled.
 const HOPELESS: u32 = 5;
 /// Looks at the engines in the time of a stall, and the longest time between two.
 const LOOKS: u32 = 10;

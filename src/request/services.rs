@@ -24,7 +24,7 @@ pub struct Services {
     pub config: Config,
     pub store: Store,
     pub clock: Arc<dyn Clock>,
-    /// Of the data folder, whose key signs receipts.
+    /// The releases of the data folder, and its key, which signs receipts.
     pub catalogue: Catalogue,
     pub metrics: Arc<Metrics>,
     pub traces: Traces,

@@ -299,8 +299,8 @@ fn escape(text: &str) -> Option<(String, usize)> {
     Some((found.into(), 1))
 }
 
-/// The same of a letter and a character's number in so many digits. Where no character has it, as
-/// with half of a pair, a sign for that stands there.
+/// The same of a letter and a character's number in `digits` digits. A number that no character
+/// has, such as one half of a surrogate pair, gives the replacement character.
 fn escaped_code(letter: char, text: &str, digits: usize) -> Option<(String, usize)> {
     let code = text.get(1..=digits);
     if code.is_none() && text.is_ascii() {

@@ -36,8 +36,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// On a device, 16, 32, 64, 80, 96, 128 and 256 have the fastest kernels in bf16.
     pub head_dim: usize,
-    /// If set, a key's value is so many first dimensions of the key, and `v_cache` is `k_cache`. On
-    /// a device, values have at most 512 dimensions.
+    /// If set, the value of a key is this many of the key's first dimensions, and `v_cache` is
+    /// `k_cache`. On a device, values have at most 512 dimensions.
     pub value_prefix: Option<usize>,
     /// Tokens of a block. On a device this is a power of two, at least 16; the CPU is fastest if
     /// it is a multiple of sixteen.

@@ -126,7 +126,7 @@ fn first_key(window: Option<usize>, position: usize) -> usize {
     window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
-/// Keys of a split: so many that merging the split costs little in comparison.
+/// Keys of a split: enough of them that merging the split costs little in comparison.
 const SPLIT: usize = 4 * TILE;
 /// Rows (queries × heads of a group) that are kept in registers together; six were no faster.
 pub(super) const ROWS: usize = 4;

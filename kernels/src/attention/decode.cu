@@ -104,7 +104,7 @@ template <uint32_t D>
 struct PartMerge {
     static constexpr uint32_t STRIDE = PartialState::stride(D);
 
-    // Of the tile's first head.
+    // These belong to the tile's first head.
     const float* workspace;
     const float* sinks;
     bf16* out;

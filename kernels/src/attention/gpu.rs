@@ -65,8 +65,9 @@ pub struct PrefillQueries {
     pub cu_seqlens: View,
     /// At least the number of queries of any sequence.
     pub most: usize,
-    /// `[1]` u32: a block computes the keys in splits of so many tokens, a multiple of 64. That
-    /// gains nothing: use [`WHOLE`] unless the bits must equal those of decode with fixed cuts.
+    /// `[1]` u32: the tokens of a split, a multiple of 64. A block computes keys split by split,
+    /// which gains nothing: use [`WHOLE`] unless the bits must equal those of decode with fixed
+    /// cuts.
     pub split: View,
     /// The most tokens of any sequence. With it, blocks share the keys of few queries in parts that
     /// depend on the whole step; without it, each block computes all keys of its queries.
@@ -284,7 +285,7 @@ pub fn decode(
     gpu.launch(&decode_launch(gpu, args, &grid, shares)?, &params)
 }
 
-/// The number of f32 values that so many partial results of `decode` take.
+/// The number of f32 values that `partials` partial results of `decode` take.
 pub fn partial_values(partials: usize, heads: &HeadShape) -> usize {
     partials * heads.heads * (heads.value_dim() + 2).next_multiple_of(4)
 }

@@ -55,8 +55,8 @@ impl DecodeGrid {
 pub enum KeyCuts {
     /// At any tile, as the lengths of all sequences ask for.
     Anywhere,
-    /// At all multiples of so many tokens, a multiple of [`TILE`], and nowhere else: the pieces of
-    /// a sequence depend on its own length alone.
+    /// At all multiples of this number of tokens, itself a multiple of [`TILE`], and nowhere else:
+    /// the pieces of a sequence depend on its own length alone.
     Every(usize),
 }
 

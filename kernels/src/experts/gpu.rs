@@ -16,7 +16,7 @@ const WARPS: usize = 4;
 /// Threads of a block that adds up results.
 const COMBINE_THREADS: usize = 128;
 
-/// The three parts of a plan for so many choices.
+/// The three parts of a plan for `choices` choices.
 fn parts(plan: View, choices: usize, experts: usize) -> [View; 3] {
     let begins = choices + experts + 1;
     [plan.slice(0..choices), plan.slice(choices..begins), plan.slice(begins..begins + choices)]

@@ -73,8 +73,8 @@ DEVICE PackedExperts<Format> packed_experts(const unsigned char* w, const Format
     return {w, format};
 }
 
-// Calls `product` with the matrix of the block's expert, its bias, and so many of its choices at a
-// time.
+// Calls `product` with the matrix of the block's expert, its bias, and at most CHOICES of its
+// choices at a time.
 template <uint32_t CHOICES, class Experts, class Product>
 DEVICE void for_choices(const bf16* x, const Experts& all, const bf16* bias, uint32_t rows,
     uint32_t cols, const Plan& plan, Product product) {

@@ -116,7 +116,8 @@ pub struct Properties {
 const OLDEST: (u32, u32) = (8, 0);
 
 impl Properties {
-    /// Blocks with so many bytes of shared memory that it allows one multiprocessor to run at once.
+    /// The number of blocks, each with `shared_bytes` of shared memory, that one multiprocessor can
+    /// run at once.
     pub(crate) fn resident(&self, shared_bytes: u32) -> usize {
         /// Bytes that a multiprocessor reserves for each block.
         const RESERVED: u32 = 1024;

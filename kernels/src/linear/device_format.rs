@@ -172,7 +172,7 @@ impl DeviceFormat {
         }
     }
 
-    /// Bytes of a band of a matrix of so many columns.
+    /// Bytes of a band of a matrix of `cols` columns.
     pub fn band_bytes(&self, cols: usize) -> usize {
         cols.div_ceil(TILE_COLUMNS) * self.tile_bytes()
             + cols.div_ceil(self.header_columns()) * self.header_bytes()

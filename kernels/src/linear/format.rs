@@ -146,7 +146,7 @@ const fn k_quant(low: usize, high: usize, zero: i32, group: usize, scales: Scale
     }
 }
 
-/// Integers with a scale and a zero for so many columns.
+/// Integers with a scale and a zero for each `super_cols` columns.
 const fn integers(bits: usize, super_cols: usize) -> Format {
     let format = k_quant(bits, 0, 0, BLOCK, Scales::Direct);
     Format { super_cols, zeros: true, min: false, header: HeaderScale::F32, ..format }

@@ -17,7 +17,7 @@ use crate::operand::{DeviceOps, MatrixInputs};
 use crate::storage::ensure;
 use crate::{Result, args};
 
-/// From so many rows of `x` on, the library may multiply, where our GEMV has no room.
+/// From this many rows of `x` on, the library may multiply, where our GEMV has no room.
 pub const LIBRARY_ROWS: usize = 9;
 /// Up to this many rows of `x` our GEMV is used in the fast mode. On an H200, it takes 114 us for
 /// the four products of a layer of Llama 3.1 8B with 16 rows, and the library 120. With 32 rows it
@@ -206,7 +206,7 @@ fn by_parts(gpu: &DeviceOps, args: &LinearArgs<View>, n: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether kernels for tensor cores take rows of `x` of so many values, beside the other operands.
+/// Whether kernels for tensor cores take rows of `x` of `cols` values, beside the other operands.
 /// They read and write 16 bytes at once.
 pub(crate) fn on_tensor_cores(
     x: View,

@@ -14,7 +14,7 @@ use super::pack::{SuperBlock, legacy, nibble, two_bits, u16_at};
 const POINTS: usize = 4608;
 static GRIDS: &[u8; 2 * POINTS] = include_bytes!("grids.bin");
 
-/// A table of points, each with the values of so many columns.
+/// A table of points, each with the values of `columns` columns.
 struct CodeGrid {
     first: usize,
     columns: usize,
@@ -49,7 +49,8 @@ fn signed(half: u8, number: u8, negative: bool) -> u8 {
     if negative { half - 1 - number } else { half + number }
 }
 
-/// The signs of eight values by their index of seven bits: an even number of them is negative.
+/// The signs of eight values. The index has seven of them as bits; the eighth follows, because the
+/// number of negative values is always even.
 fn even_signs(index: u32) -> u8 {
     let seven = index as u8 & 127;
     seven | (seven.count_ones() as u8 & 1) << 7

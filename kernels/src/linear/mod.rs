@@ -236,7 +236,7 @@ impl Weight {
         !self.parts.iter().all(|part| part.dtype.is_dense())
     }
 
-    /// Whether it consists of so many matrices of equal rows and parts, one below the other.
+    /// Whether it consists of `count` matrices of equal rows and parts, one below the other.
     pub(crate) fn is_stack_of(&self, count: usize) -> bool {
         let (parts, rows) = (self.parts.len() / count, self.rows / count);
         parts > 0

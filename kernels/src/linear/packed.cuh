@@ -64,7 +64,7 @@ struct FormatNumbers {
 #define FORMAT_NUMBERS \
     FormatNumbers { scales, minimum, columns, exponent }
 
-// Calls `body` with the format of these numbers, among those of so many bits.
+// Calls `body` with the format of these numbers, among those whose codes have BITS bits.
 template <uint32_t BITS, bool FLOATS, class Body>
 DEVICE void with_format(const FormatNumbers& numbers, Body body) {
     uint32_t columns = numbers.columns, exponent = numbers.exponent;
@@ -107,7 +107,7 @@ DEVICE uint32_t less_128(uint32_t codes) {
         masked_xor(codes, 0x007f007fu, TWO_128), masked_xor(codes, 0x00800080u, TWO_256));
 }
 
-// Two codes that are floats of so many bits, in bf16. Their bits are those of numbers that are
+// Two codes that are floats of `bits` bits, in bf16. Their bits are those of numbers that are
 // smaller by a power of two, the difference of the exponents' offsets.
 DEVICE uint32_t widened_floats(uint32_t codes, uint32_t bits, uint32_t exponent) {
     uint32_t sign = (1u << (bits - 1)) * 0x00010001u, magnitude = sign - 0x00010001u,

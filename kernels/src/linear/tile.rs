@@ -119,7 +119,8 @@ pub(super) struct PanelOperands<X> {
     /// The tile's first output, which is written; rows are `stride` apart.
     pub out: *mut f32,
     pub stride: usize,
-    /// The last rows bring the weights that are so many bytes further on into the cache; 0: none.
+    /// While the last rows are computed, the weights this many bytes further on are fetched into
+    /// the cache; 0: none are.
     pub ahead: usize,
 }
 

@@ -99,7 +99,7 @@ impl WeightType {
         self.block_size() == 1
     }
 
-    /// The bytes that so many values, whole blocks, take in the memory of a CPU.
+    /// The bytes that `count` values, in whole blocks, take in the memory of a CPU.
     pub fn cpu_bytes(self, count: usize) -> usize {
         format::of(self).map_or(count / self.block_size() * self.type_size(), |format| {
             format.panel_bytes(count) / LANES

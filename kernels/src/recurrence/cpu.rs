@@ -21,7 +21,7 @@ use std::ops::Range;
 
 /// With fewer values than this, waking a thread costs more than it saves.
 const VALUES_PER_TASK: usize = 8 * 1024;
-/// Columns of a head's state that are computed together: so many stay in the first-level cache.
+/// Columns of a head's state that are computed together: this many stay in the first-level cache.
 const COLUMNS: usize = 32;
 /// Added to the sum of squares by which queries and keys are divided.
 const UNIT_EPS: f32 = 1e-6;

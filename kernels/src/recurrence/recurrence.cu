@@ -108,7 +108,8 @@ DEVICE void short_conv(const T* x, const float* weight, const float* bias, float
     if (search.index > 0) return;
     float* fresh =
         states + static_cast<size_t>(moves.write(search.sequence)) * kept * width + channel;
-    // If both slots are one, an input that is still to be read stands behind the one written.
+    // Both slots may be the same: an input is read before its place is written, because it lies
+    // `count` places further on.
     for (uint32_t j = 0; j < kept; j++)
         fresh[static_cast<size_t>(j) * width] = own.input(count + j);
 }

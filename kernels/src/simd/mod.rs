@@ -311,7 +311,7 @@ mod tests {
         fn eight_bits(codes: &[u8; LANES], out: &mut [[f32; LANES]; 2]) = floats_of_eight_bits
     );
 
-    /// The value by the definition of a float of eight bits with so many bits of mantissa.
+    /// The value by the definition of a float of eight bits, `mantissa` of which are its mantissa.
     fn float_of(code: u8, mantissa: i32, bias: i32) -> f64 {
         let sign = if code >> 7 == 1 { -1.0 } else { 1.0 };
         let (exponent, rest) =

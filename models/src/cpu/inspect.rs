@@ -64,7 +64,7 @@ struct CountedWeights {
 }
 
 impl CountedWeights {
-    /// Counts matrices that take so many bytes on a GPU.
+    /// Counts matrices that take `gpu_bytes` on a GPU.
     fn count_matrices(&mut self, parts: &[Raw], gpu_bytes: usize) -> Result<Weight> {
         for part in parts {
             self.count(part.dtype, part.rows * part.cols);

@@ -66,7 +66,8 @@ impl StepShape {
         [self.tokens, self.sequences, self.decodes] == [self.rows; 3]
     }
 
-    /// Words of the inputs with so many pieces of keys, blocks in all tables, and special tokens.
+    /// The size of the inputs in words, with these numbers of pieces of keys, of blocks in all
+    /// tables, and of special tokens.
     pub(super) fn words(&self, pieces: usize, blocks: usize, specials: usize) -> usize {
         let sampling = encoded_words(self.rows, specials);
         Layout::new(self).sampling + sampling + list_words(pieces, blocks)
@@ -95,11 +96,12 @@ struct Layout {
     /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
     selected: Range<usize>,
-    /// Of all sequences, if they have states: their first rows and the slots of their states.
+    /// If sequences have states: the first row of each, and the slots that its state is read from
+    /// and written to.
     state_starts: Range<usize>,
     state_reads: Range<usize>,
     state_writes: Range<usize>,
-    /// Of each kind of attention: the first piece of each share, and the first partial result of
+    /// For each kind of attention: the first piece of each share, and the first partial result of
     /// each sequence that decodes.
     plans: [[Range<usize>; 2]; KINDS],
     sampling: usize,
@@ -241,7 +243,7 @@ pub(super) struct Staged<'a> {
     pub batch: &'a ForwardBatch,
     pub rows: &'a [DeviceRow],
     pub shape: StepShape,
-    /// Of each kind of attention, for the sequences that decode.
+    /// One for each kind of attention, over the sequences that decode.
     pub plans: &'a [DecodePlan],
     /// Tokens of one split of the keys of prefill.
     pub prefill_split: u32,

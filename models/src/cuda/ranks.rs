@@ -20,9 +20,9 @@ pub struct TensorParallel {
     config: ModelConfig,
     cache_kinds: CacheKinds,
     num_blocks: usize,
-    /// Of all ranks together.
+    /// The sum over all ranks.
     weight_bytes: usize,
-    /// Of the rank that takes most.
+    /// That of the rank which takes most.
     memory_bytes: usize,
     depth: usize,
 }

@@ -34,7 +34,8 @@ pub(super) struct DeviceStore {
     dequantises: bool,
     /// The memory for that, which all packed matrices share. It is there once one needs it.
     scratch: Option<Arc<Buffer>>,
-    /// The memory for inputs in the order of columns, which all matrices of so many columns share.
+    /// The memory for inputs in the order of columns, shared by all matrices with equally many
+    /// columns.
     gathered: SharedRows,
     /// That for inputs rounded to eight bits.
     rounded: SharedRows,

@@ -26,7 +26,8 @@ impl HeadNames {
     /// The beginning of all names of heads that are apart from the model's layers.
     pub(super) const APART: &str = "mtp.";
 
-    /// The names of the head that the files have, if they have one. The model has so many layers.
+    /// The names of the head that the files have, if they have one. `layers` is the number of the
+    /// model's own layers.
     pub(super) fn find<O: Ops>(t: &Tensors<O>, layers: usize) -> Option<Self> {
         let behind = format!("model.layers.{layers}.");
         let own = ["eh_proj", "enorm", "hnorm", "shared_head.norm"];

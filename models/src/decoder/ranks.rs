@@ -18,7 +18,7 @@ impl ArchSpec {
     /// Makes the sizes those of one rank's share.
     ///
     /// # Errors
-    /// A text that says what cannot be shared by so many GPUs.
+    /// Returns a text that says what this number of GPUs cannot share.
     pub(super) fn take_share(&mut self, rank: Rank) -> Result<(), String> {
         let count = rank.count;
         if count == 1 {

@@ -39,7 +39,7 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.keep(names[0], stacked)
     }
 
-    /// Takes a tensor of so many matrices `[rows, cols]`, one below the other.
+    /// Takes a tensor of `matrices` matrices `[rows, cols]`, one below the other.
     fn raw_of_matrices(
         &mut self,
         name: &str,

@@ -9,8 +9,8 @@ use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::WeightType;
 
-/// The rows of a tensor that has for each head so many rows of a first part and then so many of a
-/// second: those of each part, head by head.
+/// Divides a tensor that has for each head `first` rows of one part and then `second` rows of
+/// another: returns the rows of each part, head by head.
 pub(super) fn rows_of_parts(
     whole: &TensorBytes,
     [first, second]: [usize; 2],

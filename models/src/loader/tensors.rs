@@ -119,7 +119,8 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.stack_of(parts, cols, parts.len())
     }
 
-    /// The same with so many matrices: the last one stands for those of which there is no tensor.
+    /// The same with `matrices` matrices: the last one stands for those that have no tensor of
+    /// their own.
     pub fn stack_of(
         &mut self,
         parts: &[(&str, usize)],

@@ -45,8 +45,8 @@ pub(super) fn full_cache(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding { value, ..finding })
 }
 
-/// Which of so many equal requests, each as long as the context, got a wrong answer; and how often
-/// blocks were taken meanwhile.
+/// Sends `count` equal requests, each as long as the context. Returns which of them got a wrong
+/// answer, and how often blocks were taken meanwhile.
 fn filled(input: &mut CheckInput, count: usize) -> Result<(Vec<String>, u64)> {
     let context = input.scope.context_tokens;
     let prompt = input.varied_text(context.saturating_sub(OUTPUT) as usize, "harbour")?;
@@ -68,7 +68,7 @@ fn filled(input: &mut CheckInput, count: usize) -> Result<(Vec<String>, u64)> {
 const SOAK_BLOCKS: usize = 40;
 /// Requests of a round.
 const REQUESTS: u32 = 8;
-/// A short soak has so many rounds.
+/// The rounds of a short soak.
 const LEAST_ROUNDS: usize = 24;
 /// Stretches of the soak whose medians are compared. What comes before them fills caches.
 const STRETCHES: usize = 8;

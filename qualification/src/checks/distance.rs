@@ -6,7 +6,7 @@ use crate::policy::{PrecisionBounds, policy};
 use crate::subject::{PositionLogprob, Precision};
 
 /// A larger lead of their first choice over their second must not be lost, log-probability, except
-/// at one position of so many.
+/// at one position in `TURNED_ONE_OF`.
 const DECISIVE_TOP: f32 = 0.5;
 const TURNED_ONE_OF: usize = 2_000;
 /// Below this mass, what the most likely tokens leave is rounding.

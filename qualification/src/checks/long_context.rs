@@ -18,9 +18,9 @@ const LONGEST: usize = 32_768;
 /// Tokens at the end for the last questions, and the least that is long.
 const LAST: usize = 256;
 const LEAST: usize = 768;
-/// Every so many positions the distributions are compared.
+/// The distributions are compared at one position in this many.
 const STEP: usize = 16;
-/// A part of the text may be so many times as far away as its first eighth.
+/// A part of the text may be this many times as far away as its first eighth.
 const PART: f64 = 3.0;
 const PLACES: [&str; 15] = [
     "Rome", "Oslo", "Cairo", "Lima", "Tokyo", "Paris", "Delhi", "Quito", "Accra", "Dublin",
@@ -34,7 +34,7 @@ struct LongText {
     answers: [Vec<usize>; REACHES.len()],
 }
 
-/// A piece of text that comes as soon as the text has so many tokens.
+/// A piece of text that is inserted as soon as the text has `at` tokens.
 struct Insertion {
     at: usize,
     text: String,

@@ -17,13 +17,14 @@ const PROMPT: usize = 6;
 /// Blocks of the small cache in which prompts are evicted.
 const SMALL: usize = 16;
 
-/// Requests that run side by side: the last one is compared, and loses its blocks so many times.
+/// Requests that run side by side. The last one is compared, after it has lost its blocks.
 struct Crowd {
     /// Blocks of the cache.
     blocks: usize,
     /// Blocks that each prompt has, and that each answer fills.
     prompt: usize,
     answers: &'static [usize],
+    /// How often the last request loses its blocks.
     times: u64,
 }
 
@@ -151,7 +152,7 @@ impl CheckInput<'_> {
         self.subject.room().ok_or("the release is loaded elsewhere")
     }
 
-    /// Asks an engine that was started anew with a cache of so many blocks, and starts it with its
+    /// Asks an engine that was started anew with a cache of `blocks` blocks, and starts it with its
     /// whole cache afterwards.
     pub(super) fn with_blocks<T>(
         &mut self,

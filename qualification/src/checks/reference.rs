@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The first of the tenants that no other check uses, one for each document.
 const DOCUMENTS: u32 = 40;
-/// A part of the documents may be so many times as far away as all of them.
+/// A part of the documents may be this many times as far away as all of them.
 const PART: f64 = 3.0;
-/// The documents are judged in stretches of so many positions too, because a wrong window or
+/// The documents are judged in stretches of this many positions too, because a wrong window or
 /// rotation shows late.
 const STRETCH: usize = 1024;
 

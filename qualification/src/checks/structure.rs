@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// A tenant that no other check uses.
 const QUESTIONS: u32 = 16;
-/// Tensors of one role are compared when so many layers have one.
+/// Tensors of one role are compared when at least this many layers have one.
 const LAYERS: usize = 4;
 
 /// Compares each tensor's scale with that of the same tensor in the other layers.

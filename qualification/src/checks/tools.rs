@@ -58,7 +58,8 @@ pub(super) fn calls(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, cases.len() + told.len() + GENERATED, GATE))
 }
 
-/// What is wrong with the prompt of a conversation whose prompt by the reference is known.
+/// Compares the prompt of a conversation with the one that the reference made of it, and says what
+/// is wrong.
 fn told_otherwise(
     input: &mut CheckInput,
     conversation: &ToolConversation,

@@ -78,7 +78,7 @@ impl CheckInput<'_> {
         Ok(first)
     }
 
-    /// Members for an answer of so many tokens, past end-of-text where that can be asked for.
+    /// Members that ask for `max_tokens` tokens, past end-of-text where the surface can do that.
     pub(super) fn long(&self, max_tokens: u32) -> Value {
         let mut body = json!({ "max_tokens": max_tokens });
         let ApiManner { ignore_eos, .. } = self.subject.api_manner();

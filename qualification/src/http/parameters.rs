@@ -130,7 +130,7 @@ fn logit_bias(input: &mut CheckInput) -> Result<Effect> {
     Ok(if repeats { Effect::Right } else { Effect::Wrong(format!("100 gave {text:?}")) })
 }
 
-/// Whether a text is the same piece so many times, apart from a blank at its beginning.
+/// Whether a text is the same piece `times` times, apart from a blank at its beginning.
 fn is_repeated(text: &str, times: usize) -> bool {
     let exact = |text: &str| {
         let length = text.len() / times;

@@ -95,7 +95,7 @@ struct Comparison<'a> {
     shown: usize,
     /// The reference ends its text within the tokens at hand.
     ends: bool,
-    /// The text of the first so many tokens, in whole characters.
+    /// For each number of tokens, the text of that many first ones, in whole characters.
     texts: Vec<String>,
 }
 

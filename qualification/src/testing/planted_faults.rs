@@ -199,9 +199,9 @@ pub struct Faulty<S> {
     inner: S,
     fault: PlantedFault,
     seen: BTreeSet<Vec<u32>>,
-    /// Tokens that each prompt of a tenant found in the cache at most, of this engine.
+    /// For each tenant and prompt, the most tokens that this engine found in its cache.
     found: BTreeMap<(u32, Vec<u32>), u32>,
-    /// What tenants asked the engine before.
+    /// The prompts that tenants have sent to the engine.
     asked_before: BTreeSet<(u32, Vec<u32>)>,
     calls: u64,
     requests: u64,

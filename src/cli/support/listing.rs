@@ -44,7 +44,8 @@ pub(crate) async fn show<K: DeserializeOwned>(
 pub(crate) struct PrintedListing {
     output: Output,
     columns: &'static [&'static str],
-    /// Of the table's columns so far. A wider cell of a later page moves the columns from there on.
+    /// The widths of the columns so far. A wider cell of a later page moves the columns from there
+    /// on.
     widths: Vec<usize>,
     /// Rows printed so far.
     rows: usize,

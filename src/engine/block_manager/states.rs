@@ -46,8 +46,9 @@ impl StateTable {
         &self.latest
     }
 
-    /// Begins with a state of so many tokens that stays, or without one. `wanted` is the number of
-    /// tokens from which it would have gone on if a state had been kept there.
+    /// Begins with a state that stays (its slot, and the tokens that it covers), or without one.
+    /// `wanted` is the number of tokens from which it would have gone on if a state had been kept
+    /// there.
     pub(super) fn begin(&mut self, state: Option<(u32, usize)>, wanted: Option<usize>) {
         assert!(self.held.is_empty(), "a sequence that begins holds no state");
         let stays = |(slot, tokens)| HeldState { slot, tokens, stays: true };
@@ -69,8 +70,8 @@ impl StateTable {
     ) {
         let read = self.held.last().map_or(NO_STATE, |state| state.slot);
         let write = match self.held.last() {
-            // Of two states the last is that of a row that was not computed yet: nobody has seen
-            // it, so it can be written over even if it was to stay.
+            // If there are two states, the last belongs to a row that was not computed yet: no
+            // other sequence has found it, so it can be written over even if it was to stay.
             Some(state) if !state.stays || self.held.len() > 1 => state.slot,
             _ => pool.take(owner),
         };

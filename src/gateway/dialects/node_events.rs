@@ -19,7 +19,7 @@ pub(crate) enum NodeEvent {
 #[derive(Clone, Debug)]
 pub(crate) enum NodePart {
     Text(String),
-    /// Of what the model thinks before it answers.
+    /// Text that the model thinks before it answers.
     Thought(String),
     /// The beginning of a call of a tool.
     Call {
@@ -110,7 +110,7 @@ impl UpstreamError {
     pub(crate) fn of_answer(head: &Parts, body: &[u8]) -> Self {
         let answer: Value = serde_json::from_slice(body).unwrap_or_default();
         let mut error: Self = serde_json::from_value(answer["error"].clone()).unwrap_or_default();
-        // Of a wrong credential the node tells the code alone.
+        // For a wrong credential the node gives only the code.
         if error.message.is_empty() {
             let is_credential = head.status == StatusCode::UNAUTHORIZED;
             error.message = String::from(if is_credential { WRONG_KEY } else { UNKNOWN });

@@ -31,7 +31,7 @@ struct ResponsesItem {
     role: String,
     #[serde(default)]
     content: Value,
-    /// Of a call and of what the function answered.
+    /// The id of a call, also beside what the function answered.
     #[serde(default)]
     call_id: String,
     #[serde(default)]

@@ -263,7 +263,8 @@ impl<'a> FaultBench<'a> {
         line
     }
 
-    /// Runs the check that has to find the fault; of a harmless change, all that compare.
+    /// Runs the check that has to find the fault, or for a harmless change all checks that could
+    /// wrongly find one.
     fn judged(
         &self,
         subject: &mut EngineSubject,

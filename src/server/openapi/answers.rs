@@ -101,7 +101,8 @@ fn refusal(errors: &[ApiError], error_schema: &Value) -> Value {
     })
 }
 
-/// The headers of the table. A header that only some errors of the status have is not promised.
+/// The headers that the error table gives to these errors. A header that only some errors of the
+/// status have is not promised.
 fn refusal_headers(errors: &[ApiError]) -> Map<String, Value> {
     let mut all: Map<String, Value> = ALWAYS.map(header_ref).into_iter().collect();
     let having = |name: &HeaderName| {

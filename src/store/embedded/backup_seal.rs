@@ -1,4 +1,4 @@
-//! The seal of a backup: the digest of all its bytes, which stands behind them. A restore compares
+//! The seal of a backup: the digest of all its bytes, written at its end. A restore compares
 //! it first, so that no changed byte of a backup is ever used, wherever in the file it lies.
 
 use super::disk;

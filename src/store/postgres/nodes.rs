@@ -24,7 +24,7 @@ use tokio::task::AbortHandle;
 use tokio::time::sleep;
 use uuid::Uuid;
 
-/// Of the states of a node, `ACTIVE` is 0.
+/// States of a node's row. The third, an active node, is 0.
 const ENDED: i16 = 1;
 const LEFT: i16 = 2;
 

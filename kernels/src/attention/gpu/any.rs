@@ -11,7 +11,7 @@ use crate::storage::unsupported;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
 
-/// The kernels whose blocks compute so many rows: heads of queries that read one KV head.
+/// The kernels whose blocks compute `rows` rows: heads of queries that read one KV head.
 pub(super) struct AnyKernels {
     pub rows: usize,
     pub decode: &'static str,

@@ -109,7 +109,7 @@ fn run_by(
         ExpertKernel::Gemv => {
             let block = kernels.gemv_block;
             let (warps, bytes) = block.expect("invariant: a GEMV is chosen if there is room");
-            // Sixteen warps for each multiprocessor, if experts have so many bands.
+            // Sixteen warps for each multiprocessor, if experts have enough bands for that.
             let most = (16 / warps * gpu.properties().multiprocessors as usize).div_ceil(read);
             let blocks = rows.div_ceil(BAND_ROWS).min(most);
             (kernels.gemv, blocks, 32 * warps as u32, bytes)

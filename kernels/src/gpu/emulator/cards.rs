@@ -49,7 +49,8 @@ pub(in crate::gpu) fn shared_by_the_process(memory_bytes: usize) -> Option<Arc<d
 #[cfg(not(feature = "cuda"))]
 const GPUS: &str = "EMULATED_GPUS";
 
-/// The emulated GPU with this number, if the environment asks for so many. It is made once.
+/// The emulated GPU with this number, if the environment asks for more GPUs than that. It is made
+/// once.
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::disallowed_methods, reason = "it is a setting of tests, and none of the node's")]
 pub(in crate::gpu) fn numbered(number: usize) -> Option<Arc<dyn Gpu>> {

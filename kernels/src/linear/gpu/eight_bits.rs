@@ -11,8 +11,8 @@ use crate::storage::ensure;
 use crate::{Result, args};
 
 /// The most rows for which there should be memory: more are multiplied in parts, and for each the
-/// weights are unpacked anew. A part of so many takes 20 times as long as that on an H200, by
-/// estimate.
+/// weights are unpacked anew. On an H200, a part of this size is estimated to take 20 times as long
+/// as the unpacking.
 pub const ROUNDED_ROWS: usize = 8192;
 /// Columns that a block takes to unpack codes.
 const UNPACKED_COLUMNS: usize = 4 * 64;

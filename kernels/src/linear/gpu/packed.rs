@@ -7,7 +7,7 @@ use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
 
-/// From so many rows of `x` on, weights are dequantised for the library, which multiplies the
+/// From this many rows of `x` on, weights are dequantised for the library, which multiplies the
 /// faster the more rows there are. For one row less, dequantising alone takes as long as GEMM on an
 /// H200.
 const LIBRARY_ROWS: usize = GEMM_SIDE + 1;

@@ -24,8 +24,8 @@ pub(in crate::linear) struct ByteProduct<const BYTES: usize>;
 /// Sums of eight outputs.
 #[derive(Clone, Copy)]
 pub(in crate::linear) struct PairSums<const BYTES: usize> {
-    /// Sums of even and of odd pairs of columns in sixteen bits, not yet part of the others: of
-    /// products with the activations' low bytes, and with their high bytes.
+    /// Sums in sixteen bits that are not in `whole` yet, those of even and of odd pairs of columns
+    /// apart: of products with the activations' low bytes, and with their high bytes.
     pairs: [__m256i; BYTES],
     whole: __m256i,
 }

@@ -84,7 +84,7 @@ pub(super) struct ChatQuestion {
     account: AccountId,
     model: String,
     messages: Value,
-    /// Of the request, and of the conversation.
+    /// The ids of the request and of the conversation.
     key: Uuid,
     session: Uuid,
 }
