@@ -72,7 +72,7 @@ impl Assembly {
         let found = all.into_iter().find(|manifest| manifest.digests().values().eq(wanted));
         found.ok_or_else(|| {
             let id = said.release.id;
-            NodeError::new(format!("no release here has the files of the receipt's, {id}"))
+            NodeError::new(format!("no release here has the files that the receipt names ({id})"))
                 .remedy("fetch it with `cresset models pull` or add it with `cresset models add`")
         })
     }

@@ -37,7 +37,7 @@ pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ModelConfig> {
     let own = [keys.size("attention.key_length_mla")?, keys.size("attention.value_length_mla")?];
     let [whole, value] = [own[0].unwrap_or(cached[0]), own[1].unwrap_or(cached[1])];
     let plain = whole.checked_sub(rotated).ok_or_else(|| {
-        keys.bad("heads are smaller (attention.key_length_mla) than what is rotated of them")
+        keys.bad("more of each head is rotated than it has (attention.key_length_mla)")
     })?;
     let latent = LatentConfig {
         query_rank: keys.size("attention.q_lora_rank")?,

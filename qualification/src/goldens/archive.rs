@@ -165,7 +165,10 @@ impl Numbers {
 
     fn document(&self, one: &DescribedDocument) -> Result<Document, GoldensFault> {
         self.within_bounds(one).ok_or_else(|| {
-            GoldensFault::Content(format!("the document {:?} is outside its numbers", one.domain))
+            GoldensFault::Content(format!(
+                "the description of the document {:?} does not fit its numbers",
+                one.domain
+            ))
         })
     }
 
@@ -255,7 +258,10 @@ mod tests {
             ("step", u64::MAX),
         ] {
             let why = refusal(&about(&document(key, value)), &falling(2));
-            assert_eq!(why, "it contradicts itself: the document \"code\" is outside its numbers");
+            assert_eq!(
+                why,
+                "it contradicts itself: the description of the document \"code\" does not fit its numbers"
+            );
         }
         for wrong in [f32::NAN, f32::INFINITY, 0.5] {
             let mut logprobs = falling(2);

@@ -201,7 +201,9 @@ impl ReceiptStatement {
             return Some(format!("it is of the type {}, and no receipt", self.predicate_type));
         }
         if self.subject[0].digest.sha256 != answer.text_sha256 {
-            return Some("its subject is another answer than the one it tells of".into());
+            return Some(
+                "its subject and its predicate have digests of two different answers".into(),
+            );
         }
         let tokens = Usage {
             prompt_tokens: usage.prompt_tokens,
