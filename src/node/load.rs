@@ -216,7 +216,6 @@ impl Assembly {
             further_ranks: gpus.collect(),
             threads: self.config.threads(),
             byte_activations: engine.activations == 8 && !engine.dequantise,
-            fp8_cache: engine.kv_dtype == KvTypeSetting::Fp8,
             kv_bytes: self.kv_bytes(),
             max_context: self.max_context(),
             ..as_written(engine)
@@ -236,9 +235,10 @@ impl Assembly {
 
 macro_rules! define_as_written {
     ($($(#[$about:meta])* pub $setting:ident: $type:ty = $default:expr,)*) => {
-        /// The settings that reach a model as they are written.
+        /// The settings that reach a model as they are written, and the type of its cache.
         fn as_written(engine: &EngineSettings) -> ModelOptions {
-            ModelOptions { $($setting: engine.$setting,)* ..ModelOptions::default() }
+            let fp8_cache = engine.kv_dtype == KvTypeSetting::Fp8;
+            ModelOptions { $($setting: engine.$setting,)* fp8_cache, ..ModelOptions::default() }
         }
     };
 }
@@ -303,12 +303,10 @@ pub struct GpuMemory {
 
 impl GpuMemory {
     pub fn of(card: &ModelCard, engine: &EngineSettings) -> Self {
-        let (fp8_cache, dequantise) = (engine.kv_dtype == KvTypeSetting::Fp8, engine.dequantise);
-        let options = ModelOptions { dequantise, fp8_cache, ..ModelOptions::default() };
         let dequantised = card.parameters() * Kind::F32.bytes() as u64;
         Self {
-            weight_bytes: if dequantise { dequantised } else { card.gpu_bytes },
-            token_bytes: card.gpu_token_bytes(&options),
+            weight_bytes: if engine.dequantise { dequantised } else { card.gpu_bytes },
+            token_bytes: card.gpu_token_bytes(&as_written(engine)),
             kv_dtype: gpu_kv_dtype(engine),
         }
     }

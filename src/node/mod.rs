@@ -156,4 +156,18 @@ mod tests {
         assert!(check(true, (9, 0)).is_err());
         assert_eq!(check_activations(&EngineSettings::default(), Some(&gpu((8, 0)))), Ok(()));
     }
+
+    #[test]
+    fn a_cache_of_eight_bits_is_for_gpus_that_compute_in_bf16() {
+        let check = |kv_dtype, dequantise, on_cpu| {
+            let engine = EngineSettings { kv_dtype, dequantise, ..EngineSettings::default() };
+            check_kv_type(&engine, on_cpu).is_ok()
+        };
+        assert!(check(KvTypeSetting::Fp8, false, false));
+        assert!(!check(KvTypeSetting::Fp8, true, false));
+        assert!(!check(KvTypeSetting::Fp8, false, true));
+        for (dequantise, on_cpu) in [(false, false), (true, false), (false, true)] {
+            assert!(check(KvTypeSetting::Auto, dequantise, on_cpu));
+        }
+    }
 }
