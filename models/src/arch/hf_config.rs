@@ -8,10 +8,15 @@ use cresset_kernels::activation::Activation;
 use cresset_kernels::gpu::Kind;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Keys that say nothing about inference, one on each line.
 const IGNORED: &str = include_str!("hf_ignored_keys.txt");
+
+/// What transformers takes for keys that a config leaves out, by `model_type`, where that is not
+/// what this reader takes for them in every family.
+const USUAL: &str = include_str!("hf_usual_values.json");
 
 /// Switches that some families lack. Others carry them; they must then be off.
 const OFF: [&str; 7] = [
@@ -190,6 +195,16 @@ impl HfConfigKeys {
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// Gives the keys that the file leaves out the values that its family has for them. A key that
+    /// is null keeps that: it may say that there is no such thing.
+    pub(super) fn fill_in(&mut self, kind: &str) {
+        let mut families: BTreeMap<String, Map<String, Value>> =
+            serde_json::from_str(USUAL).expect("invariant: the embedded values are valid");
+        for (key, value) in families.remove(kind).unwrap_or_default() {
+            self.values.entry(key).or_insert(value);
+        }
     }
 
     /// Gives a key a value, unless it has one.

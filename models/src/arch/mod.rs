@@ -199,6 +199,7 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let known = || REGISTRY.iter().map(|a| a.hf);
     let found = known().find(|(name, _)| *name == kind);
     let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
+    keys.fill_in(&kind);
     let spec = build(&mut keys)?;
     // How weights are quantised changes nothing else; only GPT-OSS has taken it out.
     hf_quantisation::take(&mut keys)?;

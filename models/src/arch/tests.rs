@@ -186,6 +186,48 @@ fn the_text_part_of_a_larger_model_is_read() {
     }
 }
 
+/// Configs leave keys out whose values are those of their family's class in transformers.
+#[test]
+fn keys_that_are_left_out_have_the_familys_usual_values() {
+    for (kind, key, usual_value) in [
+        ("mixtral", "rms_norm_eps", json!(1e-5)),
+        ("phi3", "rms_norm_eps", json!(1e-5)),
+        ("gpt_oss", "rms_norm_eps", json!(1e-5)),
+        ("lfm2", "norm_eps", json!(1e-5)),
+        ("gemma2", "attn_logit_softcapping", json!(50.0)),
+        ("gemma2", "final_logit_softcapping", json!(30.0)),
+        ("gemma2", "head_dim", json!(256)),
+        ("qwen3", "head_dim", json!(128)),
+        ("mistral", "num_key_value_heads", json!(8)),
+    ] {
+        let mut more = json!({ "model_type": kind, "num_attention_heads": 32 });
+        match kind {
+            "mixtral" | "gpt_oss" => {
+                (more["num_local_experts"], more["num_experts_per_tok"]) = (8.into(), 2.into());
+            }
+            "lfm2" => {
+                more["layer_types"] = json!(["conv", "full_attention"]);
+                more["hidden_act"] = "absent".into();
+            }
+            _ => {}
+        }
+        if key != "num_key_value_heads" {
+            more["num_key_value_heads"] = 4.into();
+        }
+        if key.ends_with("norm_eps") {
+            more["rms_norm_eps"] = "absent".into();
+        }
+        more[key] = usual_value;
+        let told = read(&more).unwrap();
+        more[key] = "absent".into();
+        assert_eq!(read(&more).unwrap(), told, "{kind}: {key}");
+        if key.ends_with("softcapping") {
+            more[key] = Value::Null;
+            assert_ne!(read(&more).unwrap(), told, "{kind}: null in place of {key}");
+        }
+    }
+}
+
 /// The config of a published model with 34 layers.
 #[test]
 fn the_first_gemma_3_leaves_usual_values_out() {
