@@ -19,9 +19,11 @@ const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 const USUAL: &str = include_str!("hf_usual_values.json");
 
 /// Switches that some families lack. Others carry them; they must then be off.
-const OFF: [&str; 7] = [
+const OFF: [&str; 9] = [
+    "add_cross_attention",
     "attention_bias",
     "conv_bias",
+    "is_encoder_decoder",
     "lm_head_bias",
     "mlp_bias",
     "rope_interleaved",
@@ -31,7 +33,7 @@ const OFF: [&str; 7] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 20] = [
+const TOWERS: [&str; 21] = [
     "audio_config",
     "audio_token_id",
     "boa_token_id",
@@ -40,6 +42,7 @@ const TOWERS: [&str; 20] = [
     "eoa_token_index",
     "eoi_token_id",
     "eoi_token_index",
+    "image_seq_length",
     "image_token_id",
     "image_token_index",
     "mm_tokens_per_image",

@@ -228,6 +228,19 @@ fn keys_that_are_left_out_have_the_familys_usual_values() {
     }
 }
 
+/// Keys that older versions wrote into every config, most of them about generation.
+#[test]
+fn keys_of_generation_say_nothing_about_the_model() {
+    let written = json!({
+        "is_encoder_decoder": false, "add_cross_attention": false, "gradient_checkpointing": false,
+        "cross_attention_hidden_size": null, "temperature": 0.7, "top_k": 50, "top_p": 0.9,
+        "max_length": 20, "do_sample": false, "num_beams": 1, "repetition_penalty": 1.0,
+        "forced_eos_token_id": 2, "early_stopping": false, "use_bfloat16": false,
+    });
+    assert_eq!(read(&written).unwrap(), read(&json!({})).unwrap());
+    assert!(read(&json!({ "is_encoder_decoder": true })).is_err());
+}
+
 /// The config of a published model with 34 layers.
 #[test]
 fn the_first_gemma_3_leaves_usual_values_out() {
