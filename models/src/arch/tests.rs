@@ -186,6 +186,15 @@ fn the_text_part_of_a_larger_model_is_read() {
     }
 }
 
+/// The list has a number for each layer at least.
+#[test]
+fn layers_without_rotation_may_be_listed_beyond_the_last() {
+    let listed = |list: Value| read(&json!({ "model_type": "smollm3", "no_rope_layers": list }));
+    assert_eq!(listed(json!([1, 0, 1, 0])).unwrap(), listed(json!([1, 0])).unwrap());
+    assert_eq!(listed(json!([1, 0])).unwrap().unrotated, [1]);
+    assert!(listed(json!([1])).unwrap_err().to_string().contains("no_rope_layers"));
+}
+
 /// Configs leave keys out whose values are those of their family's class in transformers.
 #[test]
 fn keys_that_are_left_out_have_the_familys_usual_values() {
