@@ -57,6 +57,10 @@ const TOWERS: [&str; 21] = [
     "vision_start_token_id",
 ];
 
+const TIED: &str = "tie_word_embeddings";
+/// What the settings of the text model say of it, where the whole's do too.
+const TEXT_TIED: &str = "text_config.tie_word_embeddings";
+
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
 /// end is not understood.
 pub(super) struct HfConfigKeys {
@@ -75,13 +79,19 @@ impl HfConfigKeys {
     fn of_text(mut self) -> Result<Self> {
         let Some(text) = self.take::<Map<String, Value>>("text_config")? else { return Ok(self) };
         self.values.retain(|key, _| !TOWERS.contains(&key.as_str()));
-        for key in ["tie_word_embeddings", "quantization_config"] {
-            let [whole, part] = [&self.values, &text].map(|values| values.get(key));
-            if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
-                return Err(self.bad(&format!("`text_config` contradicts its {key}")));
-            }
+        let [whole, part] = [&self.values, &text].map(|values| values.get("quantization_config"));
+        if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
+            return Err(self.bad("`text_config` contradicts its quantization_config"));
         }
+        // The head is the whole's, whose setting holds for it. Its usual value may be another one
+        // than the text model's, so that configs have both.
+        let tied = self.values.remove(TIED).filter(|tied| !tied.is_null());
         self.values.extend(text);
+        if let Some(tied) = tied
+            && let Some(of_text) = self.values.insert(TIED.to_owned(), tied)
+        {
+            self.values.insert(TEXT_TIED.to_owned(), of_text);
+        }
         Ok(self)
     }
 
@@ -157,6 +167,11 @@ impl HfConfigKeys {
         Error::Unsupported(format!("{}: {what}", self.path.display()))
     }
 
+    /// Whether a model that reads more than text says that its text part has a head of its own.
+    pub(super) fn text_is_untied(&mut self) -> Result<bool> {
+        Ok(self.take(TEXT_TIED)? == Some(false))
+    }
+
     /// Reads what every decoder has.
     pub(super) fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
         self.decoder_with(tied_embeddings, 1.0)
@@ -193,7 +208,7 @@ impl HfConfigKeys {
             logits_softcap: None,
             embedding_scale: 1.0,
             logits_scale: 1.0,
-            tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
+            tied_embeddings: self.take(TIED)?.unwrap_or(tied_embeddings),
         };
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;

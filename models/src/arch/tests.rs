@@ -179,9 +179,24 @@ fn the_text_part_of_a_larger_model_is_read() {
     assert_eq!(whole(json!({}), json!({})).unwrap(), alone);
     let tied = json!({ "tie_word_embeddings": true });
     let untold = json!({ "tie_word_embeddings": "absent" });
-    assert!(whole(untold, tied.clone()).unwrap().tied_embeddings);
-    for (more, part) in [(tied, "contradicts its tie_word"), (json!({ "depth": 3 }), "depth")] {
-        let error = whole(json!({}), more).unwrap_err().to_string();
+    // The head is the whole's: what it says of it holds, if it says something.
+    for (text, more, is_tied) in [
+        (untold.clone(), tied.clone(), true),
+        (json!({}), tied.clone(), true),
+        (tied.clone(), json!({ "tie_word_embeddings": false }), false),
+        (tied.clone(), json!({ "tie_word_embeddings": null }), true),
+        (tied, json!({}), true),
+        (untold, json!({}), false),
+    ] {
+        assert_eq!(whole(text.clone(), more.clone()).unwrap().tied_embeddings, is_tied, "{text}");
+    }
+    let scheme = json!({ "quantization_config": { "quant_method": "fp8" } });
+    let other = json!({ "quantization_config": { "quant_method": "gptq" } });
+    for (text, more, part) in [
+        (json!({}), json!({ "depth": 3 }), "depth"),
+        (scheme, other, "contradicts its quantization_config"),
+    ] {
+        let error = whole(text, more).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
 }
