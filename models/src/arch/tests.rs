@@ -535,7 +535,6 @@ fn latent_attention_is_read() {
         ("kv_lora_rank", json!(0), "latent attention of the sizes"),
         ("v_head_dim", json!(null), "v_head_dim is missing"),
         ("head_dim", json!(100), "`head_dim` is 100, where heads have 192"),
-        ("attention_bias", json!(true), "attention_bias"),
         ("scoring_func", json!("softmax"), "`scoring_func` is \"softmax\""),
         ("topk_method", json!("greedy"), "`topk_method`"),
         ("moe_layer_freq", json!(2), "`moe_layer_freq` is 2, where 1 is supported"),
