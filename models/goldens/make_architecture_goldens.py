@@ -572,6 +572,19 @@ CASES = [
         | rope("default", 1_000_000.0),
     ),
     (
+        "glm4-moe-lite-biased",
+        "glm4_moe_lite",
+        "F32",
+        False,
+        dict(
+            attention_bias=True,
+            mlp_layer_types=["sparse", "dense", "sparse"],
+            **latent(24, plain=8, rotated=4, value=16, rank=16),
+            **deep_experts(6, 2, 1, 1),
+        )
+        | rope("default", 500_000.0),
+    ),
+    (
         "mistral4",
         "mistral4",
         "F32",

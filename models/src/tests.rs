@@ -109,6 +109,28 @@ pub fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], what: &str) {
     }
 }
 
+/// A model that reads more than text may say of its head what its text model denies. Its files
+/// decide.
+#[test]
+fn a_head_that_is_stored_is_used_whatever_the_whole_says() {
+    for tied in [true, false] {
+        let tiny = TinyLlama { tied, ..TinyLlama::default() };
+        let prompt = tokens(20, 3);
+        let mut plain = from_folder(|folder| tiny.write_safetensors(folder).unwrap()).unwrap();
+        let mut text = tiny.hf_config();
+        text["tie_word_embeddings"] = false.into();
+        let config = serde_json::json!({
+            "model_type": "larger", "tie_word_embeddings": true, "text_config": text,
+        });
+        let mut part = from_folder(|folder| {
+            tiny.write_safetensors(folder).unwrap();
+            std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        })
+        .unwrap();
+        assert_eq!(alone(&mut part, &prompt, 20), alone(&mut plain, &prompt, 20), "{tied}");
+    }
+}
+
 fn shapes() -> Vec<TinyLlama> {
     vec![
         TinyLlama { seed: 1, ..TinyLlama::default() },

@@ -6,7 +6,7 @@
 use super::gguf_config::{self, SIGMOID, SOFTMAX};
 use super::{ArchSpec, Architecture, LayerOptions, hf_config, latent};
 use crate::config::{MixtureConfig, RouterScoring};
-use crate::loader::tensors::NameMap;
+use crate::loader::tensors::{NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
@@ -98,7 +98,10 @@ pub(super) fn from_hf(
     keys.only("moe_layer_freq", 1)?;
     config.mixture = Some(mixture(keys, &config)?);
     let in_turn = keys.take("rope_interleave")?.unwrap_or(true);
+    let bias = Presence::when(keys.flag("attention_bias")?);
     let options = LayerOptions {
+        qkv_bias: bias,
+        output_bias: bias,
         rope_style: if in_turn { RopeStyle::Interleaved } else { RopeStyle::Neox },
         activation: keys.activation("hidden_act", Activation::Silu)?,
         further_layers: keys.take("num_nextn_predict_layers")?.unwrap_or(0),

@@ -32,19 +32,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { qk_norm: QkNorms::EachHead, ..OPTIONS } })
 }
 
-/// The configs of the first releases leave out what these values say.
-const USUAL: [(&str, usize); 5] = [
-    ("vocab_size", 262_208),
-    ("num_attention_heads", 8),
-    ("num_key_value_heads", 4),
-    ("head_dim", 256),
-    ("max_position_embeddings", 131_072),
-];
-
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    for (key, value) in USUAL {
-        keys.default(key, value);
-    }
     let theta = keys.take("rope_theta")?.unwrap_or(THETA);
     let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
     let ropes = hf_rope::by_kind(keys, [theta, sliding_theta])?;

@@ -218,7 +218,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let rope = hf_rope::apply_by_kind(ropes, &mut config)?;
     let rope = RopeConfig { rotary_dim: heads.dim, ..rope };
     config.sliding = sliding_in_hf(keys, &config, heads, rope)?;
-    if let Some(overrides) = overrides {
+    // None of them differs where the heads of all layers are alike.
+    if let Some(overrides) = overrides.filter(|overrides| !overrides.is_empty()) {
         let full = (0..config.layers).filter(|layer| !slides(&config, *layer));
         if !full.eq(overrides.into_keys()) {
             return Err(keys.bad("`per_layer_config` does not name the layers without a window"));

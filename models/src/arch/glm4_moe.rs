@@ -24,8 +24,7 @@ const OPTIONS: LayerOptions = LayerOptions {
     ..LayerOptions::plain(RopeStyle::Neox)
 };
 
-/// The values of settings that a config does not have.
-const EPSILON: f32 = 1e-5;
+/// The part of each head that is rotated, if a config does not say it.
 const ROTATED: f32 = 0.5;
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
@@ -39,7 +38,6 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    keys.default("rms_norm_eps", EPSILON);
     let part = keys.rotated_part(ROTATED)?;
     let mut config = keys.decoder_with(false, part)?;
     let [groups, kept] = keys.expert_groups()?;

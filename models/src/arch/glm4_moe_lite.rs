@@ -8,8 +8,6 @@ pub(super) const GLM4_MOE_LITE: Architecture =
     Architecture { gguf: None, hf: ("glm4_moe_lite", from_hf) };
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    keys.default("rms_norm_eps", 1e-5);
-    keys.default("routed_scaling_factor", 1.8);
     let types = keys.take::<Vec<String>>("mlp_layer_types")?;
     let dense = keys.take::<usize>("first_k_dense_replace")?;
     keys.default("first_k_dense_replace", dense.unwrap_or(1));

@@ -8,15 +8,22 @@ use cresset_kernels::activation::Activation;
 use cresset_kernels::gpu::Kind;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Keys that say nothing about inference, one on each line.
 const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 
+/// What transformers takes for keys that a config leaves out, by `model_type`, where that is not
+/// what this reader takes for them in every family.
+const USUAL: &str = include_str!("hf_usual_values.json");
+
 /// Switches that some families lack. Others carry them; they must then be off.
-const OFF: [&str; 7] = [
+const OFF: [&str; 9] = [
+    "add_cross_attention",
     "attention_bias",
     "conv_bias",
+    "is_encoder_decoder",
     "lm_head_bias",
     "mlp_bias",
     "rope_interleaved",
@@ -26,7 +33,7 @@ const OFF: [&str; 7] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 20] = [
+const TOWERS: [&str; 21] = [
     "audio_config",
     "audio_token_id",
     "boa_token_id",
@@ -35,6 +42,7 @@ const TOWERS: [&str; 20] = [
     "eoa_token_index",
     "eoi_token_id",
     "eoi_token_index",
+    "image_seq_length",
     "image_token_id",
     "image_token_index",
     "mm_tokens_per_image",
@@ -48,6 +56,10 @@ const TOWERS: [&str; 20] = [
     "vision_feature_select_strategy",
     "vision_start_token_id",
 ];
+
+const TIED: &str = "tie_word_embeddings";
+/// What the settings of the text model say of it, where the whole's do too.
+const TEXT_TIED: &str = "text_config.tie_word_embeddings";
 
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
 /// end is not understood.
@@ -67,13 +79,19 @@ impl HfConfigKeys {
     fn of_text(mut self) -> Result<Self> {
         let Some(text) = self.take::<Map<String, Value>>("text_config")? else { return Ok(self) };
         self.values.retain(|key, _| !TOWERS.contains(&key.as_str()));
-        for key in ["tie_word_embeddings", "quantization_config"] {
-            let [whole, part] = [&self.values, &text].map(|values| values.get(key));
-            if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
-                return Err(self.bad(&format!("`text_config` contradicts its {key}")));
-            }
+        let [whole, part] = [&self.values, &text].map(|values| values.get("quantization_config"));
+        if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
+            return Err(self.bad("`text_config` contradicts its quantization_config"));
         }
+        // The head is the whole's, whose setting holds for it. Its usual value may be another one
+        // than the text model's, so that configs have both.
+        let tied = self.values.remove(TIED).filter(|tied| !tied.is_null());
         self.values.extend(text);
+        if let Some(tied) = tied
+            && let Some(of_text) = self.values.insert(TIED.to_owned(), tied)
+        {
+            self.values.insert(TEXT_TIED.to_owned(), of_text);
+        }
         Ok(self)
     }
 
@@ -149,6 +167,11 @@ impl HfConfigKeys {
         Error::Unsupported(format!("{}: {what}", self.path.display()))
     }
 
+    /// Whether a model that reads more than text says that its text part has a head of its own.
+    pub(super) fn text_is_untied(&mut self) -> Result<bool> {
+        Ok(self.take(TEXT_TIED)? == Some(false))
+    }
+
     /// Reads what every decoder has.
     pub(super) fn decoder(&mut self, tied_embeddings: bool) -> Result<ModelConfig> {
         self.decoder_with(tied_embeddings, 1.0)
@@ -185,11 +208,21 @@ impl HfConfigKeys {
             logits_softcap: None,
             embedding_scale: 1.0,
             logits_scale: 1.0,
-            tied_embeddings: self.take("tie_word_embeddings")?.unwrap_or(tied_embeddings),
+            tied_embeddings: self.take(TIED)?.unwrap_or(tied_embeddings),
         };
         // The sizes are checked before anything is allocated by them.
         config.check().map_err(|what| self.bad(&what))?;
         Ok(config)
+    }
+
+    /// Gives the keys that the file leaves out the values that its family has for them. A key that
+    /// is null keeps that: it may say that there is no such thing.
+    pub(super) fn fill_in(&mut self, kind: &str) {
+        let mut families: BTreeMap<String, Map<String, Value>> =
+            serde_json::from_str(USUAL).expect("invariant: the embedded values are valid");
+        for (key, value) in families.remove(kind).unwrap_or_default() {
+            self.values.entry(key).or_insert(value);
+        }
     }
 
     /// Gives a key a value, unless it has one.

@@ -37,6 +37,8 @@ const OPTIONS: LayerOptions = LayerOptions {
 
 /// The rotation's base if the config has none.
 const THETA: f32 = 1_000_000.0;
+/// The norms' epsilon if it has none.
+const EPSILON: f32 = 1e-5;
 
 /// Layers of the kind that a config lists: convolutions where there is no attention.
 fn spec(mut config: ModelConfig, taps: usize, layers: Vec<bool>) -> ArchSpec {
@@ -71,9 +73,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         }
     }
     keys.default("rope_theta", THETA);
-    if let Some(eps) = keys.take::<f32>("norm_eps")? {
-        keys.default("rms_norm_eps", eps);
-    }
+    let eps = keys.take::<f32>("norm_eps")?;
+    keys.default("rms_norm_eps", eps.unwrap_or(EPSILON));
     let (width, tied) = (keys.take::<usize>("block_ff_dim")?, keys.take("tie_embedding")?);
     if let Some(width) = width {
         keys.default("intermediate_size", width);

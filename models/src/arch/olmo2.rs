@@ -31,7 +31,6 @@ const OPTIONS: LayerOptions = LayerOptions {
 };
 
 /// The values of settings that a config does not have.
-const EPSILON: f32 = 1e-5;
 const OLMO3_THETA: f32 = 500_000.0;
 const WINDOW: usize = 4096;
 /// One layer of this number has no window.
@@ -49,7 +48,6 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
-    keys.default("rms_norm_eps", EPSILON);
     let bias = Presence::when(keys.flag("attention_bias")?);
     let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,

@@ -32,7 +32,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let interval = keys.take("no_rope_layer_interval")?.unwrap_or(INTERVAL).max(1);
     // In spite of its name the list has a 1 for each layer that is rotated.
     config.unrotated = match keys.take::<Vec<u8>>("no_rope_layers")? {
-        Some(rotated) if rotated.len() != config.layers => {
+        // It may go on for layers that a smaller model does not have.
+        Some(rotated) if rotated.len() < config.layers => {
             return Err(keys.bad("`no_rope_layers` does not have a number for each layer"));
         }
         Some(rotated) => (0..config.layers).filter(|layer| rotated[*layer] == 0).collect(),

@@ -179,11 +179,90 @@ fn the_text_part_of_a_larger_model_is_read() {
     assert_eq!(whole(json!({}), json!({})).unwrap(), alone);
     let tied = json!({ "tie_word_embeddings": true });
     let untold = json!({ "tie_word_embeddings": "absent" });
-    assert!(whole(untold, tied.clone()).unwrap().tied_embeddings);
-    for (more, part) in [(tied, "contradicts its tie_word"), (json!({ "depth": 3 }), "depth")] {
-        let error = whole(json!({}), more).unwrap_err().to_string();
+    // The head is the whole's: what it says of it holds, if it says something.
+    for (text, more, is_tied) in [
+        (untold.clone(), tied.clone(), true),
+        (json!({}), tied.clone(), true),
+        (tied.clone(), json!({ "tie_word_embeddings": false }), false),
+        (tied.clone(), json!({ "tie_word_embeddings": null }), true),
+        (tied, json!({}), true),
+        (untold, json!({}), false),
+    ] {
+        assert_eq!(whole(text.clone(), more.clone()).unwrap().tied_embeddings, is_tied, "{text}");
+    }
+    let scheme = json!({ "quantization_config": { "quant_method": "fp8" } });
+    let other = json!({ "quantization_config": { "quant_method": "gptq" } });
+    for (text, more, part) in [
+        (json!({}), json!({ "depth": 3 }), "depth"),
+        (scheme, other, "contradicts its quantization_config"),
+    ] {
+        let error = whole(text, more).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+/// The list has a number for each layer at least.
+#[test]
+fn layers_without_rotation_may_be_listed_beyond_the_last() {
+    let listed = |list: Value| read(&json!({ "model_type": "smollm3", "no_rope_layers": list }));
+    assert_eq!(listed(json!([1, 0, 1, 0])).unwrap(), listed(json!([1, 0])).unwrap());
+    assert_eq!(listed(json!([1, 0])).unwrap().unrotated, [1]);
+    assert!(listed(json!([1])).unwrap_err().to_string().contains("no_rope_layers"));
+}
+
+/// Configs leave keys out whose values are those of their family's class in transformers.
+#[test]
+fn keys_that_are_left_out_have_the_familys_usual_values() {
+    for (kind, key, usual_value) in [
+        ("mixtral", "rms_norm_eps", json!(1e-5)),
+        ("phi3", "rms_norm_eps", json!(1e-5)),
+        ("gpt_oss", "rms_norm_eps", json!(1e-5)),
+        ("lfm2", "norm_eps", json!(1e-5)),
+        ("gemma2", "attn_logit_softcapping", json!(50.0)),
+        ("gemma2", "final_logit_softcapping", json!(30.0)),
+        ("gemma2", "head_dim", json!(256)),
+        ("qwen3", "head_dim", json!(128)),
+        ("mistral", "num_key_value_heads", json!(8)),
+    ] {
+        let mut more = json!({ "model_type": kind, "num_attention_heads": 32 });
+        match kind {
+            "mixtral" | "gpt_oss" => {
+                (more["num_local_experts"], more["num_experts_per_tok"]) = (8.into(), 2.into());
+            }
+            "lfm2" => {
+                more["layer_types"] = json!(["conv", "full_attention"]);
+                more["hidden_act"] = "absent".into();
+            }
+            _ => {}
+        }
+        if key != "num_key_value_heads" {
+            more["num_key_value_heads"] = 4.into();
+        }
+        if key.ends_with("norm_eps") {
+            more["rms_norm_eps"] = "absent".into();
+        }
+        more[key] = usual_value;
+        let told = read(&more).unwrap();
+        more[key] = "absent".into();
+        assert_eq!(read(&more).unwrap(), told, "{kind}: {key}");
+        if key.ends_with("softcapping") {
+            more[key] = Value::Null;
+            assert_ne!(read(&more).unwrap(), told, "{kind}: null in place of {key}");
+        }
+    }
+}
+
+/// Keys that older versions wrote into every config, most of them about generation.
+#[test]
+fn keys_of_generation_say_nothing_about_the_model() {
+    let written = json!({
+        "is_encoder_decoder": false, "add_cross_attention": false, "gradient_checkpointing": false,
+        "cross_attention_hidden_size": null, "temperature": 0.7, "top_k": 50, "top_p": 0.9,
+        "max_length": 20, "do_sample": false, "num_beams": 1, "repetition_penalty": 1.0,
+        "forced_eos_token_id": 2, "early_stopping": false, "use_bfloat16": false,
+    });
+    assert_eq!(read(&written).unwrap(), read(&json!({})).unwrap());
+    assert!(read(&json!({ "is_encoder_decoder": true })).is_err());
 }
 
 /// The config of a published model with 34 layers.
@@ -243,6 +322,13 @@ fn gemma_4_is_read_in_both_layouts() {
     let own: Value = full.iter().map(|at| (at.to_string(), json!({ "head_dim": 512 }))).collect();
     newer["per_layer_config"] = own.clone();
     assert_eq!(parse(&newer).unwrap(), config);
+    // Where the heads of all layers are alike, no layer has some of its own.
+    let mut alike = older.clone();
+    alike["global_head_dim"] = 256.into();
+    let want = parse(&alike).unwrap();
+    alike["global_head_dim"] = Value::Null;
+    alike["per_layer_config"] = json!({});
+    assert_eq!(parse(&alike).unwrap(), want);
     let mut wrong = newer.clone();
     wrong["per_layer_config"]["3"] = json!({ "head_dim": 512 });
     let mut mixed = newer.clone();
@@ -449,7 +535,6 @@ fn latent_attention_is_read() {
         ("kv_lora_rank", json!(0), "latent attention of the sizes"),
         ("v_head_dim", json!(null), "v_head_dim is missing"),
         ("head_dim", json!(100), "`head_dim` is 100, where heads have 192"),
-        ("attention_bias", json!(true), "attention_bias"),
         ("scoring_func", json!("softmax"), "`scoring_func` is \"softmax\""),
         ("topk_method", json!("greedy"), "`topk_method`"),
         ("moe_layer_freq", json!(2), "`moe_layer_freq` is 2, where 1 is supported"),

@@ -31,6 +31,7 @@ pub struct LatentAttention<O: Ops> {
     /// `[heads * value, rank]`: by these, what was read of the vectors becomes values.
     value_heads: O::Matrix,
     output: O::Matrix,
+    output_bias: Option<O::Buffer>,
     rope: Arc<RopeBuffers<O>>,
     /// `[tokens, heads * plain]` and `[tokens, heads * rotated]`
     parts: [Activations<O>; 2],
@@ -48,6 +49,7 @@ pub struct LatentAttention<O: Ops> {
 /// A vector that is computed from the layer's input, the first columns of which are normed.
 struct Compressed<O: Ops> {
     weight: O::Matrix,
+    bias: Option<O::Buffer>,
     norm: O::Buffer,
     /// `[tokens, the vector's length]`
     vector: Activations<O>,
@@ -65,16 +67,19 @@ impl<O: Ops> Compressed<O> {
         [len, normed]: [usize; 2],
         activations: &'static str,
     ) -> Option<Self> {
-        let [weight, norm] = names.map(|name| format!("{}self_attn.{name}.weight", l.prefix()));
-        let weight = l.tensors.matrix(&weight, len, l.spec.config.hidden_size);
-        let norm = l.tensors.norm(&norm, normed);
-        Some(Self { weight: weight?, norm: norm?, vector: l.rows(activations, len)? })
+        let [matrix, norm] = names.map(|name| format!("{}self_attn.{name}.", l.prefix()));
+        let name = |part: &str| format!("{matrix}{part}");
+        let weight = l.tensors.matrix(&name("weight"), len, l.spec.config.hidden_size);
+        let bias = l.tensors.bias_if(l.spec.options.qkv_bias, &[(&name("bias"), len)]);
+        let norm = l.tensors.norm(&format!("{norm}weight"), normed);
+        let (weight, bias, norm) = (weight?, bias?, norm?);
+        Some(Self { weight, bias, norm, vector: l.rows(activations, len)? })
     }
 
     /// `x.input()` → `vector`.
     fn compute<'a>(&'a self, s: &LayerStep<'a, O>, x: &Stream<'a, O>) -> Result<O::View<'a>> {
         let vector = self.vector.first(x.rows());
-        s.whole_linear(&self.weight, None, x.input(), vector)?;
+        s.whole_linear(&self.weight, self.bias.as_ref(), x.input(), vector)?;
         s.ops.norm_columns(&NormColumnsArgs {
             x: vector,
             stride: self.vector.width,
@@ -116,10 +121,12 @@ impl<O: Ops> LatentAttention<O> {
         let names = ["kv_a_proj_with_mqa", "kv_a_layernorm"];
         let latent = Compressed::load(l, names, [rank + rotated, rank], "latent vector");
         let of_heads = l.tensors.latent_heads(&format!("{prefix}self_attn."), heads, config);
-        let output = format!("{prefix}self_attn.o_proj.weight");
-        let output = l.tensors.matrix(&output, hidden, heads * value);
+        let name = |part: &str| format!("{prefix}self_attn.o_proj.{part}");
+        let output = l.tensors.matrix(&name("weight"), hidden, heads * value);
+        let presence = l.spec.options.output_bias;
+        let output_bias = l.tensors.bias_if(presence, &[(&name("bias"), hidden)]);
         let ((query_vector, query_parts), latent) = (queries?, latent?);
-        let ([key_heads, value_heads], output) = (of_heads?, output?);
+        let ([key_heads, value_heads], output, output_bias) = (of_heads?, output?, output_bias?);
         Some(Self {
             config,
             query_vector,
@@ -128,6 +135,7 @@ impl<O: Ops> LatentAttention<O> {
             key_heads,
             value_heads,
             output,
+            output_bias,
             rope: l.rope()?,
             parts: [
                 l.rows("latent queries not rotated", heads * plain)?,
@@ -150,8 +158,8 @@ impl<O: Ops> LatentAttention<O> {
         let (read, values) = (self.in_latent.first(x.rows()), self.values.first(x.rows()));
         by_heads(s, &self.value_heads, read, values)?;
         let values = s.select_rows(x, &self.values, &self.selected)?;
-        let out = x.sublayer_out();
-        s.linear(&self.output, None, values.first(x.rows()), out)?;
+        let (bias, out) = (self.output_bias.as_ref(), x.sublayer_out());
+        s.linear(&self.output, bias, values.first(x.rows()), out)?;
         s.add_ranks(out)
     }
 

@@ -18,6 +18,8 @@ use cresset_kernels::linear::Mode;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The matrix of the logits, in files where it is not the embedding.
+const HEAD: &str = "lm_head.weight";
 /// Divisors of the rotary frequencies, if the file has them.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// The two tables of LongRoPE in GGUF files.
@@ -192,6 +194,9 @@ impl<O: Ops> Decoder<O> {
         t: &mut Tensors<O>,
         options: DecoderOptions,
     ) -> Option<Self> {
+        if spec.options.head_if_stored && t.has(HEAD) {
+            spec.config.tied_embeddings = false;
+        }
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
         let (whole, rank) = (spec.config.clone(), ops.rank());
         take_share(&mut spec, t, rank)?;
@@ -209,7 +214,7 @@ impl<O: Ops> Decoder<O> {
         let head = if tied_embeddings {
             Some(tied_head)
         } else {
-            loader.tensors.rows_of("lm_head.weight", shape, own_rows).map(Some)
+            loader.tensors.rows_of(HEAD, shape, own_rows).map(Some)
         };
         let mut load = |layer| {
             loader.begin(layer, format!("model.layers.{layer}."));
@@ -282,7 +287,7 @@ fn leave_out_unused<O: Ops>(
     }
     further.skip(usize::from(head.is_some())).for_each(|layer| t.ignore_layer(layer));
     if spec.config.tied_embeddings {
-        t.ignore("lm_head.weight");
+        t.ignore(HEAD);
     }
     if head.is_some() {
         spec.config.add_guess_layer();
