@@ -56,10 +56,16 @@ pub(super) fn by_kind(keys: &mut HfConfigKeys, thetas: [f32; 2]) -> Result<Ropes
 pub(super) fn apply_by_kind(ropes: RopesByKind, config: &mut ModelConfig) -> Result<RopeConfig> {
     let (head_dim, max_positions) = (config.head_dim, config.max_positions);
     let [full, sliding] = ropes.map(|(parameters, theta)| {
-        rope(parameters, Base { theta, head_dim, part: 1.0, max_positions }, None)
+        let mut found = rope(parameters, Base { theta, head_dim, part: 1.0, max_positions }, None)?;
+        // transformers looks for `truncate` beside the two objects of parameters, where none is,
+        // and so rounds even where the parameters say otherwise.
+        if let RopeScaling::Yarn(yarn) = &mut found.0.scaling {
+            yarn.truncate = true;
+        }
+        Ok(found)
     });
     (config.rope, config.max_positions) = full?;
-    Ok(sliding?.0)
+    sliding.map(|(rope, _)| rope)
 }
 
 /// Reads a rotation from an object of parameters, if there is one. `original` overrides the

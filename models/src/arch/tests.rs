@@ -210,6 +210,29 @@ fn layers_without_rotation_may_be_listed_beyond_the_last() {
     assert!(listed(json!([1])).unwrap_err().to_string().contains("no_rope_layers"));
 }
 
+/// As in transformers, which reads `truncate` of parameters that hold for all layers alone.
+#[test]
+fn parameters_of_a_kind_of_layers_do_not_keep_yarn_from_rounding() {
+    let with = |truncate: bool| {
+        let yarn = json!({
+            "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "truncate": truncate,
+            "original_max_position_embeddings": 16,
+        });
+        let by_kind = json!({
+            "full_attention": yarn, "sliding_attention": { "rope_type": "default" },
+        });
+        let olmo3 = json!({
+            "model_type": "olmo3", "sliding_window": 16, "rope_parameters": by_kind,
+            "layer_types": ["sliding_attention", "full_attention"],
+        });
+        let llama = json!({ "rope_parameters": yarn });
+        [&olmo3, &llama].map(|more| read(more).unwrap().rope)
+    };
+    let ([rounded, of_all], [same, other]) = (with(true), with(false));
+    assert_eq!(rounded, same);
+    assert_ne!(of_all, other);
+}
+
 /// Configs leave keys out whose values are those of their family's class in transformers.
 #[test]
 fn keys_that_are_left_out_have_the_familys_usual_values() {
