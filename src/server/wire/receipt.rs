@@ -402,7 +402,7 @@ pub(crate) mod tests {
         let changes: &[(&str, Change)] = &[
             ("20 microcredits", |s| s.predicate.charge.charged_units = Microcredits::ZERO),
             ("18 microcredits", |s| s.predicate.usage.completion_tokens = 4),
-            ("another answer", |s| s.predicate.answer.text_sha256 = "0".into()),
+            ("two different answers", |s| s.predicate.answer.text_sha256 = "0".into()),
             ("no receipt", |s| s.predicate_type = "test".into()),
         ];
         let (record, facts) = completed();
