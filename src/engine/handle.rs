@@ -120,7 +120,7 @@ impl fmt::Display for EnginePhase {
     }
 }
 
-/// What the engine thread is doing, and how many steps it has ended.
+/// Tells what the engine thread is doing, and how many steps it has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineProgress {
     pub phase: EnginePhase,

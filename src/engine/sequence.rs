@@ -272,9 +272,9 @@ impl Sequence {
             .min(max_context.saturating_sub(self.tokens.len()))
     }
 
-    /// How to sample a row of the step being launched, behind the first `drafts` of its drafts.
-    /// `pending` is the result of the step before that is the row's last token, if that is not
-    /// known yet.
+    /// Says how a row of the step being launched is sampled. The row stands behind the first
+    /// `drafts` drafts of the sequence. `pending` is the result of the step before that is the
+    /// row's last token, if that is not known yet.
     pub fn row_sampling(&self, pending: Option<u32>, drafts: usize) -> RowSampling {
         let before = self.output_len() + drafts + usize::from(pending.is_some());
         let may_end = before >= self.request.min_tokens as usize;

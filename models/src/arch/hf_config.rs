@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 /// Keys that say nothing about inference, one on each line.
 const IGNORED: &str = include_str!("hf_ignored_keys.txt");
 
-/// What transformers takes for keys that a config leaves out, by `model_type`, where that is not
-/// what this reader takes for them in every family.
+/// For each `model_type`, the values that transformers uses for keys that a config leaves out. Only
+/// those are listed that differ from what this reader uses for all families.
 const USUAL: &str = include_str!("hf_usual_values.json");
 
 /// Switches that some families lack. Others carry them; they must then be off.
@@ -58,7 +58,8 @@ const TOWERS: [&str; 21] = [
 ];
 
 const TIED: &str = "tie_word_embeddings";
-/// What the settings of the text model say of it, where the whole's do too.
+/// The text model's own value of that key, which is kept under this name when the whole model's
+/// settings have the key as well.
 const TEXT_TIED: &str = "text_config.tie_word_embeddings";
 
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the

@@ -345,7 +345,7 @@ fn gemma_4_is_read_in_both_layouts() {
     let own: Value = full.iter().map(|at| (at.to_string(), json!({ "head_dim": 512 }))).collect();
     newer["per_layer_config"] = own.clone();
     assert_eq!(parse(&newer).unwrap(), config);
-    // Where the heads of all layers are alike, no layer has some of its own.
+    // If the heads of all layers have one size, no layer needs parameters of its own.
     let mut alike = older.clone();
     alike["global_head_dim"] = 256.into();
     let want = parse(&alike).unwrap();

@@ -24,7 +24,7 @@ struct Crowd {
     /// Blocks that each prompt has, and that each answer fills.
     prompt: usize,
     answers: &'static [usize],
-    /// How often the last request loses its blocks.
+    /// The number of times that the last request loses its blocks.
     times: u64,
 }
 

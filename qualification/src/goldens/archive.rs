@@ -260,7 +260,8 @@ mod tests {
             let why = refusal(&about(&document(key, value)), &falling(2));
             assert_eq!(
                 why,
-                "it contradicts itself: the description of the document \"code\" does not fit its numbers"
+                "it contradicts itself: the description of the document \"code\" does not fit its \
+                 numbers"
             );
         }
         for wrong in [f32::NAN, f32::INFINITY, 0.5] {

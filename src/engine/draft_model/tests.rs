@@ -84,7 +84,8 @@ fn guesses_follow_from_the_text_alone() {
         for (i, found) in asked.into_iter().zip(all) {
             let [_, right, wrong, end] = draw(i);
             let text = &mut texts[i as usize];
-            // What stands in the cache is this text and its guesses, however the last text ended.
+            // The cache holds tokens of this text and its guesses, and none of an earlier guess
+            // that was wrong.
             let read = &model.texts[&SequenceId(i.into())].tokens;
             assert!([&text[..], &found].concat().starts_with(read), "{read:?}");
             if !found.is_empty() {
