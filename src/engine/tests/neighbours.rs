@@ -153,12 +153,15 @@ impl Mix {
     }
 }
 
+/// A request whose output prefers few tokens, so that some of it recurs with any model and drafts
+/// are tried.
 fn probe(subject: &Subject) -> GenerateRequest {
     let sampling = SamplingParams {
         seed: 42,
         temperature: 0.9,
         top_p: 0.97,
         frequency_penalty: 0.2,
+        logit_bias: Arc::from([7, 11, 18, 26].map(|token| (token, 5.0))),
         logprobs: Some(5),
         ..SamplingParams::default()
     };
@@ -328,7 +331,7 @@ const OF_FULL_LAYERS: [Event; 4] = [
     ("a partial prefix hit", |seen| (1..PROMPT - BLOCK as u32).contains(&seen.cached)),
     ("in a batch of 64", |seen| seen.most_rows >= 64),
 ];
-/// What does with one step in flight, unless a state cannot go back.
+/// What does with one step in flight.
 const DRAFTED: Event = ("drafted", |seen| seen.drafts > 0);
 
 fn check(mixes: u32) {
@@ -361,7 +364,7 @@ fn check_mixes(
 
 fn assert_happened(name: &str, all: &[Seen], events: &[Event]) {
     for (what, happened) in events {
-        assert!(all.iter().any(happened), "{name}: never {what}: {all:?}");
+        assert!(all.iter().any(happened), "{name}: never {what} in {} mixes", all.len());
     }
 }
 
@@ -376,27 +379,26 @@ fn three_thousand_mixes_change_no_bit() {
     check(3_000);
 }
 
-/// A model of each kind of layers, and whether its states rule drafts out.
-const FAMILIES: [(&str, bool); 8] = [
-    ("olmo3", false),
-    ("gpt-oss", false),
-    ("glm4-moe-groups", false),
-    ("gemma4-inputs", false),
-    ("gemma4-experts", false),
-    ("qwen3.5-moe", true),
-    ("granite-hybrid", true),
-    ("lfm2", true),
+/// Models of each kind of layers.
+const FAMILIES: [&str; 8] = [
+    "olmo3",
+    "gpt-oss",
+    "glm4-moe-groups",
+    "gemma4-inputs",
+    "gemma4-experts",
+    "qwen3.5-moe",
+    "granite-hybrid",
+    "lfm2",
 ];
 
 /// What happened to each family's probe. Scenes with many rows take most of the time and are left
 /// to the tiny model.
 fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
-    let family = |(name, has_states): (&str, bool)| {
+    let family = |name: &str| {
         let expect = alone(Subject::family(name, 1));
         assert_eq!(expect.len(), OUTPUT as usize);
         let at_depth = |depth: usize| {
             let subject = Subject::family(name, depth);
-            assert_eq!(subject.cache.states > 0, has_states, "{name}");
             let numbers = (depth as u32 - 1) * mixes..depth as u32 * mixes;
             check_mixes(subject, numbers.filter(|number| number % 3 != 1), &expect)
         };
@@ -409,7 +411,7 @@ fn check_families(mixes: u32) -> Vec<Vec<Seen>> {
 #[test]
 fn neighbours_change_no_bit_of_any_family() {
     let [_, _, frequent @ ..] = COMMON;
-    assert_happened("families", &check_families(3).concat(), &frequent);
+    assert_happened("families", &check_families(4).concat(), &[&frequent[..], &[DRAFTED]].concat());
 }
 
 /// Guesses of the model's own head, which are right or wrong, change none either.
@@ -424,8 +426,7 @@ fn neighbours_change_no_bit_of_a_model_that_guesses() {
 #[test]
 #[ignore = "the same two hundred times longer"]
 fn thousands_of_mixes_change_no_bit_of_any_family() {
-    for (all, (name, has_states)) in check_families(600).into_iter().zip(FAMILIES) {
-        let drafted = if has_states { &[][..] } else { &[DRAFTED] };
-        assert_happened(name, &all, &[&COMMON[..], drafted].concat());
+    for (all, name) in check_families(600).into_iter().zip(FAMILIES) {
+        assert_happened(name, &all, &[&COMMON[..], &[DRAFTED]].concat());
     }
 }
