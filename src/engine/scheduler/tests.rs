@@ -24,8 +24,8 @@ struct Bench {
 
 impl Bench {
     /// `options` is `budget N rows N block N blocks N context N`: tokens in one step, sequences in
-    /// one step, tokens in one block, blocks, and tokens of the longest sequence; behind them maybe
-    /// `drafts N`.
+    /// one step, tokens in one block, blocks, and tokens of the longest sequence, if the blocks hold
+    /// it; behind them maybe `drafts N`.
     fn new(depth: usize, options: &str) -> Self {
         Self::with_windows(depth, options, &[None])
     }
@@ -45,7 +45,7 @@ impl Bench {
             Some(words[at + 1].parse().unwrap())
         };
         let value = |key: &str| given(key).expect(key);
-        let options = EngineOptions {
+        let mut options = EngineOptions {
             max_batched_tokens: value("budget"),
             max_rows: value("rows"),
             max_waiting: 0,
@@ -55,6 +55,7 @@ impl Bench {
             max_context: value("context"),
             speculative_tokens: given("drafts").unwrap_or(0),
         };
+        options.max_context = options.longest_within(options.max_context);
         let (scheduler, began) = (Scheduler::new(options, [7; 32]), any_instant());
         Self { scheduler, depth, began, token: |_, len| 1000 + len as u32 }
     }
