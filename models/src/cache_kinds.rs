@@ -4,7 +4,8 @@
 //! A block holds K and V of some tokens in one group of layers. All groups have equally many
 //! places, so every block has one size, and layers with a window and layers without one take their
 //! blocks from the same memory, however their needs change. A place holds K and V of one layer, or
-//! of several whose K are that much smaller than those of the others.
+//! of several whose K are that much smaller than those of the others. Where neither kind's width
+//! divides the other's, a place holds several layers of either.
 
 use crate::ModelConfig;
 /// Stands for a slot where a sequence begins without a state.
@@ -93,6 +94,11 @@ impl CacheLayout {
                 LayerPlace::Blocks { group: 0, index: widths.len() - 1 }
             });
         }
+        if widths.is_empty() {
+            // The tokens of a model of recurrent layers alone are counted in blocks too, which
+            // cost what those of one layer would.
+            widths.push(config.kv_width());
+        }
         Self { kinds: CacheKinds::default(), widths, parts: vec![1], places }
     }
 
@@ -101,7 +107,8 @@ impl CacheLayout {
     pub(crate) fn by_kind(config: &ModelConfig) -> Self {
         let Some(sliding) = &config.sliding else { return Self::of_one_group(config) };
         let own = &sliding.layers[..config.layers - config.shared_kv_layers];
-        let [full, windowed] = [false, true].map(|kind| KindOfLayers::of(config, own, kind));
+        let place = config.place_width();
+        let [full, windowed] = [false, true].map(|kind| KindOfLayers::of(config, own, kind, place));
         let size = match [full.places(), windowed.places()] {
             [0, most] | [most, 0] => most,
             [full, windowed] => full.min(windowed),
@@ -113,19 +120,19 @@ impl CacheLayout {
         parts.resize(windows.len(), windowed.parts);
         // The first group of each kind, counted in parts, and the number of its next layer.
         let mut next = [(0, 0), (groups[0] * full.parts, 0)];
-        let mut place = |slides: bool| {
+        let mut place_of = |slides: bool| {
             let parts = if slides { windowed.parts } else { full.parts };
             let (first, number) = &mut next[usize::from(slides)];
             let (place, part) = (*number / parts, *number % parts);
             *number += 1;
             LayerPlace::Blocks { group: *first + place / size * parts + part, index: place % size }
         };
-        let mut places: Vec<LayerPlace> = own.iter().map(|slides| place(*slides)).collect();
+        let mut places: Vec<LayerPlace> = own.iter().map(|slides| place_of(*slides)).collect();
         for layer in own.len()..config.layers {
             places.extend(config.donor(layer).map(|donor| places[donor]));
         }
         let kinds = CacheKinds { windows, ..CacheKinds::default() };
-        Self { kinds, widths: vec![config.kv_width(); size], parts, places }
+        Self { kinds, widths: vec![place; size], parts, places }
     }
 
     /// Bytes of one block, K and V.
@@ -150,11 +157,11 @@ struct KindOfLayers {
 }
 
 impl KindOfLayers {
-    fn of(config: &ModelConfig, layers: &[bool], slides: bool) -> Self {
+    fn of(config: &ModelConfig, layers: &[bool], slides: bool, place: usize) -> Self {
         let own = layers.iter().position(|layer| *layer == slides);
-        let width = own.map_or(config.kv_width(), |layer| config.cached(config.kv_heads_of(layer)));
+        let width = own.map_or(place, |layer| config.cached(config.kv_heads_of(layer)));
         let layers = layers.iter().filter(|layer| **layer == slides).count();
-        Self { layers, parts: config.kv_width() / width }
+        Self { layers, parts: place / width }
     }
 
     fn places(&self) -> usize {
@@ -212,6 +219,27 @@ mod tests {
         let (layout, found) = places("gemma3-odd");
         assert_eq!((layout.parts, layout.widths.len()), (vec![1; 3], 1));
         assert_eq!(found, [[0, 0], [2, 0], [1, 0]]);
+    }
+
+    /// K of 40 values in layers with a window and of 24 in those without: a place of 120 holds
+    /// three or five.
+    #[test]
+    fn widths_that_do_not_divide_each_other_share_the_least_common_place() {
+        let (layout, found) = places("gemma4-uneven");
+        assert_eq!(layout.kinds.windows, [None, Some(8)]);
+        assert_eq!((layout.parts, layout.widths), (vec![5, 3], vec![120]));
+        assert_eq!(found, [5, 6, 0, 7, 1].map(|group| [group, 0]));
+    }
+
+    /// Their tokens are counted in blocks, which must not be free.
+    #[test]
+    fn recurrent_layers_alone_have_blocks() {
+        let case = goldens().cases.into_iter().find(|case| case.name == "lfm2-recurrent").unwrap();
+        let json = case.config.to_string();
+        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let layout = CacheLayout::by_kind(&config);
+        assert_eq!(layout.widths, [config.kv_width()]);
+        assert_eq!(layout.places, [0, 1, 2].map(|index| LayerPlace::State { index }));
     }
 
     /// On a device, K and V of all layers are in one group, each as wide as it is.

@@ -266,6 +266,19 @@ impl ModelConfig {
         self.cached(model).max(sliding.map_or(0, |heads| self.cached(heads)))
     }
 
+    /// The elements of a place in which layers with a window and layers without one keep their K of
+    /// a token: the least of which each kind's are a whole part.
+    pub(crate) fn place_width(&self) -> usize {
+        let model = self.cached(KvHeads { count: self.kv_heads, dim: self.head_dim });
+        let sliding = self.sliding.as_ref().and_then(|sliding| sliding.heads);
+        let sliding = sliding.map_or(model, |heads| self.cached(heads));
+        let (mut divisor, mut rest) = (model, sliding);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        model / divisor * sliding
+    }
+
     /// The elements that K of such heads takes in the cache for one token.
     pub(crate) fn cached(&self, heads: KvHeads) -> usize {
         cached(self.kv_kind, heads.count, heads.dim)
@@ -391,20 +404,15 @@ impl ModelConfig {
 }
 
 impl ModelConfig {
-    /// Blocks of the cache are as large as K and V of the wider layers, and others share them.
     fn check_sliding_heads(&self, heads: Option<KvHeads>) -> Result<(), String> {
         let Some(heads) = heads else { return Ok(()) };
         let sizes = [heads.count, heads.dim];
         let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
             && self.heads.is_multiple_of(heads.count);
-        if !sound {
-            return Err(format!("{} heads cannot share {heads:?} of a window", self.heads));
-        }
-        let (own, other) = (heads.width(), self.kv_heads * self.head_dim);
-        if own.max(other).is_multiple_of(own.min(other)) {
+        if sound {
             return Ok(());
         }
-        Err(format!("K of {own} values with a window and of {other} without one share no blocks"))
+        Err(format!("{} heads cannot share {heads:?} of a window", self.heads))
     }
 
     /// Each of the last layers must have one to read from.
@@ -443,8 +451,8 @@ impl Recurrent {
         if !sound {
             return Err(format!("recurrent layers of {:?}", self.kind));
         }
-        if self.layers.len() != config.layers || self.layers.iter().all(|layer| *layer) {
-            return Err("the config does not say which layers have attention, or none has".into());
+        if self.layers.len() != config.layers {
+            return Err("the config does not say which layers have attention".into());
         }
         if config.sliding.is_some() {
             return Err("windows beside recurrent layers are not supported".into());

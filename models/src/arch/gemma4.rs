@@ -10,7 +10,7 @@ use crate::blocks::mixture::Mixture;
 use crate::blocks::mlp::{self, Mlp};
 use crate::config::{KvHeads, MixtureConfig, RopeConfig, RopeScaling, RouterScoring, Sliding};
 use crate::decoder::{Activations, Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::{NameMap, Optional};
+use crate::loader::tensors::{NameMap, Optional, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
@@ -233,8 +233,11 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         return Err(keys.unsupported("`use_bidirectional_attention` of text is not supported"));
     }
     let activation = keys.activation("hidden_activation", OPTIONS.activation)?;
+    let bias = Presence::when(keys.flag("attention_bias")?);
     let parts = parts_in_hf(keys, config.vocab_size)?;
-    Ok(spec(config, parts, full_key_is_value, activation))
+    let ArchSpec { config, options } = spec(config, parts, full_key_is_value, activation);
+    let options = LayerOptions { qkv_bias: bias, output_bias: bias, ..options };
+    Ok(ArchSpec { config, options })
 }
 
 fn sliding_in_hf(

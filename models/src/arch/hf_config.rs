@@ -58,9 +58,6 @@ const TOWERS: [&str; 21] = [
 ];
 
 const TIED: &str = "tie_word_embeddings";
-/// The text model's own value of that key, which is kept under this name when the whole model's
-/// settings have the key as well.
-const TEXT_TIED: &str = "text_config.tie_word_embeddings";
 
 /// The settings of a file, taken out as an architecture asks for them; a key that is left at the
 /// end is not understood.
@@ -88,11 +85,7 @@ impl HfConfigKeys {
         // than the text model's, so that configs have both.
         let tied = self.values.remove(TIED).filter(|tied| !tied.is_null());
         self.values.extend(text);
-        if let Some(tied) = tied
-            && let Some(of_text) = self.values.insert(TIED.to_owned(), tied)
-        {
-            self.values.insert(TEXT_TIED.to_owned(), of_text);
-        }
+        self.values.extend(tied.map(|tied| (TIED.to_owned(), tied)));
         Ok(self)
     }
 
@@ -166,11 +159,6 @@ impl HfConfigKeys {
 
     pub(super) fn unsupported(&self, what: &str) -> Error {
         Error::Unsupported(format!("{}: {what}", self.path.display()))
-    }
-
-    /// Whether a model that reads more than text says that its text part has a head of its own.
-    pub(super) fn text_is_untied(&mut self) -> Result<bool> {
-        Ok(self.take(TEXT_TIED)? == Some(false))
     }
 
     /// Reads what every decoder has.

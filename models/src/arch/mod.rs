@@ -143,8 +143,6 @@ pub struct LayerOptions {
     /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
     /// experts that are not quantised are transposed.
     pub experts_in_turn: bool,
-    /// A head that the files have is used even where the config says that it is the embedding.
-    pub head_if_stored: bool,
     /// Layers behind the model's that predict further tokens. The first is that of the head which
     /// guesses tokens, where one is wanted; the others are not used.
     pub further_layers: usize,
@@ -169,7 +167,6 @@ impl LayerOptions {
             expert_bias: false,
             expert_factors: false,
             experts_in_turn: false,
-            head_if_stored: false,
             further_layers: 0,
             names: NameMap::USUAL,
         }
@@ -203,8 +200,7 @@ pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
     let found = known().find(|(name, _)| *name == kind);
     let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
     keys.fill_in(&kind);
-    let mut spec = build(&mut keys)?;
-    spec.options.head_if_stored = keys.text_is_untied()?;
+    let spec = build(&mut keys)?;
     // How weights are quantised changes nothing else; only GPT-OSS has taken it out.
     hf_quantisation::take(&mut keys)?;
     keys.finish()?;

@@ -59,8 +59,9 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 fn olmo3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    // In the older layout it is that of full layers alone, as transformers reads it.
     let theta = keys.take("rope_theta")?.unwrap_or(OLMO3_THETA);
-    let ropes = hf_rope::by_kind(keys, [theta; 2])?;
+    let ropes = hf_rope::by_kind(keys, [theta, OLMO3_THETA])?;
     let ArchSpec { mut config, options } = from_hf(keys)?;
     let rope = Some(hf_rope::apply_by_kind(ropes, &mut config)?);
     let window = keys.window(WINDOW)?;

@@ -5,7 +5,7 @@
 use super::{ArchSpec, Architecture, LayerOptions, QkNorms};
 use super::{gguf_config, hf_config, qwen2_moe};
 use crate::config::{MixtureConfig, Recurrent, RecurrentKind};
-use crate::loader::tensors::NameMap;
+use crate::loader::tensors::{NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::recurrence::{DeltaShape, HeadMap};
@@ -104,6 +104,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         return Err(keys.unsupported("`mamba_ssm_dtype` is not float32"));
     }
     let activation = keys.activation("hidden_act", Activation::Silu)?;
+    let bias = Presence::when(keys.flag("attention_bias")?);
+    let (qkv_bias, output_bias) = (bias, bias);
     let mut config = decoder(keys)?;
     let shape = DeltaShape {
         key_heads: keys.required("linear_num_key_heads")?,
@@ -118,7 +120,8 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let layers = keys.recurrent_layers(config.layers, &["linear_attention"], by_default)?;
     config.recurrent = recurrent(shape, taps, layers);
     let names = NameMap { norms_less_one: true, ..OPTIONS.names };
-    let options = LayerOptions { activation, further_layers, names, ..OPTIONS };
+    let options =
+        LayerOptions { activation, qkv_bias, output_bias, further_layers, names, ..OPTIONS };
     Ok(ArchSpec { config, options })
 }
 

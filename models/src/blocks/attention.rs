@@ -5,6 +5,7 @@ use crate::arch::QkNorms;
 use crate::config::KvHeads;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
+use crate::loader::tensors::Optional;
 use crate::planted::{OpFault, argument, other_pairs};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::GateArgs;
@@ -43,6 +44,7 @@ pub struct SelfAttention<O: Ops> {
 struct OutputGate<O: Ops> {
     /// `[heads * head_dim, hidden]`
     weight: O::Matrix,
+    bias: Option<O::Buffer>,
     /// `[tokens, heads * head_dim]`
     values: Activations<O>,
 }
@@ -77,6 +79,33 @@ fn projection<O: Ops>(
     (whole, None)
 }
 
+/// The biases of the same two.
+fn biases<O: Ops>(
+    l: &mut LayerLoader<O>,
+    name: impl Fn(&str) -> String,
+    [q, kv]: [usize; 2],
+) -> Option<[Optional<O::Buffer>; 2]> {
+    let (config, options) = (&l.spec.config, &l.spec.options);
+    let copies_k = options.full_key_is_value && l.sliding().is_none();
+    let [bq, bk, bv] = ["q_proj.bias", "k_proj.bias", "v_proj.bias"].map(&name);
+    let (t, presence) = (&mut *l.tensors, options.qkv_bias);
+    if options.attention_gate {
+        let parts = [(&*bq, 2 * q), (&*bk, kv), (&*bv, kv)];
+        return t.gated_biases(presence, &parts, config.head_dim);
+    }
+    let bias = if kv == 0 {
+        for unused in [&bk, &bv] {
+            t.ignore_one(unused);
+        }
+        t.bias_if(presence, &[(&bq, q)])
+    } else if copies_k {
+        t.bias_with_copy(presence, &[(&bq, q), (&bk, kv)])
+    } else {
+        t.bias_if(presence, &[(&bq, q), (&bk, kv), (&bv, kv)])
+    };
+    Some([bias?, None])
+}
+
 impl<O: Ops> SelfAttention<O> {
     /// `prefix` ends with a dot.
     pub fn load(l: &mut LayerLoader<O>, prefix: &str) -> Option<Self> {
@@ -84,10 +113,9 @@ impl<O: Ops> SelfAttention<O> {
         let (own, shares) = (config.kv_heads_of(l.layer), config.donor(l.layer).is_some());
         let (q, kv) = (config.heads * own.dim, if shares { 0 } else { own.width() });
         let name = |part: &str| format!("{prefix}self_attn.{part}");
-        let [bq, bk, bv] = ["q_proj.bias", "k_proj.bias", "v_proj.bias"].map(name);
         let (qkv, gate) = projection(l, name, [q, kv]);
+        let qkv_biases = biases(l, name, [q, kv]);
         let t = &mut *l.tensors;
-        let qkv_bias = t.bias_if(options.qkv_bias, &[(&bq, q), (&bk, kv), (&bv, kv)]);
         let lens = match options.qk_norm {
             QkNorms::None => None,
             QkNorms::EachHead => Some([own.dim; 2]),
@@ -115,9 +143,12 @@ impl<O: Ops> SelfAttention<O> {
             Some(ones) => Some(ones?),
             None => None,
         };
-        let (qkv, qkv_bias, output, output_bias) = (qkv?, qkv_bias?, output?, output_bias?);
+        let (qkv, [qkv_bias, bias]) = (qkv?, qkv_biases?);
+        let (output, output_bias) = (output?, output_bias?);
         let gate = match gate {
-            Some(weight) => Some(OutputGate { weight, values: l.rows("attention gates", q)? }),
+            Some(weight) => {
+                Some(OutputGate { weight, bias, values: l.rows("attention gates", q)? })
+            }
             None => None,
         };
         Some(Self {
@@ -147,9 +178,9 @@ impl<O: Ops> SelfAttention<O> {
             return Ok(());
         }
         self.attend(s, x)?;
-        if let Some(OutputGate { weight, values }) = &self.gate {
+        if let Some(OutputGate { weight, bias, values }) = &self.gate {
             let gate = values.first(x.rows());
-            s.input_linear(weight, None, x, gate)?;
+            s.input_linear(weight, bias.as_ref(), x, gate)?;
             s.ops.gate(&GateArgs { x: self.attended.first(x.rows()), gate })?;
         }
         let attended = s.select_rows(x, &self.attended, &self.selected)?;

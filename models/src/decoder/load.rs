@@ -194,9 +194,9 @@ impl<O: Ops> Decoder<O> {
         t: &mut Tensors<O>,
         options: DecoderOptions,
     ) -> Option<Self> {
-        if spec.options.head_if_stored && t.has(HEAD) {
-            spec.config.tied_embeddings = false;
-        }
+        // Whatever a config says of it, as in transformers: it may be another one than the
+        // embedding.
+        spec.config.tied_embeddings &= !t.has(HEAD);
         let ModelConfig { vocab_size, hidden_size, layers, tied_embeddings, .. } = spec.config;
         let (whole, rank) = (spec.config.clone(), ops.rank());
         take_share(&mut spec, t, rank)?;
@@ -274,8 +274,7 @@ fn leave_out_unused<O: Ops>(
     let further = spec.config.layers..spec.config.layers + spec.options.further_layers;
     let wanted = guesses && !further.is_empty();
     let head = HeadNames::find(t, spec.config.layers).filter(|_| wanted);
-    // Older checkpoints store values that are computed here, and tied ones may store the embedding
-    // twice.
+    // Older checkpoints store values that are computed here.
     t.ignore("rotary_emb.inv_freq");
     t.ignore_towers();
     match &head {
@@ -286,9 +285,6 @@ fn leave_out_unused<O: Ops>(
             .for_each(|copy| t.ignore_one(&format!("{layer}{copy}"))),
     }
     further.skip(usize::from(head.is_some())).for_each(|layer| t.ignore_layer(layer));
-    if spec.config.tied_embeddings {
-        t.ignore(HEAD);
-    }
     if head.is_some() {
         spec.config.add_guess_layer();
     }

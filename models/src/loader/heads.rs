@@ -2,7 +2,7 @@
 
 use super::experts::in_rows;
 use super::store::Raw;
-use super::tensors::{Reading, TensorBytes, Tensors};
+use super::tensors::{Optional, Presence, Reading, TensorBytes, Tensors};
 use crate::Result;
 use crate::config::LatentConfig;
 use cresset_kernels::OpMemory;
@@ -25,6 +25,35 @@ pub(super) fn rows_of_parts(
 }
 
 impl<M: OpMemory> Tensors<'_, M> {
+    /// Takes biases as [`Self::bias_if`] does; the last one is there twice.
+    pub fn bias_with_copy(
+        &mut self,
+        presence: Presence,
+        parts: &[(&str, usize)],
+    ) -> Option<Optional<M::Buffer>> {
+        let Some(mut found) = self.biases(presence, parts)? else { return Some(None) };
+        found.extend(found.last().cloned());
+        self.bias(parts[0].0, &found).map(Some)
+    }
+
+    /// Takes the biases of matrices that [`Self::gated_stack`] takes, those of the gates apart.
+    pub fn gated_biases(
+        &mut self,
+        presence: Presence,
+        parts: &[(&str, usize)],
+        head_dim: usize,
+    ) -> Option<[Optional<M::Buffer>; 2]> {
+        let Some(mut found) = self.biases(presence, parts)? else { return Some([None, None]) };
+        let halves = |first: usize| {
+            let heads = found[0].chunks(2 * head_dim);
+            heads.flat_map(|head| &head[first..][..head_dim]).copied().collect::<Vec<_>>()
+        };
+        let (own, gates) = (halves(0), halves(head_dim));
+        found[0] = own;
+        let (stacked, gates) = (self.bias(parts[0].0, &found), self.bias(parts[0].0, &[gates]));
+        Some([Some(stacked?), Some(gates?)])
+    }
+
     /// Takes a matrix that has rows of two parts for each head, and returns the parts of all heads
     /// apart.
     pub fn split_heads(

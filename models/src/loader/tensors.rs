@@ -315,14 +315,28 @@ impl<M: OpMemory> Tensors<'_, M> {
         presence: Presence,
         parts: &[(&str, usize)],
     ) -> Option<Optional<M::Buffer>> {
+        let Some(found) = self.biases(presence, parts)? else { return Some(None) };
+        self.bias(parts[0].0, &found).map(Some)
+    }
+
+    /// The same in the host's memory, apart.
+    pub(super) fn biases(
+        &mut self,
+        presence: Presence,
+        parts: &[(&str, usize)],
+    ) -> Option<Optional<Vec<Vec<f32>>>> {
         let any = parts.iter().any(|(name, _)| self.has(name));
         if presence == Presence::Never || (presence == Presence::Optional && !any) {
             return Some(None);
         }
         let found: Vec<_> = parts.iter().map(|(name, len)| self.numbers(name, *len)).collect();
-        let found: Vec<Vec<f32>> = found.into_iter().collect::<Option<_>>()?;
-        let bias = self.store.bias(found.concat());
-        self.keep(parts[0].0, bias).map(Some)
+        found.into_iter().collect::<Option<_>>().map(Some)
+    }
+
+    /// One bias of several, one after the other.
+    pub(super) fn bias(&mut self, name: &str, parts: &[Vec<f32>]) -> Option<M::Buffer> {
+        let bias = self.store.bias(parts.concat());
+        self.keep(name, bias)
     }
 
     /// The type in which a tensor is stored, if the file has it.

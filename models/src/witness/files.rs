@@ -176,9 +176,6 @@ pub(super) fn tensors_of(
         found.insert(name.clone(), in_hf_layout(name, values, facts)?.to_device(device)?);
         Ok(())
     })?;
-    if facts.tied {
-        found.remove("lm_head.weight");
-    }
     Ok(found)
 }
 

@@ -111,8 +111,11 @@ impl Witness {
         gpu: Option<usize>,
     ) -> WitnessResult<Self> {
         let device = gpu.map_or(Ok(Device::Cpu), Device::new_cuda)?;
-        let facts = facts::read(source)?;
-        let bytes = 4 * files::names(source, &facts)?.values().map(|(_, n)| n).sum::<u64>();
+        let mut facts = facts::read(source)?;
+        let names = files::names(source, &facts)?;
+        // A head that is stored is the model's, whatever the config says.
+        facts.tied &= !names.values().any(|(name, _)| name == "lm_head.weight");
+        let bytes = 4 * names.values().map(|(_, n)| n).sum::<u64>();
         if bytes > max_bytes {
             return Self::by_layer(source, facts, max_bytes, device);
         }
