@@ -24,8 +24,8 @@ struct Bench {
 
 impl Bench {
     /// `options` is `budget N rows N block N blocks N context N`: tokens in one step, sequences in
-    /// one step, tokens in one block, blocks, and tokens of the longest sequence, if the blocks hold
-    /// it; behind them maybe `drafts N`.
+    /// one step, tokens in one block, blocks, and tokens of the longest sequence, if the blocks
+    /// hold it; behind them maybe `drafts N`.
     fn new(depth: usize, options: &str) -> Self {
         Self::with_windows(depth, options, &[None])
     }
