@@ -380,15 +380,17 @@ fn three_thousand_mixes_change_no_bit() {
 }
 
 /// Models of each kind of layers.
-const FAMILIES: [&str; 8] = [
+const FAMILIES: [&str; 10] = [
     "olmo3",
     "gpt-oss",
     "glm4-moe-groups",
     "gemma4-inputs",
     "gemma4-experts",
+    "gemma4-uneven",
     "qwen3.5-moe",
     "granite-hybrid",
     "lfm2",
+    "lfm2-recurrent",
 ];
 
 /// What happened to each family's probe. Scenes with many rows take most of the time and are left
