@@ -39,8 +39,8 @@ pub(super) fn plain_text(input: &mut CheckInput) -> Result<CheckFinding> {
 /// Mean loss over a text that follows `begin`, nat per token.
 fn loss(input: &mut CheckInput, tenant: u32, begin: &[u32], text: &str) -> Result<f64> {
     let mut ids = [begin, &input.subject.encode(text, false)?].concat();
-    let room = input.subject.context_tokens().saturating_sub(1);
-    ids.truncate(begin.len() + input.scope.text_tokens.min(room) as usize);
+    let longest_prompt = input.subject.context_tokens().saturating_sub(1) as usize;
+    ids.truncate(longest_prompt.min(begin.len() + input.scope.text_tokens as usize));
     let scores = input.subject.score(tenant, &ids, ScorePath::Prefill)?;
     let counted = scores.iter().skip(begin.len() + LEAD).flatten();
     let counted: Vec<f64> = counted.map(|score| -f64::from(score.chosen)).collect();

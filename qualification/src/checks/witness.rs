@@ -31,12 +31,12 @@ pub(super) fn witness(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::new(passed, values.join("; "), bounds.gate()))
 }
 
-/// The beginning of all texts, one after the other.
+/// The beginning of all texts, one after the other, as far as the context holds it as a prompt.
 fn text(input: &mut CheckInput) -> Result<Vec<u32>> {
     let whole = PLAIN_TEXTS.iter().map(|plain| plain.text).collect::<Vec<_>>().join("\n\n");
     let mut ids = input.subject.encode(&whole, false)?;
-    let room = input.subject.context_tokens().saturating_sub(1);
-    ids.truncate(input.scope.witness_tokens.min(room) as usize + 1);
+    let longest_prompt = input.subject.context_tokens().saturating_sub(1);
+    ids.truncate(longest_prompt.min(input.scope.witness_tokens + 1) as usize);
     Ok(ids)
 }
 

@@ -257,10 +257,15 @@ impl Fake {
         }
     }
 
-    pub(super) fn one(&mut self, request: &Request) -> Result<Generation> {
-        if request.prompt.len() + 1 > self.context_tokens() as usize {
+    fn check_prompt(&self, ids: &[u32]) -> Result<()> {
+        if ids.len() + 1 > self.context_tokens() as usize {
             return Err(SubjectError::Refused("the prompt is longer than the context".into()));
         }
+        Ok(())
+    }
+
+    pub(super) fn one(&mut self, request: &Request) -> Result<Generation> {
+        self.check_prompt(&request.prompt)?;
         let cached_tokens = self.cached(request);
         let (mut sequence, mut pending) = (request.prompt.clone(), Vec::new());
         let (mut deltas, mut logprobs, mut finish) = (Vec::new(), Vec::new(), Finish::Length);
@@ -425,6 +430,7 @@ impl Subject for Fake {
         ids: &[u32],
         _path: ScorePath,
     ) -> Result<Vec<Option<PositionLogprob>>> {
+        self.check_prompt(ids)?;
         // The fake knows every text by heart: each next token is likely.
         let score = |(at, pair): (usize, &[u32])| {
             let told = logprob(&logits(&ids[..=at], &[]), pair[1]);
