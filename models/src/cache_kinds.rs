@@ -176,6 +176,12 @@ mod tests {
     use crate::goldens::goldens;
     use std::path::Path;
 
+    fn config_of(golden: &str) -> ModelConfig {
+        let case = goldens().cases.into_iter().find(|case| case.name == golden).unwrap();
+        let json = case.config.to_string();
+        arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config
+    }
+
     #[test]
     fn a_query_sees_no_block_behind_its_window() {
         for (window, tokens, expect) in [
@@ -193,9 +199,7 @@ mod tests {
 
     /// Where each layer's K and V are in the golden model of this name.
     fn places(name: &str) -> (CacheLayout, Vec<[usize; 2]>) {
-        let case = goldens().cases.into_iter().find(|case| case.name == name).unwrap();
-        let json = case.config.to_string();
-        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let config = config_of(name);
         let layout = CacheLayout::by_kind(&config);
         let place = |place: &LayerPlace| match *place {
             LayerPlace::Blocks { group, index } => [group, index],
@@ -234,9 +238,7 @@ mod tests {
     /// Their tokens are counted in blocks, which must not be free.
     #[test]
     fn recurrent_layers_alone_have_blocks() {
-        let case = goldens().cases.into_iter().find(|case| case.name == "lfm2-recurrent").unwrap();
-        let json = case.config.to_string();
-        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let config = config_of("lfm2-recurrent");
         let layout = CacheLayout::by_kind(&config);
         assert_eq!(layout.widths, [config.kv_width()]);
         assert_eq!(layout.places, [0, 1, 2].map(|index| LayerPlace::State { index }));
@@ -245,9 +247,7 @@ mod tests {
     /// On a device, K and V of all layers are in one group, each as wide as it is.
     #[test]
     fn in_one_group_each_layer_has_a_place_of_its_own_width() {
-        let case = goldens().cases.into_iter().find(|case| case.name == "gemma4-inputs").unwrap();
-        let json = case.config.to_string();
-        let config = arch::from_hf(Path::new("config.json"), json.as_bytes()).unwrap().config;
+        let config = config_of("gemma4-inputs");
         let layout = CacheLayout::of_one_group(&config);
         assert_eq!(layout.widths, [32, 32, 32, 64]);
         let place = |index| LayerPlace::Blocks { group: 0, index };

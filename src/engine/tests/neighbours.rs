@@ -324,14 +324,14 @@ const COMMON: [Event; 5] = [
     ("no prefix hit", |seen| seen.cached == 0),
     ("beside cancelled neighbours", |seen| seen.cancelled >= 3),
 ];
-/// What does where every block of a prompt is found again, in many mixes.
+/// What also happens, in many mixes, where every block of a prompt is found again.
 const OF_FULL_LAYERS: [Event; 4] = [
     ("preempted twice", |seen| seen.preempted >= 2),
     ("a full prefix hit", |seen| seen.cached == PROMPT / BLOCK as u32 * BLOCK as u32),
     ("a partial prefix hit", |seen| (1..PROMPT - BLOCK as u32).contains(&seen.cached)),
     ("in a batch of 64", |seen| seen.most_rows >= 64),
 ];
-/// What does with one step in flight.
+/// What happens to any model's probe while one step at a time is in flight.
 const DRAFTED: Event = ("drafted", |seen| seen.drafts > 0);
 
 fn check(mixes: u32) {
