@@ -170,6 +170,9 @@ impl<'a> Comparison<'a> {
     }
 }
 
+/// A temperature that changes probabilities.
+const HOT: f64 = 1.7;
+
 pub(crate) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     let scored = json!({ "logprobs": true, "top_logprobs": 5 });
     let mut wrong = Vec::new();
@@ -194,7 +197,7 @@ pub(crate) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding::from_wrong(&wrong, topics.len(), gate))
 }
 
-/// Whether the first token's log-probabilities are the same at another temperature. Other engines
+/// Whether the first token's log-probabilities are those of another temperature too. Other engines
 /// may define them after it, and are not asked.
 fn same_when_hot(
     input: &mut CheckInput,
@@ -206,9 +209,36 @@ fn same_when_hot(
         return Ok(true);
     }
     let hot = with(input.long(1), scored.clone());
-    let hot = with(hot, json!({ "temperature": 1.7, "seed": 1 }));
+    let hot = with(hot, json!({ "temperature": HOT, "seed": 1 }));
     let again = input.ask(&question(topic), hot)?.tokens.unwrap_or_default();
-    Ok(again.first().map(|token| &token.top) == tokens.first().map(|token| &token.top))
+    let first = tokens.first().zip(again.first());
+    Ok(first.is_some_and(|(cold, hot)| is_unscaled(&cold.top, &hot.top)))
+}
+
+/// Whether log-probabilities at the temperature `HOT` were taken before it. The temperature divides
+/// their differences, so these tell it although the second prompt was found in the cache, for which
+/// a device computes them with other roundings.
+pub(super) fn is_unscaled(cold: &[(String, f64)], hot: &[(String, f64)]) -> bool {
+    // Several tokens may have the same text, such as parts of characters.
+    let mut hot = hot.to_vec();
+    let mut take = |text: &String| {
+        let found = hot.iter().position(|(other, _)| other == text)?;
+        Some(hot.remove(found).1)
+    };
+    let pairs: Vec<(f64, f64)> =
+        cold.iter().filter_map(|(text, value)| Some((*value, take(text)?))).collect();
+    let count = pairs.len() as f64;
+    let (cold_mean, hot_mean) = (
+        pairs.iter().map(|(cold, _)| cold).sum::<f64>() / count,
+        pairs.iter().map(|(_, hot)| hot).sum::<f64>() / count,
+    );
+    let (mut spread, mut common) = (0.0, 0.0);
+    for (cold, hot) in &pairs {
+        spread += (cold - cold_mean).powi(2);
+        common += (cold - cold_mean) * (hot - hot_mean);
+    }
+    // The slope of the hot ones over the cold ones is 1, or else 1 / HOT.
+    pairs.len() > 1 && common >= spread * f64::midpoint(1.0, 1.0 / HOT)
 }
 
 /// Whether the values can be those of a greedy choice; 1e-3 is left for printed roundings.

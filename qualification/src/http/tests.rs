@@ -1,6 +1,7 @@
 //! The checks over scripted endpoints: right ones in several dialects, and wrong ones.
 
 use super::CHECKS;
+use super::reference::is_unscaled;
 use crate::checks::CheckInput;
 use crate::goldens::Goldens;
 use crate::record::{CheckResult, CheckState};
@@ -64,6 +65,24 @@ fn another_template_is_named() {
     assert_eq!(named(&results, CheckState::Failed), ["prompt_tokens", "http_goldens"]);
     let check = results.iter().find(|result| result.id == "prompt_tokens").unwrap();
     assert!(check.gate.contains("template"), "{check:?}");
+}
+
+/// A device computes a prompt that it finds in its cache with other roundings.
+#[test]
+fn the_temperature_is_told_from_roundings() {
+    let first = [("a", -1.0), ("b", -1.2), ("c", -2.5), ("d", -4.0), ("e", -4.1)];
+    let changed = |change: fn(f64) -> f64, lost: usize| -> Vec<(String, f64)> {
+        first[lost..].iter().map(|(id, value)| ((*id).into(), change(*value))).collect()
+    };
+    let cold = changed(|value| value, 0);
+    assert!(is_unscaled(&cold, &cold));
+    assert!(is_unscaled(&cold, &changed(|value| value + 0.05 * (7.0 * value).sin(), 0)));
+    assert!(is_unscaled(&cold, &changed(|value| value, 1)), "the last one of five is another");
+    let alike: Vec<(String, f64)> =
+        cold.iter().map(|(_, value)| ("\u{fffd}".into(), *value)).collect();
+    assert!(is_unscaled(&alike, &alike), "tokens of the same text");
+    assert!(!is_unscaled(&cold, &changed(|value| value / 1.7 - 0.8, 0)));
+    assert!(!is_unscaled(&cold, &changed(|value| value, 5)));
 }
 
 #[test]
