@@ -10,8 +10,11 @@
         measures decoded tokens a second at batch 1, compiled, with a static cache
     random_model.py paged FOLDER [--tiny]
         measures produced tokens a second of transformers' continuous batching
+    random_model.py release FOLDER
+        writes a small model with all files of a release; its tokens are bytes
 
-Needs torch, transformers and safetensors; no network. Uses the first GPU where there is one.
+Needs torch, transformers, tokenizers and safetensors; no network. Uses the first GPU where there is
+one.
 """
 import json
 import os
@@ -42,6 +45,7 @@ TINY = dict(
     head_dim=32,
     vocab_size=515,
 )
+RELEASE = {**TINY, "hidden_size": 256, "head_dim": 64}
 COMMON = dict(
     architectures=["LlamaForCausalLM"],
     model_type="llama",
@@ -104,6 +108,38 @@ def make(folder, *flags):
         write_fp8(f"{folder}/fp8", config, weight_map, generator)
     with open(f"{folder}/prompts.json", "w") as out:
         json.dump([random_ids(config["vocab_size"], n, n) for n in PROMPT_LENGTHS], out)
+
+
+def release(folder):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    ends = ["<|end|>", "<|user|>", "<|assistant|>"]
+    known = ends + sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_alone = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(known)}, merges=[]))
+    bytes_alone.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_alone.decoder = decoders.ByteLevel()
+    bytes_alone.add_special_tokens(ends)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_alone, eos_token=ends[0])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    own = dict(vocab_size=len(known), bos_token_id=None, eos_token_id=0)
+    config = {**COMMON, **RELEASE, **own, "max_position_embeddings": 4096, "rope_scaling": None}
+    with open(f"{folder}/config.json", "w") as out:
+        json.dump(config, out, indent=2)
+    shapes = outer(config)
+    for number in range(config["num_hidden_layers"]):
+        shapes |= layer(config, number)
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    tensors = {key: weights(shape, generator) for key, shape in shapes.items()}
+    # The likeliest token is always a letter, so that answers are text.
+    for number, text in enumerate(known):
+        if not (text.isascii() and text.isalpha()):
+            tensors["lm_head.weight"][number] = 0
+    save_file(tensors, f"{folder}/model.safetensors", metadata={"format": "pt"})
 
 
 def write_fp8(folder, config, weight_map, generator):
@@ -414,7 +450,7 @@ def batched(model, prompt, answer, requests):
 
 
 if __name__ == "__main__":
-    commands = {"make": make, "compare": compare, "speed": speed, "paged": paged}
+    commands = dict(make=make, compare=compare, speed=speed, paged=paged, release=release)
     if len(sys.argv) < 3 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     sys.exit(bool(commands[sys.argv[1]](*sys.argv[2:])))

@@ -163,12 +163,11 @@ struct Watched {
     done: Vec<Step>,
 }
 
-#[derive(Clone, Copy)]
 pub struct Step {
     pub rows: usize,
     pub tokens: usize,
-    /// Tokens that the step's sequences have after it.
-    pub cached: usize,
+    /// Tokens that each sequence has after it.
+    pub lengths: Vec<u32>,
     /// When it was launched, and later when it was collected.
     pub at: Instant,
 }
@@ -188,11 +187,10 @@ impl Runner for Shared {
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
         let mut watched = self.watched();
         watched.runner.launch(batch, rows)?;
-        let cached = batch.seq_lens.iter().map(|len| *len as usize).sum();
         watched.launched.push_back(Step {
             rows: batch.seq_lens.len(),
             tokens: batch.input_ids.len(),
-            cached,
+            lengths: batch.seq_lens.clone(),
             at: Instant::now(),
         });
         Ok(())

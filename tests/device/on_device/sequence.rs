@@ -112,12 +112,25 @@ pub fn decode_seconds(
     vocab_size: usize,
     most: usize,
 ) -> Result<(f64, f64)> {
-    let Decode { rows, context, steps } = work;
-    let mut sequences = Sequence::several(rows, context + steps);
-    let prompt = tokens(0, context - WARM_UP, vocab_size);
-    for some in sequences.chunks_mut(most / prompt.len()) {
+    decode_seconds_of(runner, &vec![work.context; work.rows], work.steps, vocab_size, most)
+}
+
+/// The same for sequences that have these numbers of tokens before the first timed step.
+pub fn decode_seconds_of(
+    runner: &mut Shared,
+    contexts: &[usize],
+    steps: usize,
+    vocab_size: usize,
+    most: usize,
+) -> Result<(f64, f64)> {
+    let longest = contexts.iter().copied().max().unwrap_or(0);
+    let mut sequences = Sequence::several(contexts.len(), longest + steps);
+    let prompt = tokens(0, longest - WARM_UP, vocab_size);
+    let at_once = most / prompt.len();
+    for (some, contexts) in sequences.chunks_mut(at_once).zip(contexts.chunks(at_once)) {
         let rows = greedy(some.len(), None);
-        let batch = step(some.iter_mut().map(|sequence| (sequence, &prompt[..])));
+        let parts = some.iter_mut().zip(contexts);
+        let batch = step(parts.map(|(sequence, len)| (sequence, &prompt[..len - WARM_UP])));
         run(runner, &batch, &rows)?;
     }
     decode(runner, &mut sequences, WARM_UP)?;

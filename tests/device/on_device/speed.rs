@@ -3,7 +3,7 @@
 
 use crate::measure::{Ceilings, ceilings};
 use crate::model::{Loaded, Source, Wanted};
-use crate::sequence::{Decode, WARM_UP, decode_seconds, prompt_seconds};
+use crate::sequence::{Decode, WARM_UP, decode_seconds, decode_seconds_of, prompt_seconds};
 use crate::targets::{self, DECODE, DECODE_SHARE, HOST, PREFILL_SHARE, predicted_row, row};
 use crate::{Result, answers, median, online, tokens};
 use cresset::engine::EngineOptions;
@@ -201,13 +201,15 @@ fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
         return Err("the engine made no steps of all rows".into());
     };
     let in_engine = (last.at - first.at).as_secs_f64() / (pure.len() - 1) as f64;
-    // The same steps without the engine, with as many tokens in the cache in the middle.
-    let context = usize::midpoint(first.cached, last.cached) / rows - steps / 2;
-    let work = Decode { rows, context, steps };
-    let (alone, _) = decode_seconds(&mut loaded.runner.clone(), work, vocab_size, prompt)?;
+    // The same steps without the engine, with the same tokens in the cache.
+    let contexts: Vec<usize> = first.lengths.iter().map(|len| *len as usize).collect();
+    let (alone, _) =
+        decode_seconds_of(&mut loaded.runner.clone(), &contexts, steps, vocab_size, prompt)?;
     let ms = (in_engine - alone) * 1e3;
+    let least = contexts.iter().copied().min().unwrap_or(0);
+    let most = contexts.iter().copied().max().unwrap_or(0);
     row(
-        format!("host time exposed a step, {rows} rows after {context} tokens"),
+        format!("host time exposed a step, {rows} rows after {least} to {most} tokens"),
         format!("{ms:.3} ms ({:.3} in the engine, {:.3} without)", in_engine * 1e3, alone * 1e3),
         "",
         &[(HOST, ms)],
