@@ -109,12 +109,15 @@ DEVICE void group_mma(float (&d)[N / 2], uint64_t a, uint64_t b, uint32_t adds) 
 // transposed.
 template <uint32_t N, bool TRANSPOSED = false>
 DEVICE void group_mma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, uint32_t adds) {
-    static_assert(TRANSPOSED ? N == 128 : N == 64);
+    static_assert(N == 128 || (N == 64 && !TRANSPOSED));
 #ifndef __CUDACC__
     simt::group_mma(d, N, a, b, adds != 0, TRANSPOSED);
 #else
     if constexpr (TRANSPOSED)
         GROUP_MMA_OF_ROWS("m64n128k16", NAMES_64, "%64, %65, %66, %67", "%68", "%69", "1",
+            SUMS_32(0), SUMS_32(32));
+    else if constexpr (N == 128)
+        GROUP_MMA_OF_ROWS("m64n128k16", NAMES_64, "%64, %65, %66, %67", "%68", "%69", "0",
             SUMS_32(0), SUMS_32(32));
     else
         GROUP_MMA_OF_ROWS(

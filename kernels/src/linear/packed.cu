@@ -45,8 +45,9 @@
 //   Bytes: those of the packed form and 2 for each weight.
 // Measured on an H200, with one row: 28672 by 4096 in Q4_K 23 us and in Q8_0 32, 4096 by 14336 in
 // Q4_K 12 and in Q6_K 15, 6144 by 4096 in Q4_K 7: 66, 86, 61, 69 and 46 % of reading; bf16 takes
-// 56, 30 and 15. With 16, 32 and 64 rows the first takes 35, 65 and 117, and 228 at 256 rows, where
-// dequantise and the library multiply and bf16 takes 57, 59, 58 and 93.
+// 56, 30 and 15. With 16, 32 and 64 rows the first takes 35, 64 and 115, and 228 at 256 rows, where
+// dequantise and the library multiply and bf16 takes 57, 59, 58 and 93. packed_rounded.cu takes the
+// steps from 33 to 512 rows where it can.
 #include "linear/packed_product.cuh"
 
 namespace {

@@ -1,4 +1,5 @@
-//! Products with packed weights on a device. `packed.cu` describes the kernels.
+//! Products with packed weights on a device. `packed.cu` and `packed_rounded.cu` describe the
+//! kernels.
 
 use super::Mode;
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
@@ -6,6 +7,7 @@ use crate::linear::{BAND_ROWS, DeviceFormat};
 use crate::operand::DeviceOps;
 use crate::storage::ensure;
 use crate::{Result, args};
+use std::ops::RangeInclusive;
 
 /// From this many rows of `x` on, weights are dequantised for the library, which multiplies the
 /// faster the more rows there are. For one row less, dequantising alone takes as long as GEMM on an
@@ -15,6 +17,16 @@ const LIBRARY_ROWS: usize = GEMM_SIDE + 1;
 const GEMM_SIDE: usize = 64;
 /// Bytes of the memory for that. It stays in the second-level cache of large devices.
 pub const SCRATCH_BYTES: usize = 32 << 20;
+/// Rows of `x` for which blocks round the weights that they multiply, in the fast mode and where
+/// warp groups multiply. On an H200 GEMV is faster with fewer, and from 512 on so is the library.
+const ROUNDED_ROWS: RangeInclusive<usize> = 33..=512;
+/// Rows of `x` of a block, and of `w`; and the blocks for which a multiprocessor has registers.
+const ROUNDED_TOKENS: [usize; 2] = [64, 128];
+const ROUNDED_SIDE: usize = 4 * BAND_ROWS;
+const ROUNDED_RESIDENT: [usize; 2] = [2, 1];
+/// The most parts into which the columns are cut, and columns of a part.
+const ROUNDED_PARTS: usize = 8;
+const PART_COLUMNS: usize = 1024;
 
 /// Whether products with at most `n` rows of `x` may use scratch memory.
 pub const fn uses_scratch(mode: Mode, n: usize) -> bool {
@@ -29,6 +41,8 @@ pub(crate) struct Kernels {
     /// Those of `GEMVS`.
     gemv: [&'static str; 4],
     gemm: &'static str,
+    /// Those of `ROUNDED_TOKENS`.
+    rounded: [&'static str; 2],
     dequantise: &'static str,
     /// For experts, as the GEMV for eight rows and the GEMM.
     pub expert_gemv: &'static str,
@@ -73,6 +87,10 @@ macro_rules! kernels {
                 concat!("gemv_32_", $name, "_bf16"),
             ],
             gemm: concat!("gemm_64x64_", $name, "_bf16"),
+            rounded: [
+                concat!("rounded_gemm_64_", $name, "_bf16"),
+                concat!("rounded_gemm_128_", $name, "_bf16"),
+            ],
             dequantise: concat!("dequantise_", $name, "_bf16"),
             expert_gemv: concat!("expert_gemv_", $name, "_bf16"),
             expert_gemm: concat!("expert_gemm_", $name, "_bf16"),
@@ -124,16 +142,54 @@ impl Kernels {
         n <= GEMVS[gemv].tokens && self.gemv_block(gemv, properties).is_some()
     }
 
+    /// Four slots for each of two warp groups, of rows of `x` and of `w`.
+    const fn rounded_bytes(&self, tile: usize) -> usize {
+        2 * 4 * (ROUNDED_TOKENS[tile] * X_BYTES + ROUNDED_SIDE / BAND_ROWS * self.slot_bytes)
+    }
+
+    /// How blocks that round their weights multiply: the columns are cut where there are too few
+    /// tiles to keep all multiprocessors busy, as far as `scratch` has room for sums of parts.
+    fn rounded(
+        &self,
+        product: &Gemm,
+        scratch: Option<View>,
+        properties: &Properties,
+    ) -> Option<PackedAlgorithm> {
+        let &Gemm { n, rows, cols, .. } = product;
+        let tile = usize::from(n > ROUNDED_TOKENS[0]);
+        let bytes = self.rounded_bytes(tile);
+        if !properties.warp_groups || bytes > properties.shared_bytes as usize {
+            return None;
+        }
+        let resident = properties.resident(bytes as u32).clamp(1, ROUNDED_RESIDENT[tile]);
+        let wanted = properties.multiprocessors as usize * resident / rounded_tiles(tile, n, rows);
+        let room = scratch.map_or(0, |scratch| scratch.bytes() / (n * rows * 4));
+        let parts = wanted.min(ROUNDED_PARTS).min(cols / PART_COLUMNS).min(room).max(1);
+        let sums = scratch.map(|scratch| View::new(scratch.address(), parts * n * rows, Kind::F32));
+        Some(PackedAlgorithm::Rounded { tile, parts, sums: sums.filter(|_| parts > 1) })
+    }
+
     /// Four slots of two tiles and 64 rows of `x`.
     pub(crate) fn gemm_bytes(&self) -> usize {
         4 * (2 * self.slot_bytes + 64 * X_BYTES)
     }
 }
 
+const fn rounded_tiles(tile: usize, n: usize, rows: usize) -> usize {
+    n.div_ceil(ROUNDED_TOKENS[tile]) * rows.div_ceil(ROUNDED_SIDE)
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum PackedAlgorithm {
     Gemv(usize),
     Gemm,
+    /// One of `ROUNDED_TOKENS`, the parts of the columns, and memory for their sums if they are
+    /// several.
+    Rounded {
+        tile: usize,
+        parts: usize,
+        sums: Option<View>,
+    },
     /// The library, with weights in bf16 in the scratch memory.
     Library(View),
 }
@@ -172,6 +228,12 @@ fn choose(
     properties: &Properties,
 ) -> PackedAlgorithm {
     let &Gemm { n, rows, .. } = product;
+    if mode == Mode::Fast
+        && ROUNDED_ROWS.contains(&n)
+        && let Some(rounded) = kernels.rounded(product, scratch, properties)
+    {
+        return rounded;
+    }
     // Where GEMM has too few blocks for all multiprocessors, GEMV reads the weights twice instead.
     let enough = properties.multiprocessors as usize * 3 / 4;
     let twice = n <= GEMM_SIDE && rows.div_ceil(GEMM_SIDE) < enough;
@@ -195,6 +257,9 @@ fn run_by(
     let kernels = Kernels::of(format);
     let (kernel, blocks, threads, shared_bytes, most_rows) = match *algorithm {
         PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),
+        PackedAlgorithm::Rounded { tile, parts, sums } => {
+            return by_rounding(gpu, product, format, tile, parts, sums);
+        }
         PackedAlgorithm::Gemv(gemv) => {
             let properties = gpu.properties();
             let block = kernels.gemv_block(gemv, properties);
@@ -222,6 +287,35 @@ fn run_by(
         gpu.launch(&launch, &[&sizes[..], &format.numbers()].concat())?;
     }
     Ok(())
+}
+
+/// Multiplies by blocks that round their weights; with several parts, their sums are added then.
+fn by_rounding(
+    gpu: &dyn Gpu,
+    product: &Gemm,
+    format: &DeviceFormat,
+    tile: usize,
+    parts: usize,
+    sums: Option<View>,
+) -> Result<()> {
+    let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
+    let kernels = Kernels::of(format);
+    let blocks = [(parts * rounded_tiles(tile, n, rows)) as u32, 1, 1];
+    let shared_bytes = kernels.rounded_bytes(tile) as u32;
+    let launch = Launch { kernel: kernels.rounded[tile], blocks, threads: 256, shared_bytes };
+    let (own_bias, to, stride) = match sums {
+        Some(sums) => (None, sums, rows),
+        None => (bias, out, out_stride),
+    };
+    let f32_out = u32::from(to.kind() == Kind::F32);
+    let sizes = args![x, w, own_bias, to, f32_out, n, rows, cols, stride];
+    gpu.launch(&launch, &[&sizes[..], &format.numbers(), &args![parts][..]].concat())?;
+    let Some(sums) = sums else { return Ok(()) };
+    let most = gpu.properties().multiprocessors as usize * 8;
+    let blocks = [(n * rows).div_ceil(256).min(most) as u32, 1, 1];
+    let kernel = out.kind().kernel("add_parts_f32", "add_parts_bf16");
+    let launch = Launch { kernel, blocks, threads: 256, shared_bytes: 0 };
+    gpu.launch(&launch, &args![sums, bias, out, n, rows, out_stride, parts])
 }
 
 /// Dequantises as many rows at a time as the scratch memory holds, and multiplies by them.

@@ -33,6 +33,7 @@ struct Case {
     bias: Vec<f32>,
     buffers: [Buffer; 3],
     scratch: Buffer,
+    sums: Buffer,
 }
 
 impl Case {
@@ -48,7 +49,8 @@ impl Case {
         let w = Buffer::from_slice(&gpu, &packed.bytes).unwrap();
         // There is room for one band and for part of the next one.
         let scratch = poisoned_buffer(&gpu, Kind::Bf16, 40 * packed.cols);
-        Self { gpu, packed, x, bias, buffers: [x_buffer, w, bias_buffer], scratch }
+        let sums = poisoned_buffer(&gpu, Kind::F32, 3 * n * packed.rows);
+        Self { gpu, packed, x, bias, buffers: [x_buffer, w, bias_buffer], scratch, sums }
     }
 
     /// The first `n` rows, in f32, as part of a wider output.
@@ -96,8 +98,17 @@ impl Case {
             .chain([PackedAlgorithm::Gemm])
     }
 
-    fn library(&self) -> PackedAlgorithm {
-        PackedAlgorithm::Library(self.scratch.view())
+    /// Those that multiply by weights that are rounded to bf16.
+    fn rounding(&self, n: usize) -> Vec<PackedAlgorithm> {
+        let mut all = vec![PackedAlgorithm::Library(self.scratch.view())];
+        if self.gpu.properties().warp_groups {
+            for tile in 0..ROUNDED_TOKENS.len() {
+                all.push(PackedAlgorithm::Rounded { tile, parts: 1, sums: None });
+                let sums = self.sums.view().slice(0..3 * n * self.packed.rows);
+                all.push(PackedAlgorithm::Rounded { tile, parts: 3, sums: Some(sums) });
+            }
+        }
+        all
     }
 }
 
@@ -108,7 +119,7 @@ fn adds_bias(algorithm: &PackedAlgorithm) -> bool {
 
 /// Sizes in which rows do not fill a band, columns no tile or header, or ranges of columns are
 /// empty; those of 256 columns for all formats.
-const SIZES: [(usize, usize, usize); 8] = [
+const SIZES: [(usize, usize, usize); 9] = [
     (1, 1, 256),
     (3, 33, 768),
     (8, 64, 32),
@@ -117,6 +128,7 @@ const SIZES: [(usize, usize, usize); 8] = [
     (35, 70, 512),
     (5, 37, 384),
     (2, 50, 320),
+    (70, 140, 256),
 ];
 
 fn sizes(dtype: WeightType) -> impl Iterator<Item = (usize, usize, usize)> {
@@ -137,12 +149,13 @@ fn products_are_at_least_as_exact_as_those_of_bf16() {
                     "{dtype:?} {algorithm:?} {n} {rows}x{cols}: {error}"
                 );
             }
-            // Here weights are rounded to bf16, and sums are in f32.
-            let error = case.error(n, &case.library());
-            assert!(
-                error < 1.01 + by_scales,
-                "{dtype:?} by the library {n} {rows}x{cols}: {error}"
-            );
+            for algorithm in case.rounding(n) {
+                let error = case.error(n, &algorithm);
+                assert!(
+                    error < 1.01 + by_scales,
+                    "{dtype:?} {algorithm:?} {n} {rows}x{cols}: {error}"
+                );
+            }
         }
     }
 }
@@ -194,7 +207,7 @@ fn planted_faults_are_found() {
             let byte = bytes.find(|byte| is_meant(**byte)).unwrap();
             *byte = change(*byte);
             let case = Case::of(packed, 3);
-            for algorithm in case.algorithms(3).chain([case.library()]) {
+            for algorithm in case.algorithms(3).chain(case.rounding(3)) {
                 let error = case.error(3, &algorithm);
                 assert!(error > 1.2, "{dtype:?}: {what} makes {error} by {algorithm:?}");
             }
@@ -247,8 +260,12 @@ fn sized(n: usize, rows: usize, bias: Option<View>) -> Gemm {
 #[test]
 fn the_algorithm_is_chosen_by_rows_mode_and_card() {
     let scratch = View::new(4096, 1 << 20, Kind::Bf16);
-    let h200 =
-        Properties { shared_bytes: 227 * 1024, multiprocessors: 132, ..gpu().properties().clone() };
+    let h200 = Properties {
+        shared_bytes: 227 * 1024,
+        multiprocessors: 132,
+        warp_groups: true,
+        ..gpu().properties().clone()
+    };
     let small = Properties { shared_bytes: 99 * 1024, ..h200.clone() };
     for kernels in &KERNELS {
         let check_rows = |rows, n, mode, card: &Properties, expect| {
@@ -264,13 +281,28 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
                 check(n, mode, &h200, PackedAlgorithm::Gemv(gemv));
             }
             check(8, mode, &small, PackedAlgorithm::Gemv(1));
-            check(17, mode, &small, PackedAlgorithm::Gemm);
-            check(64, mode, &h200, PackedAlgorithm::Gemm);
-            // With few blocks for GEMM, GEMV is launched twice.
-            check_rows(4096, 48, mode, &h200, PackedAlgorithm::Gemv(3));
-            check_rows(4096, 65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
         }
-        check(65, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
+        let old = Properties { warp_groups: false, ..h200.clone() };
+        check(64, Mode::Fast, &old, PackedAlgorithm::Gemm);
+        check(65, Mode::Fast, &old, PackedAlgorithm::Library(scratch));
+        // As many parts of the columns as there is room for, where there are few tiles.
+        for (n, rows, tile, parts) in [
+            (33, 1 << 14, 0, 1),
+            (64, 1 << 14, 0, 1),
+            (65, 1 << 14, 1, 1),
+            (64, 4096, 0, 2),
+            (512, 1 << 14, 1, 1),
+        ] {
+            let sums = View::new(4096, parts * n * rows, Kind::F32);
+            let sums = Some(sums).filter(|_| parts > 1);
+            check_rows(rows, n, Mode::Fast, &h200, PackedAlgorithm::Rounded { tile, parts, sums });
+        }
+        check(17, Mode::Invariant, &small, PackedAlgorithm::Gemm);
+        check(64, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
+        // With few blocks for GEMM, GEMV is launched twice.
+        check_rows(4096, 48, Mode::Invariant, &h200, PackedAlgorithm::Gemv(3));
+        check_rows(4096, 65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
+        check(513, Mode::Fast, &h200, PackedAlgorithm::Library(scratch));
         check(65, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
         let choose = |product: &Gemm, scratch| choose(kernels, product, Mode::Fast, scratch, &h200);
         assert_eq!(choose(&sized(999, 1 << 14, None), None), PackedAlgorithm::Gemm);
