@@ -316,7 +316,7 @@ fn among_neighbours(subject: &mut Subject, number: u32) -> (ProbeOutput, Seen) {
 /// Something that happened in at least one of some mixes.
 type Event = (&'static str, fn(&Seen) -> bool);
 
-/// What happens to any model's probe.
+/// These events happen to the probe of any model.
 const COMMON: [Event; 5] = [
     ("preempted", |seen| seen.preempted > 0),
     ("chunked", |seen| seen.chunks >= 3),
@@ -324,14 +324,14 @@ const COMMON: [Event; 5] = [
     ("no prefix hit", |seen| seen.cached == 0),
     ("beside cancelled neighbours", |seen| seen.cancelled >= 3),
 ];
-/// What also happens, in many mixes, where every block of a prompt is found again.
+/// In many mixes these happen too, for models that find every block of a prompt again.
 const OF_FULL_LAYERS: [Event; 4] = [
     ("preempted twice", |seen| seen.preempted >= 2),
     ("a full prefix hit", |seen| seen.cached == PROMPT / BLOCK as u32 * BLOCK as u32),
     ("a partial prefix hit", |seen| (1..PROMPT - BLOCK as u32).contains(&seen.cached)),
     ("in a batch of 64", |seen| seen.most_rows >= 64),
 ];
-/// What happens to any model's probe while one step at a time is in flight.
+/// This happens to the probe of any model, if only one step is in flight at a time.
 const DRAFTED: Event = ("drafted", |seen| seen.drafts > 0);
 
 fn check(mixes: u32) {

@@ -18,7 +18,8 @@ const GEMM_SIDE: usize = 64;
 /// Bytes of the memory for that. It stays in the second-level cache of large devices.
 pub const SCRATCH_BYTES: usize = 32 << 20;
 /// Rows of `x` for which blocks round the weights that they multiply, in the fast mode and where
-/// warp groups multiply. On an H200 GEMV is faster with fewer, and from 512 on so is the library.
+/// warp groups multiply. On an H200, GEMV is faster for fewer rows, and the library is about as
+/// fast for 512.
 const ROUNDED_ROWS: RangeInclusive<usize> = 33..=512;
 /// Rows of `x` of a block, and of `w`; and the blocks for which a multiprocessor has registers.
 const ROUNDED_TOKENS: [usize; 2] = [64, 128];
@@ -147,8 +148,9 @@ impl Kernels {
         2 * 4 * (ROUNDED_TOKENS[tile] * X_BYTES + ROUNDED_SIDE / BAND_ROWS * self.slot_bytes)
     }
 
-    /// How blocks that round their weights multiply: the columns are cut where there are too few
-    /// tiles to keep all multiprocessors busy, as far as `scratch` has room for sums of parts.
+    /// The product by blocks that round their weights, if the device can run it. Where there are
+    /// too few tiles to keep all multiprocessors busy, the columns are cut into parts, for whose
+    /// sums `scratch` must have room.
     fn rounded(
         &self,
         product: &Gemm,
@@ -289,7 +291,8 @@ fn run_by(
     Ok(())
 }
 
-/// Multiplies by blocks that round their weights; with several parts, their sums are added then.
+/// Multiplies by blocks that round their weights. If the columns are cut into parts, a second
+/// launch adds the sums of the parts.
 fn by_rounding(
     gpu: &dyn Gpu,
     product: &Gemm,
