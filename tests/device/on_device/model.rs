@@ -164,7 +164,6 @@ struct Watched {
 }
 
 pub struct Step {
-    pub rows: usize,
     pub tokens: usize,
     /// Tokens that each sequence has after it.
     pub lengths: Vec<u32>,
@@ -188,7 +187,6 @@ impl Runner for Shared {
         let mut watched = self.watched();
         watched.runner.launch(batch, rows)?;
         watched.launched.push_back(Step {
-            rows: batch.seq_lens.len(),
             tokens: batch.input_ids.len(),
             lengths: batch.seq_lens.clone(),
             at: Instant::now(),

@@ -195,7 +195,7 @@ fn exposed(loaded: &Loaded, sizes: &Sizes) -> Result<()> {
     answers::ask_all(&engine, requests)?;
     answers::end(&engine)?;
     let mut pure = loaded.runner.take_steps();
-    pure.retain(|step| (step.rows, step.tokens) == (rows, rows));
+    pure.retain(|step| (step.lengths.len(), step.tokens) == (rows, rows));
     let pure: Vec<_> = pure.iter().skip(WARM_UP).take(steps + 1).collect();
     let [first, .., last] = pure[..] else {
         return Err("the engine made no steps of all rows".into());

@@ -168,7 +168,7 @@ impl Kernels {
         let room = scratch.map_or(0, |scratch| scratch.bytes() / (n * rows * 4));
         let parts = wanted.min(ROUNDED_PARTS).min(cols / PART_COLUMNS).min(room).max(1);
         let sums = scratch.map(|scratch| View::new(scratch.address(), parts * n * rows, Kind::F32));
-        Some(PackedAlgorithm::Rounded { tile, parts, sums: sums.filter(|_| parts > 1) })
+        Some(PackedAlgorithm::Rounded { tile, sums: sums.filter(|_| parts > 1) })
     }
 
     /// Four slots of two tiles and 64 rows of `x`.
@@ -185,11 +185,10 @@ const fn rounded_tiles(tile: usize, n: usize, rows: usize) -> usize {
 enum PackedAlgorithm {
     Gemv(usize),
     Gemm,
-    /// One of `ROUNDED_TOKENS`, the parts of the columns, and memory for their sums if they are
-    /// several.
+    /// One of `ROUNDED_TOKENS`, and memory for the sums of the parts into which the columns are
+    /// cut, `[parts, n, rows]`, if they are several.
     Rounded {
         tile: usize,
-        parts: usize,
         sums: Option<View>,
     },
     /// The library, with weights in bf16 in the scratch memory.
@@ -259,8 +258,8 @@ fn run_by(
     let kernels = Kernels::of(format);
     let (kernel, blocks, threads, shared_bytes, most_rows) = match *algorithm {
         PackedAlgorithm::Library(scratch) => return by_library(gpu, product, format, scratch),
-        PackedAlgorithm::Rounded { tile, parts, sums } => {
-            return by_rounding(gpu, product, format, tile, parts, sums);
+        PackedAlgorithm::Rounded { tile, sums } => {
+            return by_rounding(gpu, product, format, tile, sums);
         }
         PackedAlgorithm::Gemv(gemv) => {
             let properties = gpu.properties();
@@ -298,10 +297,10 @@ fn by_rounding(
     product: &Gemm,
     format: &DeviceFormat,
     tile: usize,
-    parts: usize,
     sums: Option<View>,
 ) -> Result<()> {
     let &Gemm { x, w, bias, out, out_stride, n, rows, cols, .. } = product;
+    let parts = sums.map_or(1, |sums| sums.len() / (n * rows));
     let kernels = Kernels::of(format);
     let blocks = [(parts * rounded_tiles(tile, n, rows)) as u32, 1, 1];
     let shared_bytes = kernels.rounded_bytes(tile) as u32;

@@ -103,9 +103,9 @@ impl Case {
         let mut all = vec![PackedAlgorithm::Library(self.scratch.view())];
         if self.gpu.properties().warp_groups {
             for tile in 0..ROUNDED_TOKENS.len() {
-                all.push(PackedAlgorithm::Rounded { tile, parts: 1, sums: None });
+                all.push(PackedAlgorithm::Rounded { tile, sums: None });
                 let sums = self.sums.view().slice(0..3 * n * self.packed.rows);
-                all.push(PackedAlgorithm::Rounded { tile, parts: 3, sums: Some(sums) });
+                all.push(PackedAlgorithm::Rounded { tile, sums: Some(sums) });
             }
         }
         all
@@ -295,9 +295,11 @@ fn the_algorithm_is_chosen_by_rows_mode_and_card() {
         ] {
             let sums = View::new(4096, parts * n * rows, Kind::F32);
             let sums = Some(sums).filter(|_| parts > 1);
-            check_rows(rows, n, Mode::Fast, &h200, PackedAlgorithm::Rounded { tile, parts, sums });
+            check_rows(rows, n, Mode::Fast, &h200, PackedAlgorithm::Rounded { tile, sums });
         }
-        check(17, Mode::Invariant, &small, PackedAlgorithm::Gemm);
+        for mode in [Mode::Fast, Mode::Invariant] {
+            check(17, mode, &small, PackedAlgorithm::Gemm);
+        }
         check(64, Mode::Invariant, &h200, PackedAlgorithm::Gemm);
         // With few blocks for GEMM, GEMV is launched twice.
         check_rows(4096, 48, Mode::Invariant, &h200, PackedAlgorithm::Gemv(3));
