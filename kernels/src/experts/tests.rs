@@ -218,7 +218,9 @@ fn products_equal_the_reference_and_do_not_depend_on_the_batch() {
         (WeightType::Q4K, [17, 3], 256),
         (WeightType::Q8_0, [48, 0], 96),
     ] {
-        for size @ [n, experts, chosen] in SIZES.into_iter().filter(|size| size[1] < 100) {
+        // The last has so many rows for each expert that they share unpacked codes.
+        let sizes = SIZES.into_iter().filter(|size| size[1] < 100).chain([[250, 2, 1]]);
+        for size @ [n, experts, chosen] in sizes {
             let (w, each) = stack(dtype, experts, rows, cols);
             let scores = scores(n, experts);
             let c = Compute::new(2);

@@ -2,7 +2,7 @@
 //! thread multiplies a pair with all token rows while the pair is in its cache. Rows that go to
 //! different matrices of a stack are gathered by matrix first.
 
-use super::integer::{self, IntegerProduct, QuantisedOperands};
+use super::integer::{self, IntegerProduct, PIECE, QuantisedOperands};
 use super::machines::Plain;
 #[cfg(target_arch = "x86_64")]
 use super::machines::{ByteProduct, HalfVnni, Vnni, Words};
@@ -22,6 +22,8 @@ use std::ops::Range;
 thread_local! {
     /// The calling thread's activations in the layouts that the products read.
     static SCRATCH: RefCell<ActivationScratch> = RefCell::default();
+    /// This thread's sums of products with many rows.
+    static SUMS: RefCell<Vec<f32>> = RefCell::default();
 }
 
 #[derive(Default)]
@@ -84,6 +86,11 @@ struct RowGroup {
 /// Pairs of panels that a thread multiplies one after the other where there are many. All but the
 /// first are prefetched.
 const PAIRS_PER_TASK: usize = 16;
+
+/// Panels and rows that take the pieces of a product with many rows by turns. Their sums, and a
+/// piece of the rows' activations, stay in the second level of the cache.
+const PANELS_TOGETHER: usize = 8;
+const ROWS_TOGETHER: usize = 43 * ROWS;
 
 struct Matmul<'a> {
     weight: &'a Weight,
@@ -226,7 +233,8 @@ impl ActivationScratch {
     fn round<M: IntegerProduct>(&mut self, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
         let per_row = cols / format::BLOCK;
         let blocks = map.len() * per_row;
-        grow(&mut self.rounded, blocks, Rounded::ZERO);
+        // Tiles of many rows read whole tiles.
+        grow(&mut self.rounded, map.len().next_multiple_of(ROWS) * per_row, Rounded::ZERO);
         c.run_chunks(&mut self.rounded[..blocks], BLOCKS_PER_TASK, |start, mut rounded| {
             let mut at = start;
             while !rounded.is_empty() {
@@ -307,10 +315,84 @@ impl Matmul<'_> {
             for part in &self.weight.parts[group.parts.clone()] {
                 let from = panels.start.max(base) - base;
                 let to = panels.end.min(base + part.panel_count()).saturating_sub(base);
-                for first in (from..to).step_by(PANELS) {
-                    self.multiply::<M>(group, part, first..to.min(first + PANELS), to);
+                if part.rounds_activations() && group.rows.len() >= M::MANY_ROWS {
+                    for first in (from..to).step_by(PANELS_TOGETHER) {
+                        let panels = first..to.min(first + PANELS_TOGETHER);
+                        self.multiply_many::<M>(group, part, panels);
+                    }
+                } else {
+                    for first in (from..to).step_by(PANELS) {
+                        self.multiply::<M>(group, part, first..to.min(first + PANELS), to);
+                    }
                 }
                 base += part.panel_count();
+            }
+        }
+    }
+
+    /// Multiplies the many rows of a group by up to `PANELS_TOGETHER` panels.
+    fn multiply_many<M: IntegerProduct>(
+        &self,
+        group: &RowGroup,
+        part: &WeightPart,
+        panels: Range<usize>,
+    ) {
+        let blocks = self.weight.cols / format::BLOCK;
+        let pairs = panels.len().div_ceil(PANELS);
+        SUMS.with_borrow_mut(|sums| {
+            for first in group.rows.clone().step_by(ROWS_TOGETHER) {
+                let rows = first..group.rows.end.min(first + ROWS_TOGETHER);
+                let size = rows.len().next_multiple_of(M::TILE.0) * PANELS * LANES;
+                grow(sums, pairs * size, 0.0);
+                let x = &self.x.rounded[first * blocks..];
+                for piece in (0..blocks).step_by(PIECE) {
+                    let piece = piece..blocks.min(piece + PIECE);
+                    for (sums, pair) in sums.chunks_mut(size).zip(panels.clone().step_by(PANELS)) {
+                        let pair = pair..panels.end.min(pair + PANELS);
+                        let out = (sums.as_mut_ptr(), M::TILE.1 * LANES);
+                        let operands = QuantisedOperands {
+                            ahead: PANELS * part.panel_bytes,
+                            ..part.operands(&pair, x, (blocks, blocks), out)
+                        };
+                        let (dtype, piece) = (part.dtype, piece.clone());
+                        // SAFETY: the blocks and the sums cover the rows and those that make
+                        // their tiles whole, the part these panels.
+                        unsafe {
+                            integer::add_piece::<M>(
+                                dtype,
+                                &operands,
+                                piece,
+                                rows.len(),
+                                pair.len(),
+                            );
+                        }
+                    }
+                }
+                self.store_sums::<M>(group, part, &panels, rows, sums);
+            }
+        });
+    }
+
+    /// Stores the sums of many rows with some panels. The bias is added last.
+    fn store_sums<M: IntegerProduct>(
+        &self,
+        group: &RowGroup,
+        part: &WeightPart,
+        panels: &Range<usize>,
+        rows: Range<usize>,
+        sums: &[f32],
+    ) {
+        let Range { start, end } = part.outputs(panels);
+        let (height, width) = (rows.len().next_multiple_of(M::TILE.0), M::TILE.1 * LANES);
+        for (i, row) in rows.enumerate() {
+            let at = self.map.target(row) * self.width + start - group.first_output;
+            // SAFETY: tasks have disjoint outputs, and a task holds one such slice at a time.
+            let out = unsafe { self.out.slice(at..at + end - start) };
+            for (tile, out) in out.chunks_mut(width).enumerate() {
+                out.copy_from_slice(&sums[(tile * height + i) * width..][..out.len()]);
+            }
+            if let Some(bias) = self.bias {
+                out.iter_mut().zip(&bias[start..end]).for_each(|(out, bias)| *out += bias);
             }
         }
     }

@@ -142,6 +142,22 @@ impl<X> PanelOperands<X> {
         }
     }
 
+    /// A tile of sums that were stored.
+    ///
+    /// # Safety
+    /// The output has the tile.
+    #[inline(always)]
+    pub(super) unsafe fn load<L: Lanes, const R: usize, const P: usize>(&self) -> [[L; P]; R] {
+        let mut sums = [[L::splat(0.0); P]; R];
+        for (r, row) in sums.iter_mut().enumerate() {
+            for (p, sum) in row.iter_mut().enumerate() {
+                // SAFETY: the caller's contract.
+                *sum = L::load(unsafe { &*self.out.add(r * self.stride + p * LANES).cast() });
+            }
+        }
+        sums
+    }
+
     /// Stores a tile of sums.
     ///
     /// # Safety

@@ -12,7 +12,7 @@
 use super::avx2::{add_products, columns, four_bytes, offsets};
 use crate::linear::format::{BLOCK, Format, Quant};
 use crate::linear::integer::{
-    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
 use crate::linear::rounding::Rounded;
 use crate::simd::Avx2;
@@ -38,7 +38,7 @@ impl<const BYTES: usize> IntegerProduct for ByteProduct<BYTES> {
     /// Eight sums, two vectors of codes and two of products leave four of sixteen registers. Two
     /// bytes are for single rows, since `Words` is faster for more.
     const TILE: (usize, usize) = (if BYTES == 1 { 4 } else { 1 }, 1);
-    const TILES: usize = if BYTES == 1 { 3 } else { 1 };
+    const MANY_ROWS: usize = if BYTES == 1 { 16 } else { usize::MAX };
 
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {

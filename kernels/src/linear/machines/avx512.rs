@@ -4,7 +4,7 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
 use crate::linear::rounding::{self, Rounded};
 use crate::simd::{Avx512, LANES};
@@ -19,8 +19,9 @@ impl<const BYTES: usize> IntegerProduct for Vnni<BYTES> {
     /// The sums of products with the activations' high bytes, and with their low bytes. Where they
     /// have one byte, that is the low one.
     type Sums = (__m512i, __m512i);
-    /// Sixteen chains of products and eight sums leave eight registers.
-    const TILE: (usize, usize) = (4, 2);
+    /// Sixteen chains of products and eight sums, or twelve and twelve, leave eight registers.
+    const TILE: (usize, usize) = if BYTES == 1 { (6, 2) } else { (4, 2) };
+    const MANY_ROWS: usize = 96 * 2 / BYTES;
 
     /// The high bytes, then the low ones, which are signed.
     #[inline(always)]

@@ -10,7 +10,7 @@
 use super::avx2::{columns, four_bytes, offsets};
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
 use crate::linear::rounding::Rounded;
 use crate::simd::Avx2;
@@ -29,6 +29,7 @@ impl<const BYTES: usize> IntegerProduct for HalfVnni<BYTES> {
     /// Eight chains of products, and the codes and activations of a step, leave four of sixteen
     /// registers.
     const TILE: (usize, usize) = (4 / BYTES, 1);
+    const MANY_ROWS: usize = 32;
 
     /// The high bytes, then the low ones, which are signed.
     #[inline(always)]

@@ -4,7 +4,7 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
 use crate::linear::rounding::{Rounded, limit};
 use crate::simd::{LANES, Neon};
@@ -26,6 +26,7 @@ impl<const MIXED: bool, const BYTES: usize> IntegerProduct for DotProduct<MIXED,
     /// Sixteen chains of products, and the codes and activations of a step, leave eight of 32
     /// registers.
     const TILE: (usize, usize) = (4 / BYTES, 1);
+    const MANY_ROWS: usize = 32;
     const BIAS: i32 = if MIXED { 0 } else { 128 };
 
     /// The high bytes, then the low ones, which are signed.
@@ -141,6 +142,7 @@ impl IntegerProduct for Widening {
     /// For four outputs each.
     type Sums = [int32x4_t; 4];
     const TILE: (usize, usize) = (4, 1);
+    const MANY_ROWS: usize = 32;
 
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {

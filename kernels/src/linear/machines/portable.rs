@@ -2,7 +2,7 @@
 
 use crate::linear::format::{BLOCK, Quant};
 use crate::linear::integer::{
-    IntegerProduct, QuantisedOperands, entry_points, multiply, round_all,
+    IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
 use crate::linear::rounding::{Rounded, limit};
 use crate::simd::{LANES, Portable};
@@ -15,6 +15,7 @@ impl IntegerProduct for Plain {
     type Codes = [[u8; 4]; LANES];
     type Sums = [i32; LANES];
     const TILE: (usize, usize) = (2, 1);
+    const MANY_ROWS: usize = 32;
 
     #[inline(always)]
     fn round(x: &[f32; BLOCK]) -> Rounded {
