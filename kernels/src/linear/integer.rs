@@ -262,7 +262,8 @@ pub(super) unsafe fn multiply<M: IntegerProduct, Q: Quant, const R: usize, const
     }
 }
 
-/// Sums lie side by side, `[rows][P][16]`, and `rows` is a multiple of `R`.
+/// Adds the products of some blocks of `P` panels to sums, `[rows][P][16]`; `rows` is a multiple of
+/// `R`.
 #[inline(always)]
 pub(super) unsafe fn multiply_piece<M: IntegerProduct, Q: Quant, const R: usize, const P: usize>(
     o: &QuantisedOperands,
@@ -327,6 +328,7 @@ unsafe fn block_of<Q: Quant, const P: usize>(
     headers.map(|header| unsafe { header.add(f.header_bytes() + index * f.block_bytes()) })
 }
 
+/// Prefetches the blocks that lie `ahead` bytes further on.
 #[inline(always)]
 fn prefetch<M: IntegerProduct, Q: Quant, const P: usize>(blocks: [*const u8; P], ahead: usize) {
     for block in blocks {
@@ -336,6 +338,7 @@ fn prefetch<M: IntegerProduct, Q: Quant, const P: usize>(blocks: [*const u8; P],
     }
 }
 
+/// The scales and minimums of some panels' super-block.
 #[inline(always)]
 unsafe fn header_scales<M: IntegerProduct, Q: Quant, const P: usize>(
     headers: [*const u8; P],

@@ -1,5 +1,6 @@
 //! The matrix product on the CPU. Panels of the weight are dealt out to the threads in pairs. A
-//! thread multiplies a pair with all token rows while the pair is in its cache. Rows that go to
+//! thread multiplies a pair with all token rows while the pair is in its cache; many rows it
+//! multiplies by a piece of the columns of several pairs, then by the next piece. Rows that go to
 //! different matrices of a stack are gathered by matrix first.
 
 use super::integer::{self, IntegerProduct, PIECE, QuantisedOperands};
@@ -87,8 +88,9 @@ struct RowGroup {
 /// first are prefetched.
 const PAIRS_PER_TASK: usize = 16;
 
-/// Panels and rows that take the pieces of a product with many rows by turns. Their sums, and a
-/// piece of the rows' activations, stay in the second level of the cache.
+/// Panels and rows of a product with many rows that are multiplied one piece of the columns after
+/// the other. Their sums, and a piece of the rows' activations, stay in the second level of the
+/// cache.
 const PANELS_TOGETHER: usize = 8;
 const ROWS_TOGETHER: usize = 43 * ROWS;
 
@@ -233,7 +235,7 @@ impl ActivationScratch {
     fn round<M: IntegerProduct>(&mut self, c: &Compute, x: &[f32], cols: usize, map: RowMap) {
         let per_row = cols / format::BLOCK;
         let blocks = map.len() * per_row;
-        // Tiles of many rows read whole tiles.
+        // Products with many rows read whole tiles of rows.
         grow(&mut self.rounded, map.len().next_multiple_of(ROWS) * per_row, Rounded::ZERO);
         c.run_chunks(&mut self.rounded[..blocks], BLOCKS_PER_TASK, |start, mut rounded| {
             let mut at = start;
