@@ -339,6 +339,7 @@ impl Matmul<'_> {
         part: &WeightPart,
         panels: Range<usize>,
     ) {
+        const { assert!(ROWS.is_multiple_of(M::TILE.0), "whole tiles read no more rounded rows") };
         let blocks = self.weight.cols / format::BLOCK;
         let pairs = panels.len().div_ceil(PANELS);
         SUMS.with_borrow_mut(|sums| {
@@ -393,9 +394,14 @@ impl Matmul<'_> {
             for (tile, out) in out.chunks_mut(width).enumerate() {
                 out.copy_from_slice(&sums[(tile * height + i) * width..][..out.len()]);
             }
-            if let Some(bias) = self.bias {
-                out.iter_mut().zip(&bias[start..end]).for_each(|(out, bias)| *out += bias);
-            }
+            self.add_bias(out, start);
+        }
+    }
+
+    /// Adds the bias of the outputs from `first` on to one row's.
+    fn add_bias(&self, out: &mut [f32], first: usize) {
+        if let Some(bias) = self.bias {
+            out.iter_mut().zip(&bias[first..]).for_each(|(out, bias)| *out += bias);
         }
     }
 
@@ -449,9 +455,7 @@ impl Matmul<'_> {
                 if !exact {
                     out.copy_from_slice(&sums[..outputs.len()]);
                 }
-                if let Some(bias) = self.bias {
-                    out.iter_mut().zip(&bias[start..end]).for_each(|(out, bias)| *out += bias);
-                }
+                self.add_bias(out, start);
             }
         }
     }

@@ -96,15 +96,16 @@ pub enum Reading {
     Headers,
 }
 
-/// Whether a stored tensor that holds several matrices, one below the other, has the shape of their
-/// stack, or one that holds several vectors, one behind the other, that of the whole.
-fn is_stack(found: &[usize], shape: &[usize]) -> bool {
+/// Whether the values of a stored tensor, in their order, are those of the shape: matrices one below
+/// the other are their stack, vectors one behind the other the whole, and a vector is a matrix of
+/// one row, since llama.cpp's quantiser leaves out outer dimensions of one.
+fn has_values_of(found: &[usize], shape: &[usize]) -> bool {
     match (found, shape) {
         (&[ref heights @ .., width], &[rows, cols]) => {
-            heights.len() > 1 && width == cols && heights.iter().product::<usize>() == rows
+            width == cols && heights.iter().product::<usize>() == rows
         }
         (&[count, width], &[len]) => count * width == len,
-        _ => false,
+        _ => found == shape,
     }
 }
 
@@ -427,7 +428,7 @@ impl<M: OpMemory> Tensors<'_, M> {
     fn take(&mut self, name: &str, shape: &[usize]) -> Option<String> {
         let stored = self.stored_name(name);
         let problem = match self.shape(&stored) {
-            Some(found) if found == shape || is_stack(found, shape) => None,
+            Some(found) if has_values_of(found, shape) => None,
             Some(found) => Some(format!("{stored} has shape {found:?} instead of {shape:?}")),
             None => Some(format!("{stored} is missing")),
         };
