@@ -324,7 +324,7 @@ CASES = [
         "granite-moe",
         "granitemoe",
         "BF16",
-        False,
+        True,
         dict(num_local_experts=6, num_experts_per_tok=2, attention_bias=True) | GRANITE,
     ),
     ("smollm3", "smollm3", "F32", True, dict(num_hidden_layers=5) | NO_IDS),
@@ -512,6 +512,21 @@ CASES = [
             **mamba(2, 2),
         )
         | layer_types("mamba", "attention", "attention")
+        | GRANITE,
+    ),
+    (
+        "granite-hybrid-attention",
+        "granitemoehybrid",
+        "F32",
+        True,
+        dict(
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            shared_intermediate_size=72,
+            position_embedding_type="rope",
+            **mamba(8, 2),
+        )
+        | layer_types("attention", "attention", "attention")
         | GRANITE,
     ),
     (

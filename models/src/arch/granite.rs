@@ -5,6 +5,7 @@
 //! is kept divided by r, so results are added as they are. A norm gives the same for x / r as for x
 //! if its epsilon is divided by r².
 
+use super::granite_hybrid::from_gguf;
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, llama};
 use crate::loader::tensors::NameMap;
 use crate::{ModelConfig, Result};
@@ -12,9 +13,9 @@ use crate::{ModelConfig, Result};
 pub(super) const GRANITE: Architecture =
     Architecture { gguf: Some(("granite", from_gguf)), hf: ("granite", from_hf) };
 
-/// The same with experts in every layer. How its GGUF files look was not compared yet.
+/// The same with experts in every layer.
 pub(super) const GRANITE_MOE: Architecture =
-    Architecture { gguf: None, hf: ("granitemoe", moe_from_hf) };
+    Architecture { gguf: Some(("granitemoe", from_gguf)), hf: ("granitemoe", moe_from_hf) };
 
 const MOE_NAMES: NameMap = NameMap {
     hf: &[
@@ -41,12 +42,6 @@ impl Multipliers {
         config.attention_scale = self.attention;
         config.logits_scale = 1.0 / self.logits;
     }
-}
-
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
-    let ArchSpec { mut config, options } = llama::from_gguf(keys)?;
-    gguf_multipliers(keys)?.apply(&mut config);
-    Ok(ArchSpec { config, options })
 }
 
 pub(super) fn gguf_multipliers(keys: &mut gguf_config::GgufConfigKeys) -> Result<Multipliers> {

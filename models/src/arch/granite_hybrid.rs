@@ -4,7 +4,7 @@
 
 use super::{ArchSpec, Architecture, LayerOptions, gguf_config, granite, hf_config, llama};
 use crate::config::{MixtureConfig, Recurrent, RecurrentKind, ScanConfig, SharedConfig};
-use crate::loader::tensors::NameMap;
+use crate::loader::tensors::{NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::recurrence::ScanShape;
 use cresset_kernels::rope::RopeStyle;
@@ -47,33 +47,40 @@ const MOE_NAMES: NameMap = NameMap {
 /// The limits of steps if a config has none.
 const STEP_LIMITS: [f32; 2] = [0.0, f32::INFINITY];
 
-/// Puts the scan in the layers that have one, and takes the rotation from the others.
-fn with_scan(config: &mut ModelConfig, scan: ScanConfig, layers: Vec<bool>, rotated: bool) {
-    let kind = RecurrentKind::SelectiveScan(scan);
-    config.recurrent = layers.contains(&true).then_some(Recurrent { kind, layers });
+/// Puts the scan, if there is one, in its layers, and takes the rotation from the others.
+fn with_scan(config: &mut ModelConfig, scan: Option<ScanConfig>, layers: Vec<bool>, rotated: bool) {
+    let scan = scan.filter(|_| layers.contains(&true)).map(RecurrentKind::SelectiveScan);
+    config.recurrent = scan.map(|kind| Recurrent { kind, layers });
     if !rotated {
         config.unrotated = (0..config.layers).collect();
     }
 }
 
-/// The MLP that computes every token, beside experts or alone.
-fn with_mlp(config: &mut ModelConfig, width: usize, experts: Option<MixtureConfig>) -> NameMap {
+/// The MLP that computes every token, alone or, if it has a width of its own, beside experts.
+fn with_mlp(
+    config: &mut ModelConfig,
+    width: Option<usize>,
+    experts: Option<MixtureConfig>,
+) -> NameMap {
     let Some(experts) = experts else {
-        config.intermediate_size = width;
+        config.intermediate_size = width.unwrap_or(config.intermediate_size);
         return DENSE_NAMES;
     };
-    let shared = Some(SharedConfig { width, gated: false });
+    let shared = width.map(|width| SharedConfig { width, gated: false });
     config.mixture = Some(MixtureConfig { shared, ..experts });
     MOE_NAMES
 }
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+/// Files of Granite 3 and 4: llama.cpp's converter gives a model without a scan the names of
+/// Granite 3, and still writes the settings of one.
+pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let (mut config, layers) = keys.decoder_with_gaps()?;
-    let scan = gguf_scan(keys, &config)?;
     let rotated = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
+    let has_scan = keys.has("ssm.time_step_rank") || layers.contains(&true);
+    let scan = has_scan.then(|| gguf_scan(keys, &config)).transpose()?;
     with_scan(&mut config, scan, layers, rotated);
     granite::gguf_multipliers(keys)?.apply(&mut config);
-    let width = keys.size("expert_shared_feed_forward_length")?.unwrap_or(config.intermediate_size);
+    let width = keys.size("expert_shared_feed_forward_length")?;
     let experts = if keys.count("expert_count")?.unwrap_or(0) > 0 {
         Some(keys.mixture(&config, true)?)
     } else {
@@ -81,7 +88,13 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
         None
     };
     let names = with_mlp(&mut config, width, experts);
-    let options = LayerOptions { names, ..LayerOptions::plain(RopeStyle::Interleaved) };
+    let options = LayerOptions {
+        names,
+        qkv_bias: Presence::Optional,
+        output_bias: Presence::Optional,
+        mlp_bias: Presence::Optional,
+        ..LayerOptions::plain(RopeStyle::Interleaved)
+    };
     Ok(ArchSpec { config, options })
 }
 
@@ -113,9 +126,9 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = llama::from_hf(keys)?;
     let scan = hf_scan(keys, &config)?;
     let layers = keys.recurrent_layers(config.layers, &["linear_attention", "mamba"], |_| true)?;
-    with_scan(&mut config, scan, layers, rotated);
+    with_scan(&mut config, Some(scan), layers, rotated);
     granite::hf_multipliers(keys)?.apply(&mut config);
-    let width = keys.required("shared_intermediate_size")?;
+    let width = Some(keys.required("shared_intermediate_size")?);
     let count: usize = keys.take("num_local_experts")?.unwrap_or(0);
     let experts = if count > 0 {
         keys.default("num_experts", count);

@@ -18,7 +18,7 @@ pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
 /// The families whose rows of Q and K the converter permutes.
 const PERMUTED: [&str; 6] =
-    ["granite", "granitemoehybrid", "llama", "mistral", "mixtral", "smollm3"];
+    ["granite", "granitemoe", "granitemoehybrid", "llama", "mistral", "mixtral", "smollm3"];
 
 impl Case {
     fn head_dim(&self) -> usize {
@@ -94,7 +94,7 @@ impl Case {
                 stacks.entry(whole).or_default().push((expert, name));
                 continue;
             }
-            if self.kind() == "granitemoehybrid" && usual.contains("gate_up_proj") {
+            if self.kind().starts_with("granitemoe") && usual.contains("gate_up_proj") {
                 self.put_halves(name, shape, &usual, &mut writer);
                 continue;
             }
