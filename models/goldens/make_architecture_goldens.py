@@ -260,6 +260,13 @@ CASES = [
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    (
+        "ministral3",
+        "ministral3",
+        "F32",
+        True,
+        dict(head_dim=24) | deep_yarn(1.0, 1.0, llama_4_scaling_beta=0.1),
+    ),
     ("qwen2", "qwen2", "BF16", True, dict(tie_word_embeddings=True) | rope("default", 1_000_000.0)),
     (
         "qwen2-window",
@@ -957,6 +964,8 @@ def converted(folder, heads=False):
         (folder / "config.json").write_text(json.dumps(older_hybrid(config)))
     if config["model_type"] == "mistral4":
         converter = Mistral3Model.Mistral4Model
+    elif config["model_type"] == "ministral3":
+        converter = Mistral3Model.Ministral3Model
     else:
         converter = get_model_class(config["architectures"][0], mmproj=False)
     converter.no_mtp = not heads

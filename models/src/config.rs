@@ -31,6 +31,8 @@ pub struct ModelConfig {
     /// The sizes of latent attention, in models that have it. Then there is one KV head: the vector
     /// of a token, with the one key that is rotated behind it.
     pub latent: Option<LatentConfig>,
+    /// If set, queries grow with their positions.
+    pub query_growth: Option<QueryGrowth>,
     /// The layers whose queries and keys are not rotated.
     pub unrotated: Vec<usize>,
     /// The products of Q and K are multiplied by this.
@@ -81,8 +83,6 @@ pub struct LatentConfig {
     pub rotated: usize,
     /// The values that a head results in.
     pub value: usize,
-    /// If set, queries grow with their positions.
-    pub growth: Option<QueryGrowth>,
 }
 
 /// Queries at position p are multiplied by `1 + beta * ln(1 + floor(p / length))`.
@@ -399,6 +399,7 @@ impl ModelConfig {
         self.mixture.iter().try_for_each(|mixture| mixture.check(self.layers))?;
         self.recurrent.iter().try_for_each(|recurrent| recurrent.check(self))?;
         self.latent.iter().try_for_each(|latent| latent.check(self))?;
+        self.query_growth.iter().try_for_each(QueryGrowth::check)?;
         self.rope.check(self.head_dim)
     }
 }
@@ -463,15 +464,22 @@ impl Recurrent {
 
 impl LatentConfig {
     fn check(&self, config: &ModelConfig) -> Result<(), String> {
-        let &Self { query_rank, rank, plain, rotated, value, growth } = self;
+        let &Self { query_rank, rank, plain, rotated, value } = self;
         let sizes = [query_rank.unwrap_or(1), rank, plain, rotated, value];
-        let grows = growth.is_none_or(|growth| growth.beta >= 0.0 && growth.length > 0);
         let sound = sizes.iter().all(|size| (1..=MAX_WIDTH).contains(size))
             && rotated == config.rope.rotary_dim
             && config.kv_heads == 1
-            && config.head_dim == rank + rotated
-            && grows;
+            && config.head_dim == rank + rotated;
         if sound { Ok(()) } else { Err(format!("latent attention of the sizes {self:?}")) }
+    }
+}
+
+impl QueryGrowth {
+    fn check(&self) -> Result<(), String> {
+        if self.beta >= 0.0 && self.length > 0 {
+            return Ok(());
+        }
+        Err(format!("queries cannot grow by {self:?}"))
     }
 }
 

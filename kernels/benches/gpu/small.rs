@@ -75,6 +75,7 @@ fn rotated(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
                 sin: sin.view(),
                 rotary_dim: head_dim,
                 style: RopeStyle::Neox,
+                query_scales: None,
             },
             qk_norm: None,
             k_cache: k_cache.view(),

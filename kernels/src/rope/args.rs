@@ -53,6 +53,8 @@ pub struct RopeTable<V> {
     /// So many values of each head are rotated; the number is even.
     pub rotary_dim: usize,
     pub style: RopeStyle,
+    /// `[positions]` f32: the queries of a position are multiplied by this.
+    pub query_scales: Option<V>,
 }
 
 /// Weights of the per-head RMSNorm on Q and K: `[head_dim]` f32.
@@ -81,8 +83,6 @@ pub struct RopeLatentArgs<V: Operand> {
     pub positions: V::Indices,
     pub slots: V::Indices,
     pub table: RopeTable<V>,
-    /// `[positions]` f32: the queries of a position are multiplied by this.
-    pub scales: Option<V>,
     /// `[n, heads, rank + rotary_dim]` of the same kind: the queries.
     pub queries: V,
     /// K of one head as [`RopeArgs`] says: `[blocks, rank + rotary_dim, block_size]` on the CPU,
@@ -100,7 +100,7 @@ impl<V: Operand> RopeLatentArgs<V> {
 
     pub(super) fn check(&self) -> Result<()> {
         let &Self { plain, rotary, latent, heads, rank, positions, slots, .. } = self;
-        let &Self { table, scales, queries, cache, block_size, .. } = self;
+        let &Self { table, queries, cache, block_size, .. } = self;
         let (width, rotary_dim) = (self.width(), table.rotary_dim);
         let sized = |n: usize| {
             plain.len() == n * heads * rank
@@ -121,23 +121,23 @@ impl<V: Operand> RopeLatentArgs<V> {
             format!("{cache:?} in blocks of {block_size} vectors of {width}")
         })?;
         check_table(LATENT, &table, rotary_dim)?;
-        let positions = table.cos.len().checked_div(rotary_dim / 2);
-        let fits = |scales: V| scales.kind() == Kind::F32 && Some(scales.len()) == positions;
-        ensure(LATENT, scales.is_none_or(fits), || format!("{scales:?} for {positions:?}"))?;
         distinct(LATENT, queries, &[plain, rotary, latent, cache])?;
         distinct(LATENT, cache, &[plain, rotary, latent])
     }
 }
 
 fn check_table<V: Operand>(op: &'static str, table: &RopeTable<V>, head_dim: usize) -> Result<()> {
-    let &RopeTable { cos, sin, rotary_dim, .. } = table;
+    let &RopeTable { cos, sin, rotary_dim, query_scales, .. } = table;
     let fits = cos.kind() == Kind::F32
         && sin.kind() == Kind::F32
         && sin.len() == cos.len()
         && rotary_dim.is_multiple_of(2)
         && rotary_dim <= head_dim
         && cos.len().is_multiple_of((rotary_dim / 2).max(1));
-    ensure(op, fits, || format!("{cos:?} and {sin:?} for {rotary_dim} of {head_dim} values"))
+    ensure(op, fits, || format!("{cos:?} and {sin:?} for {rotary_dim} of {head_dim} values"))?;
+    let positions = cos.len().checked_div(rotary_dim / 2);
+    let fits = |scales: V| scales.kind() == Kind::F32 && Some(scales.len()) == positions;
+    ensure(op, query_scales.is_none_or(fits), || format!("{query_scales:?} for {positions:?}"))
 }
 
 impl<V: Operand> RopeArgs<V> {

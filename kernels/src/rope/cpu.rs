@@ -45,6 +45,7 @@ fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
         None => None,
     };
     let norms = norms.as_ref().map(|norms| norms.each_ref().map(|weights| &**weights));
+    let scales = args.table.query_scales.map(|scales| read::<f32>(OP, scales)).transpose()?;
     let half = args.table.rotary_dim / 2;
     let width = (args.heads + 2 * args.kv_heads) * args.head_dim;
     let rows = (VALUES_PER_TASK / width).max(1);
@@ -60,6 +61,10 @@ fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
                         // `check_indices` found every slot once.
                         let slot = args.slots[i] as usize;
                         token(Isa::best(), args, norms, angles, qkv, &cache, slot);
+                        if let Some(scales) = &scales {
+                            let q = &mut qkv[..args.heads * args.head_dim];
+                            q.iter_mut().for_each(|x| *x *= scales[position]);
+                        }
                     }
                 });
             })

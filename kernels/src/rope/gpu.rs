@@ -24,7 +24,7 @@ impl Rope for DeviceOps {
         if items == 0 {
             return Ok(());
         }
-        let RopeTable { cos, sin, rotary_dim, style } = table;
+        let RopeTable { cos, sin, rotary_dim, style, query_scales: scales } = table;
         let half = rotary_dim / 2;
         let max_positions = cos.len().checked_div(half).unwrap_or(u32::MAX as usize);
         let kernel = qkv.kind().kernel("rope_f32", "rope_bf16");
@@ -34,9 +34,19 @@ impl Rope for DeviceOps {
         let [k_cache, v_cache] = [k_cache, v_cache].map(View::in_pairs);
         let block_size = if e4m3 { block_size } else { 0 };
         let interleaved = u32::from(style == RopeStyle::Interleaved);
-        let buffers = args![qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache];
-        let sizes = args![n, heads, kv_heads, head_dim, half, max_positions, slots_cached];
-        let args = [&buffers[..], &sizes, &args![block_size, interleaved]].concat();
+        let inputs = args![qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps];
+        let rest = args![
+            k_cache,
+            v_cache,
+            n,
+            heads,
+            kv_heads,
+            head_dim,
+            half,
+            max_positions,
+            slots_cached
+        ];
+        let args = [&inputs[..], &rest, &args![block_size, interleaved]].concat();
         let blocks = [items.div_ceil(HEADS_PER_BLOCK) as u32, 1, 1];
         self.launch(&Launch { kernel, blocks, threads: 128, shared_bytes: 0 }, &args)
     }
@@ -44,14 +54,14 @@ impl Rope for DeviceOps {
     fn rope_latent(&self, args: &RopeLatentArgs<View>) -> Result<()> {
         args.check()?;
         let &RopeLatentArgs { plain, rotary, latent, heads, rank, positions, slots, .. } = args;
-        let &RopeLatentArgs { table, scales, queries, cache, .. } = args;
+        let &RopeLatentArgs { table, queries, cache, .. } = args;
         let fits = cache.kind() == queries.kind();
         ensure(LATENT, fits, || format!("{cache:?} for {queries:?}"))?;
         let n = positions.len();
         if n == 0 {
             return Ok(());
         }
-        let RopeTable { cos, sin, rotary_dim, style } = table;
+        let RopeTable { cos, sin, rotary_dim, style, query_scales: scales } = table;
         let (half, interleaved) = (rotary_dim / 2, u32::from(style == RopeStyle::Interleaved));
         let (max_positions, max_slots) = (cos.len() / half, cache.len() / args.width());
         let kernel = queries.kind().kernel("rope_latent_f32", "rope_latent_bf16");

@@ -31,7 +31,7 @@ fn run_as<E: Element>(c: &Compute, args: &RopeLatentArgs<TensorView>) -> Result<
     let of = |view| read::<f32>(LATENT, view);
     let [plain, rotary, latent] = [of(args.plain)?, of(args.rotary)?, of(args.latent)?];
     let [cos, sin] = [of(args.table.cos)?, of(args.table.sin)?];
-    let scales = args.scales.map(of).transpose()?;
+    let scales = args.table.query_scales.map(of).transpose()?;
     let (width, rotary_dim) = (args.width(), args.table.rotary_dim);
     let rows = (VALUES_PER_TASK / (heads * width)).max(1);
     write(LATENT, args.queries, |queries: &mut [f32]| {

@@ -2,7 +2,8 @@
 // (optionally) and rotated in place, K heads likewise into their token's slot of k_cache[slots,
 // kv_heads, head_dim], V heads copied into v_cache. It computes in f32 and rounds once. Pair i of a
 // head is rotated by the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when
-// interleaved; values from 2 half on are only normed.
+// interleaved; values from 2 half on are only normed. Then Q is multiplied by the scale of its
+// position, if there are scales.
 //
 // Grid: half a warp for each head of each token, 8 heads a block. A lane takes four pairs, so a
 // head of 128 is one step of two 8-byte loads of bf16 (16 of f32) beside 16 bytes each of cos and
@@ -28,7 +29,7 @@ template <class T>
 struct RopeParams {
     T* qkv;
     const uint32_t *positions, *slots;
-    const float *cos, *sin, *q_norm, *k_norm;
+    const float *cos, *sin, *scales, *q_norm, *k_norm;
     float eps;
     T *k_cache, *v_cache;
     uint32_t n, heads, kv_heads, dim, half, max_positions, max_slots;
@@ -49,7 +50,7 @@ DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t 
 // `out` may be `in`, since a lane writes only values that it alone has read.
 template <class T, uint32_t N, bool INTERLEAVED>
 DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint32_t half,
-    const float* norm, float scale) {
+    const float* norm, float scale, float grown) {
     for (uint32_t i = threadIdx.x % LANES * N; i < half; i += LANES * N) {
         uint32_t first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + N : i + half;
         float x[2 * N];
@@ -58,8 +59,8 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
         Vec<T, N> rotated[2];
         for (uint32_t j = 0; j < N; j++) {
             uint32_t a = INTERLEAVED ? 2 * j : j, b = INTERLEAVED ? 2 * j + 1 : j + N;
-            rotated[a / N].at[a % N] = from_float<T>(x[a] * c.at[j] - x[b] * s.at[j]);
-            rotated[b / N].at[b % N] = from_float<T>(x[b] * c.at[j] + x[a] * s.at[j]);
+            rotated[a / N].at[a % N] = from_float<T>((x[a] * c.at[j] - x[b] * s.at[j]) * grown);
+            rotated[b / N].at[b % N] = from_float<T>((x[b] * c.at[j] + x[a] * s.at[j]) * grown);
         }
         store(out + first, rotated[0]);
         store(out + second, rotated[1]);
@@ -67,13 +68,16 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
 }
 
 template <class T, uint32_t N>
-DEVICE void copy_values(
-    const T* in, T* out, uint32_t begin, uint32_t end, const float* norm, float scale) {
+DEVICE void copy_values(const T* in, T* out, uint32_t begin, uint32_t end, const float* norm,
+    float scale, float grown) {
     for (uint32_t i = begin + threadIdx.x % LANES * N; i < end; i += LANES * N) {
         Vec<T, N> x = load<T, N>(in + i);
-        if (norm != nullptr)
-            for (uint32_t j = 0; j < N; j++)
-                x.at[j] = from_float<T>(to_float(x.at[j]) * scale * norm[i + j]);
+        if (norm != nullptr || grown != 1.0f)
+            for (uint32_t j = 0; j < N; j++) {
+                float value = to_float(x.at[j]);
+                if (norm != nullptr) value *= scale, value *= norm[i + j];
+                x.at[j] = from_float<T>(value * grown);
+            }
         store(out + i, x);
     }
 }
@@ -146,15 +150,18 @@ DEVICE void rope_head(const RopeParams<T>& params) {
         out = cache + (static_cast<size_t>(slot) * params.kv_heads + kv_head) * dim;
     }
     uint32_t rotated = 0;
+    float grown = 1.0f;
     if (exists && !is_v) {
         ASSERT(params.positions[token] < params.max_positions);
-        size_t angles = static_cast<size_t>(params.positions[token]) * params.half;
+        uint32_t position = params.positions[token];
+        if (is_q && params.scales != nullptr) grown = params.scales[position];
+        size_t angles = static_cast<size_t>(position) * params.half;
         rotate<T, N, INTERLEAVED>(
-            in, out, params.cos + angles, params.sin + angles, params.half, norm, scale);
+            in, out, params.cos + angles, params.sin + angles, params.half, norm, scale, grown);
         rotated = 2 * params.half;
     }
-    if (exists && (norm != nullptr || out != in))
-        copy_values<T, N>(in, out, rotated, dim, norm, scale);
+    if (exists && (norm != nullptr || out != in || grown != 1.0f))
+        copy_values<T, N>(in, out, rotated, dim, norm, scale, grown);
     if constexpr (sizeof(T) == sizeof(bf16)) {
         if (params.block_size == 0) return;
         __syncwarp();  // The head's values are written.
@@ -178,23 +185,23 @@ DEVICE void rope(const RopeParams<T>& params, bool interleaved) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128)
-    rope_f32(float* qkv, const uint32_t* positions, const uint32_t* slots, const float* cos,
-        const float* sin, const float* q_norm, const float* k_norm, float eps, float* k_cache,
-        float* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half,
-        uint32_t max_positions, uint32_t max_slots, uint32_t block_size, uint32_t interleaved) {
-    rope(RopeParams<float>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache,
-             n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},
+KERNEL __launch_bounds__(128) rope_f32(float* qkv, const uint32_t* positions, const uint32_t* slots,
+    const float* cos, const float* sin, const float* scales, const float* q_norm,
+    const float* k_norm, float eps, float* k_cache, float* v_cache, uint32_t n, uint32_t heads,
+    uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions, uint32_t max_slots,
+    uint32_t block_size, uint32_t interleaved) {
+    rope(RopeParams<float>{qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps, k_cache,
+             v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},
         interleaved != 0);
 }
 EXPORT(rope_f32)
-KERNEL __launch_bounds__(128)
-    rope_bf16(bf16* qkv, const uint32_t* positions, const uint32_t* slots, const float* cos,
-        const float* sin, const float* q_norm, const float* k_norm, float eps, bf16* k_cache,
-        bf16* v_cache, uint32_t n, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half,
-        uint32_t max_positions, uint32_t max_slots, uint32_t block_size, uint32_t interleaved) {
-    rope(RopeParams<bf16>{qkv, positions, slots, cos, sin, q_norm, k_norm, eps, k_cache, v_cache, n,
-             heads, kv_heads, dim, half, max_positions, max_slots, block_size},
+KERNEL __launch_bounds__(128) rope_bf16(bf16* qkv, const uint32_t* positions, const uint32_t* slots,
+    const float* cos, const float* sin, const float* scales, const float* q_norm,
+    const float* k_norm, float eps, bf16* k_cache, bf16* v_cache, uint32_t n, uint32_t heads,
+    uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions, uint32_t max_slots,
+    uint32_t block_size, uint32_t interleaved) {
+    rope(RopeParams<bf16>{qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps, k_cache,
+             v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},
         interleaved != 0);
 }
 EXPORT(rope_bf16)

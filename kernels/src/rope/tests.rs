@@ -20,6 +20,8 @@ struct Case {
     style: RopeStyle,
     /// Weights of the norms of Q and K.
     norm: Option<[Tensor; 2]>,
+    /// Factors of queries, in cases with interleaved pairs.
+    scales: Option<Tensor>,
     k: Tensor,
     v: Tensor,
 }
@@ -33,6 +35,7 @@ impl Case {
             sin: random(&[50, rotary / 2], 3),
             style,
             norm: normed.then(|| [random(&[dim], 4), random(&[dim], 5)]),
+            scales: (style == RopeStyle::Interleaved).then(|| random(&[50], 6)),
             k: poisoned(&[BLOCKS, KV_HEADS, dim, BLOCK_SIZE]),
             v: poisoned(&[BLOCKS, KV_HEADS, BLOCK_SIZE, dim]),
         }
@@ -68,7 +71,13 @@ impl Case {
             head_dim: self.dim,
             positions,
             slots,
-            table: RopeTable { cos, sin, rotary_dim, style: self.style },
+            table: RopeTable {
+                cos,
+                sin,
+                rotary_dim,
+                style: self.style,
+                query_scales: self.scales.as_ref().map(Into::into),
+            },
             qk_norm: self.norm.as_ref().map(|[q, k]| QkNorm {
                 q: q.into(),
                 k: k.into(),
@@ -86,8 +95,10 @@ impl Case {
         let (q, kv) = row.split_at(HEADS * self.dim);
         let (k, v) = kv.split_at(KV_HEADS * self.dim);
         let norm = self.norm.as_ref();
+        let scale = self.scales.as_ref().map_or(1.0, |scales| values(scales)[position]);
+        let q = self.turned(q, position, norm.map(|norm| &norm[0]));
         [
-            self.turned(q, position, norm.map(|norm| &norm[0])),
+            q.into_iter().map(|x| x * scale).collect(),
             self.turned(k, position, norm.map(|norm| &norm[1])),
             v.to_vec(),
         ]
@@ -229,8 +240,13 @@ impl LatentCase {
             rank: RANK,
             positions,
             slots,
-            table: RopeTable { cos: (&cos).into(), sin: (&sin).into(), rotary_dim: ROTARY, style },
-            scales: self.scales.as_ref().map(Into::into),
+            table: RopeTable {
+                cos: (&cos).into(),
+                sin: (&sin).into(),
+                rotary_dim: ROTARY,
+                style,
+                query_scales: self.scales.as_ref().map(Into::into),
+            },
             queries: (&self.queries).into(),
             cache: (&self.cache).into(),
             block_size: BLOCK_SIZE,

@@ -182,6 +182,7 @@ impl<'a> GgufConfigKeys<'a> {
             mixture: None,
             shared_kv_layers: 0,
             latent: None,
+            query_growth: None,
             unrotated: Vec::new(),
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             kv_kind: Kind::F32,

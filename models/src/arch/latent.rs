@@ -12,7 +12,6 @@ pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ModelConfig> {
         plain: keys.required("qk_nope_head_dim")?,
         rotated: keys.required("qk_rope_head_dim")?,
         value: keys.required("v_head_dim")?,
-        growth: None,
     };
     // What follows from these sizes, and is said again in more than one way.
     let whole = latent.plain.saturating_add(latent.rotated);
@@ -45,7 +44,6 @@ pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ModelConfig> {
         plain,
         rotated,
         value,
-        growth: None,
     };
     keys.size("attention.head_count_kv")?;
     let width = keys.mlp_width()?;
@@ -56,7 +54,7 @@ pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ModelConfig> {
 }
 
 /// The converter multiplies this by 0.1. It has no key for `mscale`, which it takes to be equal.
-fn sharpen(scaling: &mut RopeScaling, multiplier: Option<f32>) {
+pub(super) fn sharpen(scaling: &mut RopeScaling, multiplier: Option<f32>) {
     if let (RopeScaling::Yarn(yarn), Some(multiplier)) = (scaling, multiplier) {
         (yarn.mscale_all_dim, yarn.attention_factor) = (multiplier / 0.1, 1.0);
     }

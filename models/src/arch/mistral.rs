@@ -1,9 +1,11 @@
 //! Mistral: Llama's block with a sliding window in every layer, or none. Jiang et al. 2023.
-//! Ministral: the same with a window in some layers.
+//! Ministral: the same with a window in some layers. Ministral 3: without one, with queries that
+//! grow with their positions. Mistral AI 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, hf_config};
-use crate::Result;
-use crate::config::Sliding;
+use super::gguf_config::GgufConfigKeys;
+use super::{ArchSpec, Architecture, LayerOptions, hf_config, latent, llama};
+use crate::config::{QueryGrowth, RopeScaling, Sliding};
+use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
@@ -13,6 +15,16 @@ pub(super) const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistra
 /// Ministral has layers without a window. Its releases say so one by one.
 pub(super) const MINISTRAL: Architecture =
     Architecture { gguf: None, hf: ("ministral", ministral_from_hf) };
+
+/// GGUF files of this name hold the text of Mistral Small 3 too, whose queries do not grow.
+pub(super) const MINISTRAL3: Architecture = Architecture {
+    gguf: Some(("mistral3", ministral3_from_gguf)),
+    hf: ("ministral3", ministral3_from_hf),
+};
+
+/// How queries grow in files that do not say so, such as those that were converted from
+/// Hugging Face's.
+pub(super) const BETA: f32 = 0.1;
 
 /// The window if the config has no `sliding_window`.
 const WINDOW: usize = 4096;
@@ -32,4 +44,45 @@ fn ministral_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let window = spec.config.sliding.as_ref().map(|sliding| sliding.window);
     spec.config.sliding = keys.sliding(&spec.config, window, |_| true)?;
     Ok(spec)
+}
+
+fn ministral3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    let beta = hf_beta(keys)?;
+    let window = keys.take("sliding_window")?;
+    let mut spec = llama::from_hf(keys)?;
+    spec.config.sliding = window.map(|window| Sliding::everywhere(window, spec.config.layers));
+    grow(&mut spec.config, beta).map_err(|what| keys.unsupported(what))?;
+    Ok(spec)
+}
+
+fn ministral3_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
+    let beta = keys.float("attention.temperature_scale")?;
+    let multiplier = keys.float("rope.scaling.yarn_log_multiplier")?;
+    let mut spec = llama::from_gguf(keys)?;
+    latent::sharpen(&mut spec.config.rope.scaling, multiplier);
+    if let Some(beta) = beta {
+        grow(&mut spec.config, beta).map_err(|what| keys.unsupported(what))?;
+    }
+    Ok(spec)
+}
+
+/// How queries grow, out of the settings of the rotation in either layout.
+pub(super) fn hf_beta(keys: &mut hf_config::HfConfigKeys) -> Result<f32> {
+    let mut number = |key: &str| -> Result<Option<f32>> {
+        let newer = keys.take_inside("rope_parameters", key)?;
+        Ok(newer.or(keys.take_inside("rope_scaling", key)?))
+    };
+    // The length that the config itself gives, too.
+    number("max_position_embeddings")?;
+    Ok(number("llama_4_scaling_beta")?.unwrap_or(BETA))
+}
+
+/// Lets queries grow with each multiple of the length that the model was first trained for. Says
+/// what is not supported.
+pub(super) fn grow(config: &mut ModelConfig, beta: f32) -> std::result::Result<(), &'static str> {
+    let RopeScaling::Yarn(yarn) = &config.rope.scaling else {
+        return Err("the rotation is not scaled by YaRN (rope_parameters), as this family's is");
+    };
+    config.query_growth = Some(QueryGrowth { beta, length: yarn.original_max_positions });
+    Ok(())
 }

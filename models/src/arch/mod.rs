@@ -50,10 +50,11 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 28] = [
+pub static REGISTRY: [Architecture; 29] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
+    mistral::MINISTRAL3,
     mixtral::MIXTRAL,
     qwen2::QWEN2,
     qwen2_moe::QWEN2_MOE,

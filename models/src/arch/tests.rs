@@ -677,7 +677,7 @@ fn queries_that_grow_are_read() {
     ] {
         release[key] = value;
     }
-    let growth = parse(&release).unwrap().latent.unwrap().growth;
+    let growth = parse(&release).unwrap().query_growth;
     assert_eq!(growth, Some(QueryGrowth { beta: 0.2, length: 8192 }));
     for (key, value, part) in
         [("n_group", json!(2), "n_group"), ("rope_parameters", json!(null), "YaRN")]

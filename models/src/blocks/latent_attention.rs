@@ -191,7 +191,6 @@ impl<O: Ops> LatentAttention<O> {
             positions: s.batch.positions,
             slots: s.batch.groups[cache.group].slots,
             table: argument(OpFault::RotationPairs, self.rope.table(), other_pairs),
-            scales: self.rope.query_scales(),
             queries: self.queries.first(x.rows()),
             cache: cache.k,
             block_size: s.kv.block_size,

@@ -158,8 +158,7 @@ impl<'l, 't, O: Ops> LayerLoader<'l, 't, O> {
         if cached.is_none() {
             let positions = self.options.positions(config);
             let style = self.spec.options.rope_style;
-            let growth = config.latent.and_then(|latent| latent.growth);
-            let table = rope::upload(self.ops, own, style, growth, positions);
+            let table = rope::upload(self.ops, own, style, config.query_growth, positions);
             *cached = self.tensors.keep("the RoPE table", table).map(Arc::new);
         }
         cached.clone()

@@ -18,12 +18,14 @@ pub struct RopeBuffers<O: Ops> {
 
 impl<O: Ops> RopeBuffers<O> {
     pub fn table(&self) -> RopeTable<O::View<'_>> {
-        let Self { rotary_dim, style, .. } = *self;
-        RopeTable { cos: O::view(&self.cos), sin: O::view(&self.sin), rotary_dim, style }
-    }
-
-    pub fn query_scales(&self) -> Option<O::View<'_>> {
-        self.query_scales.as_ref().map(O::view)
+        let Self { cos, sin, query_scales, rotary_dim, style } = self;
+        RopeTable {
+            cos: O::view(cos),
+            sin: O::view(sin),
+            rotary_dim: *rotary_dim,
+            style: *style,
+            query_scales: query_scales.as_ref().map(O::view),
+        }
     }
 }
 

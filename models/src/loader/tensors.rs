@@ -96,9 +96,9 @@ pub enum Reading {
     Headers,
 }
 
-/// Whether the values of a stored tensor, in their order, are those of the shape: matrices one below
-/// the other are their stack, vectors one behind the other the whole, and a vector is a matrix of
-/// one row, since llama.cpp's quantiser leaves out outer dimensions of one.
+/// Whether the values of a stored tensor, in their order, are those of the shape: matrices one
+/// below the other are their stack, vectors one behind the other the whole, and a vector is a
+/// matrix of one row, since llama.cpp's quantiser leaves out outer dimensions of one.
 fn has_values_of(found: &[usize], shape: &[usize]) -> bool {
     match (found, shape) {
         (&[ref heights @ .., width], &[rows, cols]) => {

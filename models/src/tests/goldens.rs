@@ -17,8 +17,16 @@ use std::collections::{BTreeMap, HashMap};
 pub use crate::goldens::{ConvertedModel, GoldenModel as Case, goldens};
 
 /// The families whose rows of Q and K the converter permutes.
-const PERMUTED: [&str; 6] =
-    ["granite", "granitemoe", "granitemoehybrid", "llama", "mistral", "mixtral", "smollm3"];
+const PERMUTED: [&str; 8] = [
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "llama",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "smollm3",
+];
 
 impl Case {
     fn head_dim(&self) -> usize {
@@ -111,7 +119,7 @@ impl Case {
             if PERMUTED.contains(&self.kind())
                 && (name.contains("q_proj") || name.contains("k_proj"))
             {
-                data = interleaved(&data, shape[1], self.head_dim());
+                data = interleaved(&data, shape.get(1).map_or(1, |cols| *cols), self.head_dim());
             }
             writer.f32(&names::gguf(&usual, names.gguf).unwrap(), &shape, &data);
         }

@@ -24,6 +24,8 @@ struct Case {
     rotary: usize,
     style: RopeStyle,
     normed: bool,
+    /// Whether queries have factors.
+    scaled: bool,
     /// Whether values differ by many powers of two.
     spread: bool,
 }
@@ -33,6 +35,7 @@ struct Run {
     qkv: Vec<f32>,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    scales: Vec<f32>,
     weights: [Vec<f32>; 2],
     out: Buffer,
     caches: [Buffer; 2],
@@ -52,7 +55,7 @@ impl Case {
         positions: &[u32],
         slots: &[u32],
     ) -> Run {
-        let Self { n, heads, kv_heads, dim, rotary, style, normed, spread } = self;
+        let Self { n, heads, kv_heads, dim, rotary, style, normed, scaled, spread } = self;
         let mut qkv = values(&random(&[n, (heads + 2 * kv_heads) * dim], 1));
         if spread {
             let exponent = |i: usize| (i % 29) as i32 - 10 * (1 + (i % 2) as i32);
@@ -61,6 +64,8 @@ impl Case {
         let qkv = rounded(kind, &qkv);
         let [cos, sin] = [2, 3].map(|seed| values(&random(&[POSITIONS, rotary / 2], seed)));
         let weights = [4, 5].map(|seed| values(&random(&[dim], seed)));
+        let scales = values(&random(&[POSITIONS], 6));
+        let scales_on = upload(gpu, Kind::F32, &scales);
         let out = upload(gpu, kind, &qkv);
         let caches =
             [(); 2].map(|()| poisoned_buffer(gpu, cache, SLOTS * cached(cache, kv_heads, dim)));
@@ -74,14 +79,20 @@ impl Case {
             head_dim: dim,
             positions: positions.view(),
             slots: slots.view(),
-            table: RopeTable { cos: cos_on.view(), sin: sin_on.view(), rotary_dim: rotary, style },
+            table: RopeTable {
+                cos: cos_on.view(),
+                sin: sin_on.view(),
+                rotary_dim: rotary,
+                style,
+                query_scales: scaled.then(|| scales_on.view()),
+            },
             qk_norm: normed.then(|| QkNorm { q: q.view(), k: k.view(), eps: EPS }),
             k_cache: caches[0].view(),
             v_cache: caches[1].view(),
             block_size: 16,
         };
         let outcome = gpu.rope_kv_write(&args).and_then(|()| gpu.synchronise());
-        Run { qkv, cos, sin, weights, out, caches, outcome }
+        Run { qkv, cos, sin, scales, weights, out, caches, outcome }
     }
 
     /// Heads whose values differ widely become the codes that the layout asks for.
@@ -139,7 +150,10 @@ impl Case {
             untouched[slot] = false;
             let cached = |cache: usize| &caches[cache][slot * kv_width..][..kv_width];
             let got = &out[i * row.len()..][..q_width];
-            assert_close(got, &self.turned(&run, 0, q, positions[i] as usize), tolerance, &what);
+            let scale = if self.scaled { run.scales[positions[i] as usize] } else { 1.0 };
+            let q = self.turned(&run, 0, q, positions[i] as usize);
+            let q: Vec<f32> = q.into_iter().map(|x| x * scale).collect();
+            assert_close(got, &q, tolerance, &what);
             assert_close(
                 cached(0),
                 &self.turned(&run, 1, k, positions[i] as usize),
@@ -178,7 +192,9 @@ fn the_kernel_equals_the_reference() {
         {
             for normed in [false, true] {
                 for (n, heads, kv_heads) in [(1, 4, 1), (37, 3, 2), (5, 3, 0)] {
-                    let case = Case { n, heads, kv_heads, dim, rotary, style, normed, ..SMALL };
+                    let scaled = style == RopeStyle::Interleaved;
+                    let case = Case { n, heads, kv_heads, dim, rotary, normed, ..SMALL };
+                    let case = Case { style, scaled, ..case };
                     for (kind, tolerance) in KINDS {
                         case.check(kind, tolerance);
                     }
@@ -196,6 +212,7 @@ const SMALL: Case = Case {
     rotary: 8,
     style: RopeStyle::Neox,
     normed: false,
+    scaled: false,
     spread: false,
 };
 
@@ -280,8 +297,13 @@ impl LatentCase {
             rank,
             positions: positions_on.view(),
             slots: slots_on.view(),
-            table: RopeTable { cos: cos_on.view(), sin: sin_on.view(), rotary_dim: rotary, style },
-            scales: scaled.then(|| scales_on.view()),
+            table: RopeTable {
+                cos: cos_on.view(),
+                sin: sin_on.view(),
+                rotary_dim: rotary,
+                style,
+                query_scales: scaled.then(|| scales_on.view()),
+            },
             queries: queries.view(),
             cache: cache.view(),
             block_size: 16,
