@@ -62,8 +62,9 @@ fn run<E: Element>(c: &Compute, args: &RopeArgs<TensorView>) -> Result<()> {
                         let slot = args.slots[i] as usize;
                         token(Isa::best(), args, norms, angles, qkv, &cache, slot);
                         if let Some(scales) = &scales {
-                            let q = &mut qkv[..args.heads * args.head_dim];
-                            q.iter_mut().for_each(|x| *x *= scales[position]);
+                            for q in &mut qkv[..args.heads * args.head_dim] {
+                                *q *= scales[position];
+                            }
                         }
                     }
                 });
