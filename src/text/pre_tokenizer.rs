@@ -82,9 +82,9 @@ const TABLE: &[NamedCuts] = &[
     named(&["smollm", "starcoder", "refact"], &[EachDigit, Gpt2]),
     named(&["command-r"], &[EachDigit, Gpt2]).after_nfc(),
     named(&["falcon"], &[Marks, Gpt2, AllDigits, Pattern("[0-9][0-9][0-9]")]),
-    named(&["llama3", "llama-v3", "llama-bpe", "lfm2", "glm4"], &[Pattern(LLAMA3)])
+    named(&["llama3", "llama-v3", "llama-bpe", "pixtral", "lfm2", "glm4"], &[Pattern(LLAMA3)])
         .ignoring_merges(),
-    named(&["dbrx", "chatglm-bpe"], &[Pattern(LLAMA3)]),
+    named(&["dbrx", "chatglm-bpe", "smaug-bpe"], &[Pattern(LLAMA3)]),
     named(&["qwen2"], &[Pattern(QWEN2)]).after_nfc(),
     named(&["qwen35"], &[Pattern(QWEN35)]).after_nfc(),
     named(&["deepseek-r1-qwen"], &[Pattern(QWEN2)]),
@@ -217,6 +217,8 @@ mod tests {
         check("lfm2", true);
         check("glm4", true);
         check("chatglm-bpe", false);
+        check("pixtral", true);
+        check("smaug-bpe", false);
         check("tekken", true);
         check("smollm", false);
         check("qwen2", false);
