@@ -2,8 +2,8 @@
 // (optionally) and rotated in place, K heads likewise into their token's slot of k_cache[slots,
 // kv_heads, head_dim], V heads copied into v_cache. It computes in f32 and rounds once. Pair i of a
 // head is rotated by the angle (cos, sin)[position, i]: values (i, i + half), or (2i, 2i + 1) when
-// interleaved; values from 2 half on are only normed. Then Q is multiplied by the scale of its
-// position, if there are scales.
+// interleaved; values from 2 half on are only normed. Q is multiplied by the scale of its position,
+// if there are scales.
 //
 // Grid: half a warp for each head of each token, 8 heads a block. A lane takes four pairs, so a
 // head of 128 is one step of two 8-byte loads of bf16 (16 of f32) beside 16 bytes each of cos and
@@ -36,13 +36,17 @@ struct RopeParams {
     uint32_t block_size;  // of a cache in e4m3; 0 for one of T
 };
 
-// Loads N values from `first` and N from `second`, normed if there is a `norm`.
+// Loads N values from `first` and N from `second`, multiplied by `scale` and, if there is a `norm`,
+// its weights.
 template <class T, uint32_t N>
 DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t second,
     const float* norm, float scale) {
     Vec<T, N> a = load<T, N>(in + first), b = load<T, N>(in + second);
     for (uint32_t j = 0; j < N; j++) x[j] = to_float(a.at[j]), x[j + N] = to_float(b.at[j]);
-    if (norm == nullptr) return;
+    if (norm == nullptr) {
+        for (uint32_t j = 0; j < 2 * N; j++) x[j] *= scale;
+        return;
+    }
     Vec<float, N> v = load<float, N>(norm + first), w = load<float, N>(norm + second);
     for (uint32_t j = 0; j < N; j++) x[j] *= scale * v.at[j], x[j + N] *= scale * w.at[j];
 }
@@ -50,7 +54,7 @@ DEVICE void load_pairs(float (&x)[2 * N], const T* in, uint32_t first, uint32_t 
 // `out` may be `in`, since a lane writes only values that it alone has read.
 template <class T, uint32_t N, bool INTERLEAVED>
 DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint32_t half,
-    const float* norm, float scale, float grown) {
+    const float* norm, float scale) {
     for (uint32_t i = threadIdx.x % LANES * N; i < half; i += LANES * N) {
         uint32_t first = INTERLEAVED ? 2 * i : i, second = INTERLEAVED ? 2 * i + N : i + half;
         float x[2 * N];
@@ -59,8 +63,8 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
         Vec<T, N> rotated[2];
         for (uint32_t j = 0; j < N; j++) {
             uint32_t a = INTERLEAVED ? 2 * j : j, b = INTERLEAVED ? 2 * j + 1 : j + N;
-            rotated[a / N].at[a % N] = from_float<T>((x[a] * c.at[j] - x[b] * s.at[j]) * grown);
-            rotated[b / N].at[b % N] = from_float<T>((x[b] * c.at[j] + x[a] * s.at[j]) * grown);
+            rotated[a / N].at[a % N] = from_float<T>(x[a] * c.at[j] - x[b] * s.at[j]);
+            rotated[b / N].at[b % N] = from_float<T>(x[b] * c.at[j] + x[a] * s.at[j]);
         }
         store(out + first, rotated[0]);
         store(out + second, rotated[1]);
@@ -68,16 +72,14 @@ DEVICE void rotate(const T* in, T* out, const float* cos, const float* sin, uint
 }
 
 template <class T, uint32_t N>
-DEVICE void copy_values(const T* in, T* out, uint32_t begin, uint32_t end, const float* norm,
-    float scale, float grown) {
+DEVICE void copy_values(
+    const T* in, T* out, uint32_t begin, uint32_t end, const float* norm, float scale) {
     for (uint32_t i = begin + threadIdx.x % LANES * N; i < end; i += LANES * N) {
         Vec<T, N> x = load<T, N>(in + i);
-        if (norm != nullptr || grown != 1.0f)
-            for (uint32_t j = 0; j < N; j++) {
-                float value = to_float(x.at[j]);
-                if (norm != nullptr) value *= scale, value *= norm[i + j];
-                x.at[j] = from_float<T>(value * grown);
-            }
+        for (uint32_t j = 0; j < N; j++) {
+            float value = to_float(x.at[j]) * scale;
+            x.at[j] = from_float<T>(norm == nullptr ? value : value * norm[i + j]);
+        }
         store(out + i, x);
     }
 }
@@ -142,6 +144,7 @@ DEVICE void rope_head(const RopeParams<T>& params) {
     bool is_q = head < params.heads, is_v = head >= params.heads + params.kv_heads;
     const float* norm = is_q ? params.q_norm : is_v ? nullptr : params.k_norm;
     float scale = inverse_rms<T, N>(in, norm == nullptr ? 0 : dim, params.eps);
+    if (norm == nullptr) scale = 1.0f;
     uint32_t slot = is_q ? 0 : params.slots[token],
              kv_head = is_q ? 0 : (head - params.heads) % params.kv_heads;
     T *cache = is_v ? params.v_cache : params.k_cache, *out = in;
@@ -150,18 +153,17 @@ DEVICE void rope_head(const RopeParams<T>& params) {
         out = cache + (static_cast<size_t>(slot) * params.kv_heads + kv_head) * dim;
     }
     uint32_t rotated = 0;
-    float grown = 1.0f;
     if (exists && !is_v) {
         ASSERT(params.positions[token] < params.max_positions);
         uint32_t position = params.positions[token];
-        if (is_q && params.scales != nullptr) grown = params.scales[position];
+        if (is_q && params.scales != nullptr) scale *= params.scales[position];
         size_t angles = static_cast<size_t>(position) * params.half;
         rotate<T, N, INTERLEAVED>(
-            in, out, params.cos + angles, params.sin + angles, params.half, norm, scale, grown);
+            in, out, params.cos + angles, params.sin + angles, params.half, norm, scale);
         rotated = 2 * params.half;
     }
-    if (exists && (norm != nullptr || out != in || grown != 1.0f))
-        copy_values<T, N>(in, out, rotated, dim, norm, scale, grown);
+    if (exists && (norm != nullptr || out != in || scale != 1.0f))
+        copy_values<T, N>(in, out, rotated, dim, norm, scale);
     if constexpr (sizeof(T) == sizeof(bf16)) {
         if (params.block_size == 0) return;
         __syncwarp();  // The head's values are written.
