@@ -22,8 +22,8 @@ pub(super) const MINISTRAL3: Architecture = Architecture {
     hf: ("ministral3", ministral3_from_hf),
 };
 
-/// How queries grow in files that do not say so, such as those that were converted from
-/// Hugging Face's.
+/// The `beta` of [`QueryGrowth`] if a file does not give it. Some that were converted from Hugging
+/// Face's do not.
 pub(super) const BETA: f32 = 0.1;
 
 /// The window if the config has no `sliding_window`.
@@ -66,7 +66,7 @@ fn ministral3_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     Ok(spec)
 }
 
-/// How queries grow, out of the settings of the rotation in either layout.
+/// Takes the `beta` of [`QueryGrowth`] from the settings of the rotation, in either layout.
 pub(super) fn hf_beta(keys: &mut hf_config::HfConfigKeys) -> Result<f32> {
     let mut number = |key: &str| -> Result<Option<f32>> {
         let newer = keys.take_inside("rope_parameters", key)?;

@@ -65,8 +65,7 @@ impl Case {
                 differs = true;
             }
         }
-        let file = written(&writer);
-        differs.then(|| self.load(&ModelSource::gguf(file.path().to_owned())))
+        differs.then(|| self.load(&ModelSource::gguf(written(&writer).path().to_owned())))
     }
 
     pub fn gguf_file(&self, converted: &ConvertedModel) -> tempfile::NamedTempFile {
