@@ -1,6 +1,6 @@
 //! The integer products in plain integers, for any machine.
 
-use crate::linear::format::{BLOCK, Quant};
+use crate::linear::format::{BLOCK, Format, Quant};
 use crate::linear::integer::{
     IntegerProduct, QuantisedOperands, entry_points, multiply, multiply_piece, round_all,
 };
@@ -36,20 +36,8 @@ impl IntegerProduct for Plain {
 
     #[inline(always)]
     unsafe fn codes<Q: Quant, const STEP: usize>(planes: *const u8) -> Self::Codes {
-        let f = const { Q::FORMAT };
-        // SAFETY: the planes hold 32 columns.
-        let (low, high) = unsafe {
-            (
-                field::<STEP>(planes, f.low),
-                (f.high > 0).then(|| field::<STEP>(planes.add(4 * LANES * f.low), f.high)),
-            )
-        };
-        let codes = match high {
-            Some(high) => from_fn(|i| from_fn(|j| low[i][j] | high[i][j] << f.low)),
-            None => low,
-        };
-        let Some(table) = f.table else { return codes };
-        codes.map(|bytes| bytes.map(|code| table[usize::from(code)]))
+        // SAFETY: the caller's contract is passed on.
+        unsafe { codes(&const { Q::FORMAT }, planes, STEP) }
     }
 
     #[inline(always)]
@@ -58,13 +46,7 @@ impl IntegerProduct for Plain {
         codes: Self::Codes,
         x: &Rounded,
     ) -> Self::Sums {
-        let x: [i32; 4] = from_fn(|j| {
-            let at = 8 * STEP + 2 * j;
-            i32::from(i16::from_le_bytes([x.codes[at], x.codes[at + 1]]))
-        });
-        from_fn(|i| {
-            codes[i].iter().zip(x).fold(sums[i], |sum, (code, x)| sum + i32::from(*code) * x)
-        })
+        dot(sums, &codes, &x.codes[8 * STEP..][..8])
     }
 
     #[inline(always)]
@@ -75,11 +57,33 @@ impl IntegerProduct for Plain {
     entry_points!();
 }
 
-/// The fields of `bits` bits of step `STEP`'s columns.
+/// The codes of a step of a block. One function serves all formats, and `dot` all steps: written
+/// out for each, they would be seven megabytes of the program, which few machines need.
+#[inline(never)]
+unsafe fn codes(f: &Format, planes: *const u8, step: usize) -> [[u8; 4]; LANES] {
+    // SAFETY: the planes hold 32 columns.
+    let mut codes = unsafe { field(planes, f.low, step) };
+    if f.high > 0 {
+        // SAFETY: the planes hold 32 columns.
+        let high = unsafe { field(planes.add(4 * LANES * f.low), f.high, step) };
+        codes = from_fn(|i| from_fn(|j| codes[i][j] | high[i][j] << f.low));
+    }
+    let Some(table) = f.table else { return codes };
+    codes.map(|bytes| bytes.map(|code| table[usize::from(code)]))
+}
+
+/// The fields of `bits` bits of a step's columns.
 #[inline(always)]
-unsafe fn field<const STEP: usize>(plane: *const u8, bits: usize) -> [[u8; 4]; LANES] {
+unsafe fn field(plane: *const u8, bits: usize, step: usize) -> [[u8; 4]; LANES] {
     let per_byte = 8 / bits;
     // SAFETY: a plane has BLOCK columns.
-    let word = unsafe { plane.add(STEP / per_byte * 4 * LANES).cast::<[[u8; 4]; LANES]>().read() };
-    word.map(|bytes| bytes.map(|byte| byte >> (STEP % per_byte * bits) & (u8::MAX >> (8 - bits))))
+    let word = unsafe { plane.add(step / per_byte * 4 * LANES).cast::<[[u8; 4]; LANES]>().read() };
+    word.map(|bytes| bytes.map(|byte| byte >> (step % per_byte * bits) & (u8::MAX >> (8 - bits))))
+}
+
+/// Adds the products of a step's codes and activations, which are four little-endian words.
+#[inline(never)]
+fn dot(sums: [i32; LANES], codes: &[[u8; 4]; LANES], x: &[u8]) -> [i32; LANES] {
+    let x: [i32; 4] = from_fn(|j| i32::from(i16::from_le_bytes([x[2 * j], x[2 * j + 1]])));
+    from_fn(|i| codes[i].iter().zip(x).fold(sums[i], |sum, (code, x)| sum + i32::from(*code) * x))
 }
