@@ -2,13 +2,12 @@
 //! another. This module has no clock, no IO and no randomness; the store decides where the state is
 //! kept and when it is durable.
 
-mod admission;
+pub mod admission;
 pub mod amounts;
 pub mod apply;
 pub mod audit;
 pub mod budgets;
 pub mod commands;
-pub mod idempotency;
 pub mod invariants;
 pub mod journal;
 mod receipt_facts;
@@ -19,14 +18,13 @@ pub mod state;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use admission::AdmissionRate;
+pub use admission::{AdmissionRate, Seen};
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,
     LimitReached, SpendingLimit, TokenQuotas,
 };
 pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
-pub use idempotency::Seen;
 pub use receipt_facts::{
     AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes, TokenDigest,
 };

@@ -1,8 +1,9 @@
-//! This gives a request an engine of its model: at once, with a lease that keeps the model loaded,
-//! or after a wait in the model's queue until it is loaded.
+//! This gives a request its model, and an engine of it: at once, with a lease that keeps the model
+//! loaded, or after a wait in the model's queue until it is loaded.
 
-use super::ModelPool;
+use super::eviction::PoolAction;
 use super::state::{Place, PoolState};
+use super::{ModelPool, ServedModel};
 use crate::engine::{
     EngineError, EngineHandle, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId,
     StopCause,
@@ -14,6 +15,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 impl ModelPool {
+    /// The model with this id if requests may name it.
+    pub fn offered(&self, id: ModelId) -> Option<Arc<ServedModel>> {
+        let state = self.state.lock();
+        let entry = state.entries.get(&id).filter(|entry| entry.withheld.is_none());
+        entry.map(|entry| entry.model.clone())
+    }
+
     /// Submits a request to an engine of its model, or queues it until the model is loaded. Never
     /// blocks. The channel holds every event of the sequence, so the engine never waits for a slow
     /// reader. A refusal is `Overloaded` also where the model's queue is full, where the model is
@@ -88,6 +96,29 @@ impl ModelPool {
         replica.waiters.push(waiter);
         state.count_waiters(place);
         Ok(EngineAccess::Queued(QueueSlot { pool: self.clone(), place, granted }))
+    }
+
+    /// Does what `eviction` decides: grants leases, begins loads and unloads. To be called after
+    /// every change that may lead to a decision.
+    pub(super) fn run_actions(self: &Arc<Self>) {
+        let mut granted = Vec::new();
+        let mut state = self.state.lock();
+        while let Some((device, action)) = state.next_action() {
+            let at = |model| Place { device, model };
+            match action {
+                PoolAction::Grant(id) => granted.extend(state.grant_waiting(self, at(id))),
+                PoolAction::Load(id) => self.clone().load(at(id), state.entry(id).model.clone()),
+                PoolAction::Unload(id) => {
+                    let engine = state.replica(at(id)).engine.take();
+                    self.clone().unload(at(id), engine);
+                }
+            }
+        }
+        drop(state);
+        for (waiter, lease) in granted {
+            // If the waiter has gone meanwhile, the lease is returned here and dropped.
+            let _ = waiter.send(lease);
+        }
     }
 }
 

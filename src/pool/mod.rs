@@ -1,5 +1,6 @@
-//! The models that this node serves, loaded or not. The pool hands requests to engines, on the
-//! device that `placement` chooses, and loads and unloads models on each as `eviction` decides.
+//! The models that this node serves, loaded or not. The pool loads and unloads them, on each device
+//! as `eviction` decides; `access` hands requests to their engines, on the device that `placement`
+//! chooses.
 //!
 //! Loading runs on threads that may block, so no stream ever waits for another model's load. A
 //! request for a model that is not loaded waits for it, for `engine.model_wait_seconds` at most;
@@ -30,7 +31,6 @@ use crate::ids::ModelId;
 use crate::text::TextModel;
 use access::EngineAccess;
 use canary::LatestEnds;
-use eviction::PoolAction;
 use parking_lot::Mutex;
 use state::{ModelEntry, Place, PoolState, Replica};
 use std::sync::Arc;
@@ -131,13 +131,6 @@ impl ModelPool {
         }
     }
 
-    /// The model with this id if requests may name it.
-    pub fn offered(&self, id: ModelId) -> Option<Arc<ServedModel>> {
-        let state = self.state.lock();
-        let entry = state.entries.get(&id).filter(|entry| entry.withheld.is_none());
-        entry.map(|entry| entry.model.clone())
-    }
-
     /// The model with this id, loaded or not, offered or not.
     pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
         self.state.lock().entries.get(&id).map(|entry| entry.model.clone())
@@ -195,29 +188,6 @@ impl ModelPool {
     pub fn has_room(&self, id: ModelId) -> bool {
         let state = self.state.lock();
         state.live_places(id).any(|place| state.has_room(place))
-    }
-
-    /// Does what `eviction` decides: grants leases, begins loads and unloads. To be called after
-    /// every change that may lead to a decision.
-    fn run_actions(self: &Arc<Self>) {
-        let mut granted = Vec::new();
-        let mut state = self.state.lock();
-        while let Some((device, action)) = state.next_action() {
-            let at = |model| Place { device, model };
-            match action {
-                PoolAction::Grant(id) => granted.extend(state.grant_waiting(self, at(id))),
-                PoolAction::Load(id) => self.clone().load(at(id), state.entry(id).model.clone()),
-                PoolAction::Unload(id) => {
-                    let engine = state.replica(at(id)).engine.take();
-                    self.clone().unload(at(id), engine);
-                }
-            }
-        }
-        drop(state);
-        for (waiter, lease) in granted {
-            // If the waiter has gone meanwhile, the lease is returned here and dropped.
-            let _ = waiter.send(lease);
-        }
     }
 
     fn load(self: Arc<Self>, place: Place, model: Arc<ServedModel>) {

@@ -9,7 +9,7 @@ use super::plan::{IncomingRequest, RequestPlan, prepare};
 use super::services::Services;
 use crate::clock::UnixMillis;
 use crate::ids::CredentialId;
-use crate::ledger::{Refusal, RequestRecord, Seen, idempotency};
+use crate::ledger::{Refusal, RequestRecord, Seen, admission};
 use crate::store::ListedNode;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ async fn recall(
     if let Some(record) = ledger.request(&request.key).await? {
         let retention = services.config.requests.replay_ms();
         let now = services.store.now();
-        let seen = idempotency::judge(&record, &request.fingerprint, now, retention)?;
+        let seen = admission::judge(&record, &request.fingerprint, now, retention)?;
         if seen != Seen::MayRetry {
             // It may hold one of few connections to a database, and nobody may wait for another
             // one meanwhile.
