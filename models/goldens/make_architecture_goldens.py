@@ -441,6 +441,59 @@ CASES = [
         | MROPE,
     ),
     (
+        "qwen3-next",
+        "qwen3_next",
+        "BF16",
+        True,
+        dict(
+            num_hidden_layers=4,
+            head_dim=32,
+            shared_expert_intermediate_size=48,
+            **delta_rule(2, 4, (16, 16)),
+            **experts(6, 2),
+        )
+        | rope("default", 1_000_000.0, partial_rotary_factor=0.25),
+    ),
+    (
+        "qwen3-next-dense",
+        "qwen3_next",
+        "F32",
+        False,
+        dict(
+            head_dim=16,
+            mlp_only_layers=[1],
+            norm_topk_prob=False,
+            shared_expert_intermediate_size=24,
+            **delta_rule(3, 3, (8, 24), 3),
+            **experts(5, 3),
+        )
+        | layer_types("linear_attention", "full_attention", "linear_attention")
+        | rope("default", partial_rotary_factor=0.5),
+    ),
+    (
+        "lfm2-moe",
+        "lfm2_moe",
+        "F32",
+        True,
+        dict(num_hidden_layers=4, num_dense_layers=1, **experts(8, 3))
+        | layer_types("conv", "full_attention", "conv", "conv"),
+    ),
+    (
+        "lfm2-moe-scaled",
+        "lfm2_moe",
+        "BF16",
+        False,
+        dict(
+            conv_L_cache=4,
+            num_dense_layers=0,
+            routed_scaling_factor=1.5,
+            norm_topk_prob=False,
+            tie_word_embeddings=False,
+            **experts(4, 2),
+        )
+        | layer_types("full_attention", "conv", "full_attention"),
+    ),
+    (
         "glm4-moe",
         "glm4_moe",
         "BF16",
@@ -823,7 +876,8 @@ def weights(name, shape, dtype, family):
         scale, shift = numpy.float32(0.2), numpy.float32(1)
     elif name.endswith("norm.weight"):
         less_one = family.startswith("gemma") or (
-            family.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
+            family.startswith(("qwen3_5", "qwen3_next"))
+            and not name.endswith("linear_attn.norm.weight")
         )
         scale, shift = numpy.float32(0.2), numpy.float32(0 if less_one else 1)
     elif name.endswith("A_log"):

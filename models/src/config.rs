@@ -140,9 +140,6 @@ pub struct ScanConfig {
     pub step_limits: [f32; 2],
     /// The epsilon of the norm of the results.
     pub norm_eps: f32,
-    /// Whether the file has the rates by which heads forget, and not the logarithms of what they
-    /// are less than zero.
-    pub stores_rate: bool,
 }
 
 /// Layers whose queries see only the most recent tokens.

@@ -149,7 +149,8 @@ impl GoldenModel {
     /// Whether one is added to the stored weights of a norm.
     fn less_one(&self, name: &str) -> bool {
         let plain = name.ends_with("linear_attn.norm.weight");
-        self.kind().starts_with("gemma") || (self.kind().starts_with("qwen3_5") && !plain)
+        let kinds = ["gemma", "qwen3_5", "qwen3_next"];
+        !plain && kinds.iter().any(|kind| self.kind().starts_with(kind))
     }
 
     /// Writes the model in Hugging Face's layout.

@@ -73,7 +73,7 @@ DEVICE void consider_candidates(const Args& args, float max, GumbelMax& gumbel_m
     }
     ranks.for_each(0, last, [&](uint64_t rank) {
         uint32_t id = static_cast<uint32_t>(rank);
-        if (rank_value(rank) >= row.min_scaled)
+        if (row.keeps(rank_value(rank)))
             gumbel_max.consider(id, rank_value(rank), gumbel_max.word(id));
     });
 }

@@ -80,7 +80,7 @@ DEVICE void gumbel_max(const Args& args) {
 #pragma unroll
         for (uint32_t i = 0; i < LANES; i++) {
             float scaled = logits.at[v][i];
-            in[i] = is_present(scaled) && scaled >= row.min_scaled && depth(scaled) < certain
+            in[i] = is_present(scaled) && row.keeps(scaled) && depth(scaled) < certain
                         ? scaled
                         : MINUS_INFINITY;
         }

@@ -68,6 +68,7 @@ struct RowParams {
     uint32_t sequence, prompt;
     uint32_t first, specials, unused;
 
+    DEVICE bool keeps(float scaled) const { return scaled >= min_scaled; }
     DEVICE bool has_penalties() const {
         return frequency != 0.0f || presence != 0.0f || repetition != 1.0f;
     }

@@ -112,7 +112,6 @@ fn gguf_scan(keys: &mut gguf_config::GgufConfigKeys, config: &ModelConfig) -> Re
         conv_bias: keys.has_tensor_ending("ssm_conv1d.bias"),
         step_limits: STEP_LIMITS,
         norm_eps: config.rms_norm_eps,
-        stores_rate: true,
     })
 }
 
@@ -161,7 +160,6 @@ fn hf_scan(keys: &mut hf_config::HfConfigKeys, config: &ModelConfig) -> Result<S
         conv_bias: keys.take("mamba_conv_bias")?.unwrap_or(true),
         step_limits: step_limits(keys)?,
         norm_eps: config.rms_norm_eps,
-        stores_rate: false,
     })
 }
 

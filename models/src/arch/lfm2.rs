@@ -1,14 +1,17 @@
-//! LFM2: Llama's block, where most layers have a gated short convolution in place of attention.
-//! Liquid AI 2025.
+//! LFM2: Llama's block, where most layers have a gated short convolution in place of attention. A
+//! larger one has experts behind its first layers, routed by sigmoids and biases. Liquid AI 2025.
 
 use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config};
-use crate::config::{Recurrent, RecurrentKind};
+use crate::config::{Recurrent, RecurrentKind, RouterScoring};
 use crate::loader::tensors::NameMap;
 use crate::{ModelConfig, Result};
 use cresset_kernels::rope::RopeStyle;
 
 pub(super) const LFM2: Architecture =
     Architecture { gguf: Some(("lfm2", from_gguf)), hf: ("lfm2", from_hf) };
+
+pub(super) const LFM2_MOE: Architecture =
+    Architecture { gguf: Some(("lfm2moe", moe_from_gguf)), hf: ("lfm2_moe", moe_from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     qk_norm: QkNorms::EachHead,
@@ -18,6 +21,7 @@ const OPTIONS: LayerOptions = LayerOptions {
             ("conv.in_proj", "shortconv.in_proj"),
             ("conv.conv", "shortconv.conv"),
             ("conv.out_proj", "shortconv.out_proj"),
+            ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
         ],
         hf: &[
             ("model.norm.", "model.embedding_norm."),
@@ -26,9 +30,11 @@ const OPTIONS: LayerOptions = LayerOptions {
             ("self_attn.q_norm", "self_attn.q_layernorm"),
             ("self_attn.k_norm", "self_attn.k_layernorm"),
             ("self_attn.o_proj", "self_attn.out_proj"),
-            ("mlp.gate_proj", "feed_forward.w1"),
-            ("mlp.up_proj", "feed_forward.w3"),
-            ("mlp.down_proj", "feed_forward.w2"),
+            ("mlp.gate.e_score_correction_bias", "feed_forward.expert_bias"),
+            ("mlp.", "feed_forward."),
+            (".gate_proj.weight", ".w1.weight"),
+            (".up_proj.weight", ".w3.weight"),
+            (".down_proj.weight", ".w2.weight"),
         ],
         ..NameMap::USUAL
     },
@@ -54,6 +60,12 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(spec(config, taps, recurrent))
 }
 
+fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    let ArchSpec { mut config, options } = from_gguf(keys)?;
+    config.mixture = Some(keys.sigmoid_mixture(&config)?);
+    Ok(ArchSpec { config, options })
+}
+
 /// What the first releases' configs say in further keys, which repeat others.
 const REPEATED: [(&str, &str); 5] = [
     ("block_dim", "hidden_size"),
@@ -72,16 +84,36 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
             return Err(keys.unsupported(&format!("`{key}` is off, which is not supported")));
         }
     }
-    keys.default("rope_theta", THETA);
-    let eps = keys.take::<f32>("norm_eps")?;
-    keys.default("rms_norm_eps", eps.unwrap_or(EPSILON));
-    let (width, tied) = (keys.take::<usize>("block_ff_dim")?, keys.take("tie_embedding")?);
+    let width = keys.take::<usize>("block_ff_dim")?;
     if let Some(width) = width {
         keys.default("intermediate_size", width);
     }
+    let ArchSpec { mut config, options } = hf_spec(keys)?;
+    config.intermediate_size = adjusted(keys, width.unwrap_or(config.intermediate_size))?;
+    Ok(ArchSpec { config, options })
+}
+
+fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    if !keys.take("use_expert_bias")?.unwrap_or(true) {
+        return Err(keys.unsupported("`use_expert_bias` is off, which is not supported"));
+    }
+    let ArchSpec { mut config, options } = hf_spec(keys)?;
+    let dense = keys.take("num_dense_layers")?.unwrap_or(2);
+    keys.default("first_k_dense_replace", dense);
+    keys.default("n_shared_experts", 0);
+    let scoring = RouterScoring::Sigmoid { groups: 1, kept: 1 };
+    config.mixture = Some(keys.later_mixture(&config, scoring)?);
+    Ok(ArchSpec { config, options })
+}
+
+/// Reads what both have.
+fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    keys.default("rope_theta", THETA);
+    let eps = keys.take::<f32>("norm_eps")?;
+    keys.default("rms_norm_eps", eps.unwrap_or(EPSILON));
+    let tied = keys.take("tie_embedding")?;
     let mut config = keys.decoder(true)?;
     config.tied_embeddings = tied.unwrap_or(config.tied_embeddings);
-    config.intermediate_size = adjusted(keys, width.unwrap_or(config.intermediate_size))?;
     let with_attention = keys.take::<Vec<usize>>("full_attn_idxs")?;
     let by_default = |layer| with_attention.as_ref().is_some_and(|with| !with.contains(&layer));
     let layers = keys.recurrent_layers(config.layers, &["conv"], by_default)?;

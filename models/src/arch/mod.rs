@@ -26,6 +26,7 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 #[cfg(test)]
 mod tests;
@@ -50,7 +51,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 29] = [
+pub static REGISTRY: [Architecture; 31] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -62,7 +63,9 @@ pub static REGISTRY: [Architecture; 29] = [
     qwen3_moe::QWEN3_MOE,
     qwen3_5::QWEN3_5,
     qwen3_5::QWEN3_5_MOE,
+    qwen3_next::QWEN3_NEXT,
     lfm2::LFM2,
+    lfm2::LFM2_MOE,
     phi3::PHI3,
     smollm3::SMOLLM3,
     granite::GRANITE,

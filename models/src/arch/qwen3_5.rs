@@ -32,6 +32,8 @@ const OPTIONS: LayerOptions = LayerOptions {
             ("linear_attn.in_proj_z", "attn_gate"),
             ("linear_attn.in_proj_b", "ssm_beta"),
             ("linear_attn.in_proj_a", "ssm_alpha"),
+            ("linear_attn.in_proj_qkvz", "ssm_in"),
+            ("linear_attn.in_proj_ba", "ssm_ba"),
             ("linear_attn.conv1d", "ssm_conv1d"),
             ("linear_attn.dt_bias", "ssm_dt.bias"),
             ("linear_attn.A_log", "ssm_a"),
@@ -58,11 +60,19 @@ fn every(interval: usize, layers: usize) -> Vec<bool> {
 }
 
 fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+    gguf_spec(keys, HeadMap::Tiled)
+}
+
+/// Reads a file that has value heads in this order.
+pub(super) fn gguf_spec(
+    keys: &mut gguf_config::GgufConfigKeys,
+    head_map: HeadMap,
+) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let further_layers = keys.further_layers(&mut config)?;
     // The positions of text are the same along all axes.
     keys.sections("rope.dimension_sections")?;
-    let shape = delta_shape(keys)?;
+    let shape = delta_shape(keys, head_map)?;
     let listed = keys.flags("attention.recurrent_layers")?;
     let interval = keys.size("full_attention_interval")?.unwrap_or(INTERVAL);
     let mut layers = listed.unwrap_or_else(|| every(interval, config.layers));
@@ -77,14 +87,14 @@ fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-fn delta_shape(keys: &mut gguf_config::GgufConfigKeys) -> Result<DeltaShape> {
+fn delta_shape(keys: &mut gguf_config::GgufConfigKeys, head_map: HeadMap) -> Result<DeltaShape> {
     let value_heads = keys.needed("ssm.time_step_rank")?;
     Ok(DeltaShape {
         key_heads: keys.needed("ssm.group_count")?,
         value_heads,
         key_dim: keys.needed("ssm.state_size")?,
         value_dim: keys.needed("ssm.inner_size")? / value_heads,
-        head_map: HeadMap::Tiled,
+        head_map,
     })
 }
 
@@ -97,6 +107,12 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     if keys.take::<Vec<usize>>("mlp_only_layers")?.is_some_and(|layers| !layers.is_empty()) {
         return Err(keys.unsupported("`mlp_only_layers` names layers of a model with experts"));
     }
+    let ArchSpec { config, options } = hf_spec(keys)?;
+    Ok(ArchSpec { config, options: LayerOptions { further_layers, ..options } })
+}
+
+/// Reads all but the feed-forward blocks and the head that guesses tokens.
+pub(super) fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     if !keys.take("attn_output_gate")?.unwrap_or(true) {
         return Err(keys.unsupported("`attn_output_gate` is off, which is not supported"));
     }
@@ -120,8 +136,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let layers = keys.recurrent_layers(config.layers, &["linear_attention"], by_default)?;
     config.recurrent = recurrent(shape, taps, layers);
     let names = NameMap { norms_less_one: true, ..OPTIONS.names };
-    let options =
-        LayerOptions { activation, qkv_bias, output_bias, further_layers, names, ..OPTIONS };
+    let options = LayerOptions { activation, qkv_bias, output_bias, names, ..OPTIONS };
     Ok(ArchSpec { config, options })
 }
 

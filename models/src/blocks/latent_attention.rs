@@ -108,7 +108,8 @@ fn load_queries<O: Ops>(
     };
     let (name, width) =
         (format!("{prefix}self_attn.{matrix}.weight"), config.query_rank.unwrap_or(hidden_size));
-    let parts = l.tensors.split_heads(&name, heads, [config.plain, config.rotated], width);
+    let parts = [config.plain, config.rotated];
+    let parts = l.tensors.split_heads(&name, heads, parts, [0..1, 1..2], width);
     Some((vector?, parts?))
 }
 

@@ -6,8 +6,8 @@ use crate::config::ScanConfig;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use cresset_kernels::Ops;
 use cresset_kernels::recurrence::{
-    ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, HeadMap, ScanShape,
-    SelectiveScanArgs, ShortConvArgs,
+    ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, ScanShape, SelectiveScanArgs,
+    ShortConvArgs,
 };
 
 pub struct RecurrentMixer<O: Ops> {
@@ -60,8 +60,6 @@ struct Form {
     taps: usize,
     conv_bias: bool,
     norm: usize,
-    /// See [`ScanConfig::stores_rate`].
-    stores_rate: bool,
 }
 
 impl<O: Ops> RecurrentMixer<O> {
@@ -72,18 +70,12 @@ impl<O: Ops> RecurrentMixer<O> {
         shape: DeltaShape,
         taps: usize,
     ) -> Option<Self> {
-        let DeltaShape { value_heads: heads, value_dim: norm, head_map, .. } = shape;
-        let (hidden, width, inner) = (l.spec.config.hidden_size, shape.width(), heads * norm);
+        let DeltaShape { value_heads: heads, value_dim: norm, .. } = shape;
+        let (width, inner) = (shape.width(), heads * norm);
         let module = format!("{prefix}linear_attn.");
-        let [qkv, z, b, a] =
-            ["qkv", "z", "b", "a"].map(|part| format!("{module}in_proj_{part}.weight"));
-        let t = &mut *l.tensors;
-        let (gate, input) = (t.matrix(&z, inner, hidden), t.matrix(&qkv, width, hidden));
-        let matrices = [gate, input, t.stack(&[(&b, heads), (&a, heads)], hidden)];
-        // The converter to GGUF, which tiles the heads, stores the rate in place of its logarithm.
-        let stores_rate = head_map == HeadMap::Tiled;
+        let matrices = delta_matrices(l, &module, shape);
         let (rates, conv_bias) = (2 * heads, false);
-        let form = Form { heads, width, rates, inner, taps, conv_bias, norm, stores_rate };
+        let form = Form { heads, width, rates, inner, taps, conv_bias, norm };
         Self::load(l, &module, Some(Rule::Delta(shape)), matrices, &form)
     }
 
@@ -93,7 +85,7 @@ impl<O: Ops> RecurrentMixer<O> {
         prefix: &str,
         config: ScanConfig,
     ) -> Option<Self> {
-        let ScanConfig { shape, taps, conv_bias, stores_rate, .. } = config;
+        let ScanConfig { shape, taps, conv_bias, .. } = config;
         let ScanShape { heads, head_dim, .. } = shape;
         let (hidden, width, inner) = (l.spec.config.hidden_size, shape.width(), heads * head_dim);
         let module = format!("{prefix}mamba.");
@@ -103,7 +95,7 @@ impl<O: Ops> RecurrentMixer<O> {
         let skip = l.tensors.vector(&format!("{module}D"), heads, |x| x);
         let rule = skip.map(|skip| Rule::Scan { config, skip });
         let (rates, norm) = (heads, inner);
-        let form = Form { heads, width, rates, inner, taps, conv_bias, norm, stores_rate };
+        let form = Form { heads, width, rates, inner, taps, conv_bias, norm };
         Self::load(l, &module, rule, matrices, &form)
     }
 
@@ -124,7 +116,9 @@ impl<O: Ops> RecurrentMixer<O> {
         } else {
             Some(None)
         };
-        let rate = |x: f32| if form.stores_rate { x } else { -x.exp() };
+        // The converter to GGUF stores the rate in place of its logarithm.
+        let stores_rate = t.is_gguf();
+        let rate = |x: f32| if stores_rate { x } else { -x.exp() };
         let decay = t.vector(&name("A_log"), heads, rate);
         let decay_bias = t.vector(&name("dt_bias"), heads, |x| x);
         let norm = t.vector(&name("norm.weight"), form.norm, |x| x);
@@ -218,4 +212,30 @@ impl<O: Ops> RecurrentMixer<O> {
             }),
         }?)
     }
+}
+
+/// The matrices of a delta rule: the gate's, those of what is convolved, and the rates'. They are
+/// tensors of their own, or some share one that has rows of each for every key head.
+fn delta_matrices<O: Ops>(
+    l: &mut LayerLoader<O>,
+    module: &str,
+    shape: DeltaShape,
+) -> [Option<O::Matrix>; 3] {
+    let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = shape;
+    let (t, hidden, each) = (&mut *l.tensors, l.spec.config.hidden_size, value_heads / key_heads);
+    let [qkv, z, b, a, qkvz, ba] =
+        ["qkv", "z", "b", "a", "qkvz", "ba"].map(|part| format!("{module}in_proj_{part}.weight"));
+    let values = each * value_dim;
+    let (input, gate) = if t.has(&qkvz) {
+        let parts = [key_dim, key_dim, values, values];
+        t.split_heads(&qkvz, key_heads, parts, [0..3, 3..4], hidden).map(<_>::from).unzip()
+    } else {
+        (t.matrix(&qkv, shape.width(), hidden), t.matrix(&z, value_heads * value_dim, hidden))
+    };
+    let rates = if t.has(&ba) {
+        t.split_heads(&ba, key_heads, [each; 2], [0..2], hidden).map(|[rates]| rates)
+    } else {
+        t.stack(&[(&b, value_heads), (&a, value_heads)], hidden)
+    };
+    [gate, input, rates]
 }

@@ -8,18 +8,22 @@ use crate::config::LatentConfig;
 use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::WeightType;
+use std::ops::Range;
 
-/// Divides a tensor that has for each head `first` rows of one part and then `second` rows of
-/// another: returns the rows of each part, head by head.
-pub(super) fn rows_of_parts(
+/// Divides a tensor that has for each head some rows of one part, then of the next: returns the rows
+/// of each part, head by head.
+pub(super) fn rows_of_parts<const N: usize>(
     whole: &TensorBytes,
-    [first, second]: [usize; 2],
+    parts: [usize; N],
     reading: Reading,
-) -> [Vec<u8>; 2] {
+) -> [Vec<u8>; N] {
     let raw = whole.raw();
     let rows = if reading == Reading::Whole { raw.rows } else { 0 };
-    [(0, first), (first, second)].map(|(at, len)| {
-        let heads = (at..rows).step_by(first + second);
+    let mut next = 0;
+    parts.map(|len| {
+        let first = next;
+        next += len;
+        let heads = (first..rows).step_by(parts.iter().sum());
         heads.flat_map(|row| raw.slice(row, len).bytes).copied().collect()
     })
 }
@@ -54,23 +58,24 @@ impl<M: OpMemory> Tensors<'_, M> {
         Some([Some(stacked?), Some(gates?)])
     }
 
-    /// Takes a matrix that has rows of two parts for each head, and returns the parts of all heads
-    /// apart.
-    pub fn split_heads(
+    /// Takes a tensor that has rows of some parts for each head. Each of the `matrices` returned has
+    /// some of the parts, one below the other, each of all heads.
+    pub fn split_heads<const N: usize, const K: usize>(
         &mut self,
         name: &str,
         heads: usize,
-        parts: [usize; 2],
+        parts: [usize; N],
+        matrices: [Range<usize>; K],
         cols: usize,
-    ) -> Option<[M::Matrix; 2]> {
-        let found = self.raw(name, &[heads * (parts[0] + parts[1]), cols])?;
+    ) -> Option<[M::Matrix; K]> {
+        let found = self.raw(name, &[heads * parts.iter().sum::<usize>(), cols])?;
         let bytes = rows_of_parts(&found, parts, self.reading);
         let part = |i: usize| Raw { bytes: &bytes[i], rows: heads * parts[i], ..found.raw() };
-        let [first, second] = [0, 1].map(|i| {
-            let kept = self.store.matrix(&[part(i)]);
-            self.keep(name, kept)
+        let stacked = matrices.map(|parts| {
+            let stacked = self.store.matrix(&parts.map(part).collect::<Vec<_>>());
+            self.keep(name, stacked)
         });
-        Some([first?, second?])
+        stacked.into_iter().collect::<Option<Vec<_>>>()?.try_into().ok()
     }
 
     /// Takes the matrices of latent attention that each head has: `[rank, plain]`, which takes

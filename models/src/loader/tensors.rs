@@ -349,6 +349,11 @@ impl<M: OpMemory> Tensors<'_, M> {
         }
     }
 
+    /// Whether the file is a GGUF, whose converter changes some values.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.container, Container::Gguf(..))
+    }
+
     pub fn has(&self, name: &str) -> bool {
         self.shape(&self.stored_name(name)).is_some()
     }

@@ -91,6 +91,10 @@ impl Case {
                 self.put_latent_heads(name, shape, &mut writer);
                 continue;
             }
+            if name.ends_with("in_proj_qkvz.weight") {
+                self.put_delta_matrices(name, shape, names.gguf, &mut writer);
+                continue;
+            }
             // The usual name of a tensor, and of which expert it is.
             let usual = self.usual_name(name, names.hf);
             if let Some((module, expert)) = usual.split_once(".experts.")
@@ -195,6 +199,31 @@ impl Case {
         writer.f32(&name("v_b_proj"), &[heads, value, rank], &rest);
     }
 
+    /// Writes what a delta rule convolves and its gates as tensors of their own. In one tensor each
+    /// key head has rows of a query, a key, and its heads' values and gates.
+    fn put_delta_matrices(
+        &self,
+        name: &str,
+        shape: &[usize],
+        own: &[(&str, &str)],
+        writer: &mut GgufWriter,
+    ) {
+        let size = |key: &str| self.config[key].as_u64().unwrap() as usize;
+        let (heads, key) = (size("linear_num_key_heads"), size("linear_key_head_dim"));
+        let value = size("linear_num_value_heads") / heads * size("linear_value_head_dim");
+        let (values, cols, mut first) = (self.weights(name, shape), shape[1], 0);
+        let [query, key, value, gate] = [key, key, value, value].map(|rows| {
+            let at = first;
+            first += rows * cols;
+            let heads = values.chunks(shape[0] / heads * cols);
+            heads.flat_map(|head| &head[at..][..rows * cols]).copied().collect::<Vec<f32>>()
+        });
+        for (part, data) in [("qkv", [query, key, value].concat()), ("z", gate)] {
+            let name = names::gguf(&name.replace("qkvz", part), own).unwrap();
+            writer.f32(&name, &[data.len() / cols, cols], &data);
+        }
+    }
+
     /// Writes the two halves of each matrix of a tensor, gate and up, as tensors of their own.
     fn put_halves(&self, name: &str, shape: &[usize], usual: &str, writer: &mut GgufWriter) {
         let [experts @ .., rows, cols] = shape else { panic!("{name} of {shape:?}") };
@@ -252,7 +281,8 @@ impl Case {
         let size = |key: &str| self.config[key].as_u64().map_or(0, |size| size as usize);
         let (keys, dim) = (size("linear_num_key_heads"), size("linear_value_head_dim"));
         let each = size("linear_num_value_heads").checked_div(keys).unwrap_or(1);
-        let Some((_, part)) = name.split_once("linear_attn.").filter(|_| each > 1) else {
+        let is_tiled = each > 1 && self.kind() != "qwen3_next";
+        let Some((_, part)) = name.split_once("linear_attn.").filter(|_| is_tiled) else {
             return data;
         };
         // So many values belong to one head, and so many before those of the values' heads.
