@@ -23,7 +23,12 @@ import torch
 import transformers
 from conversion import get_model_class
 from conversion.mistral3 import Mistral3Model
-from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Mistral4ForCausalLM,
+)
 
 TOKENS, VOCABULARY = 40, 48
 SHAPE = dict(
@@ -54,6 +59,11 @@ def long_rope(original, pairs=8):
         original_max_position_embeddings=original,
         factor=4.0,
     )
+
+
+QWEN_TOWER = dict(
+    depth=1, hidden_size=16, intermediate_size=24, num_heads=2, out_hidden_size=64, patch_size=4
+)
 
 
 def experts(count, chosen, width=32):
@@ -841,6 +851,46 @@ CASES += [
         False,
         dict(text_config=SHAPE | GEMMA4 | dict(pad_token_id=0), **GEMMA4_TOWERS),
     ),
+    (
+        "qwen2.5-vl",
+        "qwen2_5_vl",
+        "BF16",
+        True,
+        dict(
+            text_config=SHAPE | NO_IDS | rope("default", 1_000_000.0, mrope_section=[2, 3, 3]),
+            vision_config=dict(QWEN_TOWER, fullatt_block_indexes=[0], window_size=28),
+        ),
+    ),
+    (
+        "qwen3-vl",
+        "qwen3_vl",
+        "F32",
+        True,
+        dict(
+            text_config=SHAPE
+            | NO_IDS
+            | dict(head_dim=32)
+            | rope("default", 5_000_000.0, mrope_section=[6, 5, 5], mrope_interleaved=True),
+            vision_config=dict(
+                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
+            ),
+        ),
+    ),
+    (
+        "qwen3-vl-moe",
+        "qwen3_vl_moe",
+        "BF16",
+        False,
+        dict(
+            text_config=SHAPE
+            | NO_IDS
+            | dict(head_dim=16, norm_topk_prob=False, decoder_sparse_step=2, **experts(6, 2))
+            | rope("default", 5_000_000.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
+            vision_config=dict(
+                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
+            ),
+        ),
+    ),
 ]
 
 
@@ -943,7 +993,12 @@ def older(config):
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
     if "text_config" in config:
-        return config | {"text_config": older(config["text_config"])}
+        text = older(config["text_config"])
+        if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
+            # One object had all settings.
+            text["rope_scaling"]["type"] = "mrope"
+            return text | {key: value for key, value in config.items() if key != "text_config"}
+        return config | {"text_config": text}
     if config["model_type"] == "lfm2":
         config = older_lfm2(config)
     if config["model_type"] == "granitemoehybrid":
@@ -979,11 +1034,16 @@ def older(config):
     return config
 
 
+def class_of(kind):
+    if kind == "mistral4":
+        return Mistral4ForCausalLM  # releases have it only inside of a model that reads images
+    return AutoModelForImageTextToText if "_vl" in kind else AutoModelForCausalLM
+
+
 def model_of(folder):
     """The model in f32; transformers' own initial values must not survive anywhere."""
-    # Releases have this model only inside of one that reads images.
-    inside = json.loads((folder / "config.json").read_text())["model_type"] == "mistral4"
-    model, report = (Mistral4ForCausalLM if inside else AutoModelForCausalLM).from_pretrained(
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    model, report = class_of(kind).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
@@ -1053,11 +1113,7 @@ def case(name, kind, dtype, in_gguf, settings, folder):
         del shape["intermediate_size"]  # no layer has a dense MLP
     config = AutoConfig.for_model(kind, **(shape | settings))
     config.dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[dtype]
-    empty = (
-        Mistral4ForCausalLM(config)
-        if kind == "mistral4"
-        else AutoModelForCausalLM.from_config(config)
-    )
+    empty = class_of(kind)(config) if kind == "mistral4" else class_of(kind).from_config(config)
     empty.save_pretrained(folder)
     shapes = {
         key: list(value.shape)

@@ -1,7 +1,7 @@
 //! GPT-OSS: Llama's block with sinks and biases in attention, a window in every other layer, and a
 //! mixture of experts with biases and a clamped activation. OpenAI 2025, "gpt-oss model card".
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::{ArchSpec, Architecture, FusedExperts, LayerOptions, gguf_config, hf_config};
 use crate::config::{RopeScaling, Sliding};
 use crate::loader::tensors::{NameMap, Presence};
 use crate::{ModelConfig, Result};
@@ -69,7 +69,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         activation: activation(keys)?,
         qkv_bias: bias,
         output_bias: bias,
-        experts_in_turn: true,
+        fused_experts: FusedExperts::TransposedInTurn,
         ..OPTIONS
     };
     Ok(ArchSpec { config, options })

@@ -33,7 +33,7 @@ const OFF: [&str; 9] = [
 
 /// Keys that describe the towers of a model that reads more than text, and where their results
 /// enter the text.
-const TOWERS: [&str; 21] = [
+const TOWERS: [&str; 22] = [
     "audio_config",
     "audio_token_id",
     "boa_token_id",
@@ -55,6 +55,7 @@ const TOWERS: [&str; 21] = [
     "vision_end_token_id",
     "vision_feature_select_strategy",
     "vision_start_token_id",
+    "vision_token_id",
 ];
 
 const TIED: &str = "tie_word_embeddings";
@@ -73,10 +74,14 @@ impl HfConfigKeys {
     }
 
     /// Keeps what concerns text. A model that reads more than text has the settings of its text
-    /// model in an object of their own; the whole has the others.
+    /// model in an object of their own, and the whole has the others; in older configs one object
+    /// has both.
     fn of_text(mut self) -> Result<Self> {
-        let Some(text) = self.take::<Map<String, Value>>("text_config")? else { return Ok(self) };
-        self.values.retain(|key, _| !TOWERS.contains(&key.as_str()));
+        let text = self.take::<Map<String, Value>>("text_config")?;
+        if text.is_some() || self.values.contains_key("vision_config") {
+            self.values.retain(|key, _| !TOWERS.contains(&key.as_str()));
+        }
+        let Some(text) = text else { return Ok(self) };
         let [whole, part] = [&self.values, &text].map(|values| values.get("quantization_config"));
         if whole.zip(part).is_some_and(|(whole, part)| whole != part) {
             return Err(self.bad("`text_config` contradicts its quantization_config"));
@@ -141,6 +146,16 @@ impl HfConfigKeys {
         let Some(Value::Object(values)) = self.values.get_mut(key) else { return Ok(None) };
         let Some(value) = values.remove(inner) else { return Ok(None) };
         serde_json::from_value(value).map_err(|e| self.bad(&format!("{inner}: {e}")))
+    }
+
+    /// Leaves out the sections of a rotation for the axes of images, along which the positions of
+    /// text are the same.
+    pub(super) fn leave_out_sections(&mut self) -> Result<()> {
+        for key in ["rope_parameters", "rope_scaling"] {
+            self.take_inside::<Vec<usize>>(key, "mrope_section")?;
+            self.take_inside::<bool>(key, "mrope_interleaved")?;
+        }
+        Ok(())
     }
 
     /// Takes an object out, whose own keys must be understood too.

@@ -88,7 +88,8 @@ fn rope(
     let original = original.or(inside).unwrap_or(base.max_positions);
     let kind = newer.or(older);
     let scaling = match kind.as_deref() {
-        None | Some("default") => RopeScaling::None,
+        // The older word for sections, which are left out.
+        None | Some("default" | "mrope") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: keys.required("factor")? },
         Some("dynamic") => RopeScaling::Dynamic {
             factor: keys.required("factor")?,

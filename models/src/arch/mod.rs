@@ -27,6 +27,7 @@ mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen_vl;
 mod smollm3;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,7 @@ pub struct Architecture {
     hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
 }
 
-pub static REGISTRY: [Architecture; 31] = [
+pub static REGISTRY: [Architecture; 37] = [
     llama::LLAMA,
     mistral::MISTRAL,
     mistral::MINISTRAL,
@@ -64,6 +65,12 @@ pub static REGISTRY: [Architecture; 31] = [
     qwen3_5::QWEN3_5,
     qwen3_5::QWEN3_5_MOE,
     qwen3_next::QWEN3_NEXT,
+    qwen_vl::QWEN2_VL,
+    qwen_vl::QWEN2_VL_TEXT,
+    qwen_vl::QWEN2_5_VL,
+    qwen_vl::QWEN2_5_VL_TEXT,
+    qwen_vl::QWEN3_VL,
+    qwen_vl::QWEN3_VL_MOE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     phi3::PHI3,
@@ -98,6 +105,17 @@ pub enum LayerKind {
     Gemma2,
     Olmo2,
     Gemma4(Gemma4Parts),
+}
+
+/// How files have the matrices of all experts of a layer in one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FusedExperts {
+    /// One below the other; gate and up may share a tensor.
+    Stacked,
+    /// Each transposed; gate and up share a tensor.
+    Transposed,
+    /// Each transposed, unless they are in MXFP4; the rows of gate and of up take turns.
+    TransposedInTurn,
 }
 
 /// Norms on Q and K before they are rotated.
@@ -144,9 +162,7 @@ pub struct LayerOptions {
     pub expert_bias: bool,
     /// A factor for each expert, by which its weights are multiplied.
     pub expert_factors: bool,
-    /// In Hugging Face's files the rows of gate and of up of an expert take turns, and matrices of
-    /// experts that are not quantised are transposed.
-    pub experts_in_turn: bool,
+    pub fused_experts: FusedExperts,
     /// Layers behind the model's that predict further tokens. The first is that of the head which
     /// guesses tokens, where one is wanted; the others are not used.
     pub further_layers: usize,
@@ -170,7 +186,7 @@ impl LayerOptions {
             sinks: false,
             expert_bias: false,
             expert_factors: false,
-            experts_in_turn: false,
+            fused_experts: FusedExperts::Stacked,
             further_layers: 0,
             names: NameMap::USUAL,
         }

@@ -12,11 +12,11 @@ pub(super) const QWEN2: Architecture =
 pub(super) const OPTIONS: LayerOptions =
     LayerOptions { qkv_bias: Presence::Always, ..LayerOptions::plain(RopeStyle::Neox) };
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config: keys.decoder()?, options: OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let options =
         LayerOptions { activation: keys.activation("hidden_act", Activation::Silu)?, ..OPTIONS };
     Ok(ArchSpec { config: decoder(keys)?, options })

@@ -13,7 +13,7 @@ pub(super) const QWEN3: Architecture =
 pub(super) const OPTIONS: LayerOptions =
     LayerOptions { qk_norm: QkNorms::EachHead, ..LayerOptions::plain(RopeStyle::Neox) };
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let (qkv_bias, output_bias) = (Presence::Optional, Presence::Optional);
     Ok(ArchSpec {
         config: keys.decoder()?,
@@ -21,7 +21,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let options = hf_options(keys)?;
     Ok(ArchSpec { config: qwen2::decoder(keys)?, options })
 }

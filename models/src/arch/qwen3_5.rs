@@ -150,13 +150,8 @@ fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-/// Reads what every decoder has. The rotation has sections for the axes of images, along which the
-/// positions of text are the same.
 fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
-    for key in ["rope_parameters", "rope_scaling"] {
-        keys.take_inside::<Vec<usize>>(key, "mrope_section")?;
-        keys.take_inside::<bool>(key, "mrope_interleaved")?;
-    }
+    keys.leave_out_sections()?;
     let part = keys.rotated_part(ROTATED)?;
     keys.decoder_with(false, part)
 }

@@ -9,13 +9,13 @@ pub(super) const QWEN3_MOE: Architecture =
     Architecture { gguf: Some(("qwen3moe", from_gguf)), hf: ("qwen3_moe", from_hf) };
 
 /// In GGUF files every layer has experts, and their weights are divided by their sum.
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.mixture = Some(keys.mixture(&config, true)?);
     Ok(ArchSpec { config, options: qwen3::OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     let options = qwen3::hf_options(keys)?;
     let mut config = keys.decoder(false)?;
     // The reference reads no number of layers without a window in this family.

@@ -2,6 +2,7 @@
 //! "Switch Transformers"; the shared expert is that of Dai et al. 2024, "DeepSeekMoE".
 
 use super::mlp::{Mlp, MlpNames};
+use crate::arch::FusedExperts;
 use crate::config::{MixtureConfig, RouterScoring, SharedConfig};
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Presence;
@@ -217,7 +218,7 @@ impl<O: Ops> Biases<O> {
         let [fused, gate, up, down] =
             ["gate_up_proj", "gate_proj", "up_proj", "down_proj"].map(experts_name);
         let router = t.bias_if(Presence::Always, &[(&name("gate"), experts)]);
-        let gate_up = if l.spec.options.experts_in_turn {
+        let gate_up = if l.spec.options.fused_experts == FusedExperts::TransposedInTurn {
             t.expert_bias(&[&fused], [experts, 2 * inner], 2)
         } else {
             t.expert_bias(&[&gate, &up], [experts, inner], 1)
@@ -268,8 +269,10 @@ fn gate_up<O: Ops>(
     [experts, inner, hidden]: [usize; 3],
 ) -> Option<O::Matrix> {
     let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
-    if l.spec.options.experts_in_turn {
-        return l.tensors.experts_in_turn(&fused[0], [experts, 2 * inner, hidden], 2);
+    let layout = l.spec.options.fused_experts;
+    if layout != FusedExperts::Stacked {
+        let in_turn = layout == FusedExperts::TransposedInTurn;
+        return l.tensors.transposed_experts(&fused[0], [experts, 2 * inner, hidden], 2, in_turn);
     }
     match fused.iter().find(|name| l.tensors.has(name)) {
         Some(name) => l.tensors.experts(&[name], [experts, 2 * inner, hidden], 2 * experts),
@@ -279,8 +282,9 @@ fn gate_up<O: Ops>(
 
 /// The second matrices of all experts, `[hidden, inner]`.
 fn down<O: Ops>(l: &mut LayerLoader<O>, prefix: &str, shape: [usize; 3]) -> Option<O::Matrix> {
-    if l.spec.options.experts_in_turn {
-        return l.tensors.experts_in_turn(&format!("{prefix}mlp.experts.down_proj"), shape, 1);
+    if l.spec.options.fused_experts != FusedExperts::Stacked {
+        let name = format!("{prefix}mlp.experts.down_proj");
+        return l.tensors.transposed_experts(&name, shape, 1, false);
     }
     expert_matrices(l, prefix, &["down_proj"], shape)
 }

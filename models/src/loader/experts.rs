@@ -50,30 +50,36 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.raw_of_rows(name, &vec![(rows, cut.rows); matrices], (cols, cut.columns))
     }
 
-    /// Takes the matrices `[rows, cols]` of experts from one tensor as GPT-OSS has it: the rows of
-    /// `parts` matrices take turns, and values that are not MXFP4 are transposed.
-    pub fn experts_in_turn(
+    /// Takes the matrices `[rows, cols]` of experts from one tensor that has each transposed, unless
+    /// they are in MXFP4. A matrix has `parts` of as many rows, which may take turns.
+    pub fn transposed_experts(
         &mut self,
         name: &str,
         [experts, rows, cols]: [usize; 3],
         parts: usize,
+        in_turn: bool,
     ) -> Option<M::Matrix> {
         let transposed = self.dtype(name) != Some(WeightType::MXFP4);
-        let [height, width] = if transposed { [cols, rows] } else { [rows, cols] };
-        // Where rows take turns, neighbouring ones belong to the same rank.
         let cut = self.share.cut(name);
-        let cut = if transposed { cut.transposed() } else { cut };
-        let all_rows = vec![(height, cut.rows); experts];
-        let found = self.raw_of_rows(name, &all_rows, (width, cut.columns))?;
-        let raw = found.raw();
-        let bytes: Vec<Vec<u8>> = match self.reading {
-            Reading::Whole => (0..experts)
-                .map(|expert| in_rows(raw.slice(expert * height, height), transposed, parts))
-                .collect(),
-            Reading::Headers => vec![Vec::new(); experts],
-        };
-        let expert = |bytes| Raw { bytes, rows, cols, ..raw };
-        let raws: Vec<Raw> = bytes.iter().map(|bytes| expert(bytes)).collect();
+        let [height, width] = [cut.rows.whole(rows), cut.columns.whole(cols)];
+        let [stored_rows, stored_cols] = if transposed { [width, height] } else { [height, width] };
+        let found = self.read(name, &[experts * stored_rows, stored_cols])?;
+        let (raw, turns) = (found.raw(), if in_turn { parts } else { 1 });
+        let own_rows = vec![(rows / parts, cut.rows); parts];
+        let mut own = Vec::with_capacity(experts);
+        for expert in 0..experts {
+            let bytes = match self.reading {
+                Reading::Whole => {
+                    in_rows(raw.slice(expert * stored_rows, stored_rows), transposed, turns)
+                }
+                Reading::Headers => Vec::new(),
+            };
+            let whole = Raw { bytes: &bytes, rows: height, cols: width, ..raw };
+            let is_cut = (height, width) != (rows, cols);
+            let share = is_cut.then(|| self.share_of(name, &whole, &own_rows, cut.columns));
+            own.push(share.unwrap_or(Some(bytes))?);
+        }
+        let raws: Vec<Raw> = own.iter().map(|bytes| Raw { bytes, rows, cols, ..raw }).collect();
         let stacked = self.store.experts(&raws);
         self.keep(name, stacked)
     }

@@ -196,8 +196,12 @@ impl Checkpoint {
 
     /// The tensors of towers, which no text needs, in a model that reads more than text.
     pub(super) fn towers(&self) -> Vec<String> {
-        let has_towers = self.text_part() != TEXT_PARTS[0];
-        let is_tower = |name: &&str| has_towers && TOWERS.iter().any(|tower| name.contains(tower));
+        let is_inside = self.text_part() != TEXT_PARTS[0];
+        let is_tower = |name: &&str| {
+            TOWERS
+                .iter()
+                .any(|tower| if is_inside { name.contains(tower) } else { name.starts_with(tower) })
+        };
         self.names().filter(is_tower).map(str::to_owned).collect()
     }
 

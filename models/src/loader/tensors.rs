@@ -479,12 +479,23 @@ impl<M: OpMemory> Tensors<'_, M> {
         if (count, cols) == (found.rows, found.cols) {
             return Some(found);
         }
-        let share = match self.reading {
-            Reading::Whole => share_of(&found.raw(), rows, columns),
-            Reading::Headers => Ok(Vec::new()),
-        };
-        match share {
-            Ok(bytes) => Some(TensorBytes { bytes: Arc::new(bytes), rows: count, cols, ..found }),
+        let bytes = self.share_of(name, &found.raw(), rows, columns)?;
+        Some(TensorBytes { bytes: Arc::new(bytes), rows: count, cols, ..found })
+    }
+
+    /// The bytes of a share of a tensor.
+    pub(super) fn share_of(
+        &mut self,
+        name: &str,
+        whole: &Raw,
+        rows: &[(usize, AxisPart)],
+        columns: AxisPart,
+    ) -> Option<Vec<u8>> {
+        if self.reading == Reading::Headers {
+            return Some(Vec::new());
+        }
+        match share_of(whole, rows, columns) {
+            Ok(bytes) => Some(bytes),
             Err(why) => {
                 let (stored, ranks) = (self.stored_name(name), self.share.rank.count);
                 self.refuse(&format!(
@@ -497,7 +508,7 @@ impl<M: OpMemory> Tensors<'_, M> {
     }
 
     /// Reads a tensor of this shape: a vector, as one row, or a matrix.
-    fn read(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
+    pub(super) fn read(&mut self, name: &str, shape: &[usize]) -> Option<TensorBytes> {
         if self.failed.is_some() {
             return None;
         }

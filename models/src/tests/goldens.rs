@@ -95,6 +95,10 @@ impl Case {
                 self.put_delta_matrices(name, shape, names.gguf, &mut writer);
                 continue;
             }
+            if name.contains("visual.") {
+                // The converter writes towers into a file of their own.
+                continue;
+            }
             // The usual name of a tensor, and of which expert it is.
             let usual = self.usual_name(name, names.hf);
             if let Some((module, expert)) = usual.split_once(".experts.")
@@ -147,6 +151,7 @@ impl Case {
         if let Some(apart) = name.strip_prefix("mtp.") {
             return self.usual_name_of_head(apart, own);
         }
+        let name = &name.replace("model.language_model.", "model.");
         let replace = |name: String, (to, from): &(&str, &str)| name.replace(from, to);
         let usual = own.iter().fold(name.to_owned(), replace);
         let stacked = self.kind() == "mistral4" && usual.contains(".experts.");
