@@ -879,12 +879,25 @@ CASES += [
     (
         "qwen3-vl-moe",
         "qwen3_vl_moe",
+        "F32",
+        False,
+        dict(
+            text_config=SHAPE | NO_IDS | experts(4, 2) | rope("default", mrope_section=[4, 2, 2]),
+            vision_config=dict(
+                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
+            ),
+        ),
+    ),
+    (
+        # As the releases are stored, by versions of transformers before 5.
+        "qwen3-vl-moe-transposed",
+        "qwen3_vl_moe",
         "BF16",
         False,
         dict(
             text_config=SHAPE
             | NO_IDS
-            | dict(head_dim=16, norm_topk_prob=False, decoder_sparse_step=2, **experts(6, 2))
+            | dict(head_dim=16, norm_topk_prob=False, decoder_sparse_step=2, **experts(6, 2, 48))
             | rope("default", 5_000_000.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
             vision_config=dict(
                 QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
@@ -1121,6 +1134,11 @@ def case(name, kind, dtype, in_gguf, settings, folder):
     }
     if name.endswith("mxfp4"):
         shapes = in_mxfp4(shapes)
+    if name.endswith("transposed"):
+        shapes = {
+            key: [shape[0], shape[2], shape[1]] if ".experts." in key else shape
+            for key, shape in shapes.items()
+        }
     tensors = {key: weights(key, shape, dtype, kind) for key, shape in shapes.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     written = json.loads((folder / "config.json").read_text())

@@ -112,8 +112,8 @@ pub enum LayerKind {
 pub enum FusedExperts {
     /// One below the other; gate and up may share a tensor.
     Stacked,
-    /// Each transposed; gate and up share a tensor.
-    Transposed,
+    /// The same, or each transposed, as their shape tells; gate and up share a tensor.
+    EitherWay,
     /// Each transposed, unless they are in MXFP4; the rows of gate and of up take turns.
     TransposedInTurn,
 }

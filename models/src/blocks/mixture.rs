@@ -262,6 +262,17 @@ impl<O: Ops> Shared<O> {
     }
 }
 
+/// Whether the matrices of experts are stored transposed. The first ones tell, since the second may
+/// be as high as they are wide.
+fn are_transposed<O: Ops>(l: &LayerLoader<O>, prefix: &str) -> bool {
+    let name = format!("{prefix}mlp.experts.gate_up_proj");
+    match l.spec.options.fused_experts {
+        FusedExperts::Stacked => false,
+        FusedExperts::EitherWay => l.tensors.has_heights(&name, l.spec.config.hidden_size),
+        FusedExperts::TransposedInTurn => true,
+    }
+}
+
 /// The matrices of gate and up of all experts: fused in one tensor, or apart.
 fn gate_up<O: Ops>(
     l: &mut LayerLoader<O>,
@@ -269,9 +280,8 @@ fn gate_up<O: Ops>(
     [experts, inner, hidden]: [usize; 3],
 ) -> Option<O::Matrix> {
     let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
-    let layout = l.spec.options.fused_experts;
-    if layout != FusedExperts::Stacked {
-        let in_turn = layout == FusedExperts::TransposedInTurn;
+    if are_transposed(l, prefix) {
+        let in_turn = l.spec.options.fused_experts == FusedExperts::TransposedInTurn;
         return l.tensors.transposed_experts(&fused[0], [experts, 2 * inner, hidden], 2, in_turn);
     }
     match fused.iter().find(|name| l.tensors.has(name)) {
@@ -282,7 +292,7 @@ fn gate_up<O: Ops>(
 
 /// The second matrices of all experts, `[hidden, inner]`.
 fn down<O: Ops>(l: &mut LayerLoader<O>, prefix: &str, shape: [usize; 3]) -> Option<O::Matrix> {
-    if l.spec.options.fused_experts != FusedExperts::Stacked {
+    if are_transposed(l, prefix) {
         let name = format!("{prefix}mlp.experts.down_proj");
         return l.tensors.transposed_experts(&name, shape, 1, false);
     }

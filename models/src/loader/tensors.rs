@@ -358,6 +358,12 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.shape(&self.stored_name(name)).is_some()
     }
 
+    /// Whether a tensor has matrices of this height, which are not as wide.
+    pub fn has_heights(&self, name: &str, height: usize) -> bool {
+        let shape = self.shape(&self.stored_name(name));
+        matches!(shape, Some(&[_, rows, cols]) if rows == height && cols != height)
+    }
+
     /// Leaves every stored tensor whose name ends in `suffix` unused, on purpose.
     pub fn ignore(&mut self, suffix: &str) {
         let ignored = self.stored_names().filter(|n| n.ends_with(suffix));
