@@ -879,10 +879,13 @@ CASES += [
     (
         "qwen3-vl-moe",
         "qwen3_vl_moe",
-        "F32",
+        "BF16",
         False,
         dict(
-            text_config=SHAPE | NO_IDS | experts(4, 2) | rope("default", mrope_section=[4, 2, 2]),
+            text_config=SHAPE
+            | NO_IDS
+            | dict(decoder_sparse_step=2, **experts(4, 2))
+            | rope("default", mrope_section=[4, 2, 2]),
             vision_config=dict(
                 QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
             ),

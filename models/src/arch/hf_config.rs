@@ -154,6 +154,10 @@ impl HfConfigKeys {
         for key in ["rope_parameters", "rope_scaling"] {
             self.take_inside::<Vec<usize>>(key, "mrope_section")?;
             self.take_inside::<bool>(key, "mrope_interleaved")?;
+            // The older word for a rotation that has nothing but sections.
+            if let Some(Value::Object(values)) = self.values.get_mut(key) {
+                values.retain(|name, value| name != "type" || *value != "mrope");
+            }
         }
         Ok(())
     }

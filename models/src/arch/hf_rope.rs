@@ -88,8 +88,7 @@ fn rope(
     let original = original.or(inside).unwrap_or(base.max_positions);
     let kind = newer.or(older);
     let scaling = match kind.as_deref() {
-        // The older word for sections, which are left out.
-        None | Some("default" | "mrope") => RopeScaling::None,
+        None | Some("default") => RopeScaling::None,
         Some("linear") => RopeScaling::Linear { factor: keys.required("factor")? },
         Some("dynamic") => RopeScaling::Dynamic {
             factor: keys.required("factor")?,
