@@ -18,6 +18,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 
 /// The config does not tell whether the files have a head that guesses tokens.
 fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+    keys.only("use_sliding_window", false)?;
     let ArchSpec { mut config, options } = qwen3_5::hf_spec(keys)?;
     let shared = Some(qwen2_moe::shared_expert(keys)?);
     config.mixture = Some(MixtureConfig { shared, ..qwen3_moe::mixture(keys, &config)? });

@@ -1,7 +1,7 @@
 //! Hugging Face configs as its own tools write them, in every layout that has been in use.
 
 use super::from_hf;
-use crate::config::{KvHeads, QueryGrowth, RouterScoring};
+use crate::config::{KvHeads, QueryGrowth, RopeScaling, RouterScoring};
 use crate::loader::quantised::{CodeLayout, Quantisation};
 use crate::{ModelConfig, Result};
 use serde_json::{Value, json};
@@ -436,6 +436,96 @@ fn states_are_as_large_as_the_releases_ask() {
     assert_eq!((config.rope.rotary_dim, config.attention_layers()), (64, 8));
     // In 24 layers the last inputs of 8 192 channels, and 32 heads of 128 by 128.
     assert_eq!(config.state_bytes(), 24 * (3 * 8192 + 32 * 128 * 128) * 4);
+}
+
+#[test]
+fn releases_with_experts_beside_states_are_read() {
+    let qwen3_next = json!({
+        "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "bos_token_id": 151_643, "decoder_sparse_step": 1,
+        "eos_token_id": 151_645, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+        "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262_144, "mlp_only_layers": [], "model_type": "qwen3_next",
+        "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16,
+        "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+        "num_key_value_heads": 2, "output_router_logits": false, "partial_rotary_factor": 0.25,
+        "rms_norm_eps": 1e-6, "rope_scaling": null, "rope_theta": 10_000_000,
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true,
+        "use_sliding_window": false, "vocab_size": 151_936,
+    });
+    let config = parse(&qwen3_next).unwrap();
+    let mixture = config.mixture.as_ref().unwrap();
+    assert_eq!((config.rope.rotary_dim, config.attention_layers()), (64, 12));
+    assert_eq!((mixture.experts, mixture.chosen, mixture.normalise), (512, 10, true));
+    assert_eq!(mixture.shared.map(|shared| (shared.width, shared.gated)), Some((512, true)));
+
+    let mut types = vec!["conv"; 24];
+    [2, 6, 10, 14, 18, 21].into_iter().for_each(|layer| types[layer] = "full_attention");
+    let mut lfm2_moe = json!({
+        "architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3,
+        "conv_bias": false, "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 7168, "layer_types": types,
+        "max_position_embeddings": 128_000, "model_type": "lfm2_moe",
+        "moe_intermediate_size": 1792, "norm_eps": 1e-5, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_dense_layers": 2, "num_experts": 32,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+        "pad_token_id": 0, "rope_theta": 1_000_000.0, "routed_scaling_factor": 1.0,
+        "use_cache": true, "use_expert_bias": true, "vocab_size": 65536,
+    });
+    let config = parse(&lfm2_moe).unwrap();
+    let mixture = config.mixture.as_ref().unwrap();
+    assert_eq!((config.intermediate_size, config.attention_layers()), (7168, 6));
+    assert_eq!(mixture.layers.iter().filter(|has_experts| **has_experts).count(), 22);
+    lfm2_moe["use_expert_bias"] = false.into();
+    let error = parse(&lfm2_moe).unwrap_err().to_string();
+    assert!(error.contains("use_expert_bias"), "{error}");
+}
+
+#[test]
+fn the_text_of_qwens_readers_of_images_is_read() {
+    let flat = json!({
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0,
+        "bos_token_id": 151_643, "eos_token_id": 151_645, "vision_start_token_id": 151_652,
+        "vision_end_token_id": 151_653, "vision_token_id": 151_654, "image_token_id": 151_655,
+        "video_token_id": 151_656, "hidden_act": "silu", "hidden_size": 3584,
+        "initializer_range": 0.02, "intermediate_size": 18944,
+        "max_position_embeddings": 128_000, "max_window_layers": 28,
+        "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28,
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+        "sliding_window": 32768, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "use_cache": true, "use_sliding_window": false, "vision_config": { "depth": 32 },
+        "rope_scaling": { "type": "mrope", "mrope_section": [16, 24, 24] },
+        "vocab_size": 152_064,
+    });
+    let config = parse(&flat).unwrap();
+    assert_eq!((config.rope.theta, &config.rope.scaling), (1e6, &RopeScaling::None));
+    assert_eq!((config.heads, config.sliding), (28, None));
+
+    let nested = json!({
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"], "image_token_id": 151_655,
+        "model_type": "qwen3_vl_moe", "text_config": {
+            "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151_643,
+            "decoder_sparse_step": 1, "dtype": "bfloat16", "eos_token_id": 151_645,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+            "initializer_range": 0.02, "intermediate_size": 6144,
+            "max_position_embeddings": 262_144, "mlp_only_layers": [],
+            "model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 768,
+            "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+            "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6, "rope_scaling": {
+                "mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default",
+            },
+            "rope_theta": 5_000_000, "use_cache": true, "vocab_size": 151_936,
+        },
+        "tie_word_embeddings": false, "video_token_id": 151_656,
+        "vision_config": { "depth": 27 }, "vision_end_token_id": 151_653,
+        "vision_start_token_id": 151_652,
+    });
+    let config = parse(&nested).unwrap();
+    assert_eq!((config.rope.theta, config.mixture.unwrap().chosen), (5e6, 8));
 }
 
 /// A config of a Granite 4 with experts, whose keys are those of the release.
