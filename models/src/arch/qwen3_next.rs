@@ -1,5 +1,5 @@
-//! Qwen3-Next: Qwen 3.5's layers, whose delta rule has its matrices fused in two tensors, and experts
-//! with one that computes every token. Qwen Team 2025.
+//! Qwen3-Next: Qwen 3.5's layers, whose delta rule has its matrices fused in two tensors, and
+//! experts with one that computes every token. Qwen Team 2025.
 
 use super::{ArchSpec, Architecture, LayerOptions};
 use super::{gguf_config, hf_config, qwen2_moe, qwen3_5, qwen3_moe};

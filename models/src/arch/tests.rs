@@ -462,8 +462,10 @@ fn releases_with_experts_beside_states_are_read() {
     assert_eq!((mixture.experts, mixture.chosen, mixture.normalise), (512, 10, true));
     assert_eq!(mixture.shared.map(|shared| (shared.width, shared.gated)), Some((512, true)));
 
-    let mut types = vec!["conv"; 24];
-    [2, 6, 10, 14, 18, 21].into_iter().for_each(|layer| types[layer] = "full_attention");
+    let kind = |layer| {
+        if [2, 6, 10, 14, 18, 21].contains(&layer) { "full_attention" } else { "conv" }
+    };
+    let types: Vec<_> = (0..24).map(kind).collect();
     let mut lfm2_moe = json!({
         "architectures": ["Lfm2MoeForCausalLM"], "bos_token_id": 1, "conv_L_cache": 3,
         "conv_bias": false, "dtype": "bfloat16", "eos_token_id": 7, "hidden_size": 2048,

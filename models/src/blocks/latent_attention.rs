@@ -109,7 +109,7 @@ fn load_queries<O: Ops>(
     let (name, width) =
         (format!("{prefix}self_attn.{matrix}.weight"), config.query_rank.unwrap_or(hidden_size));
     let parts = [config.plain, config.rotated];
-    let parts = l.tensors.split_heads(&name, heads, parts, [0..1, 1..2], width);
+    let parts = l.tensors.split_heads(&name, heads, parts, [1, 1], width);
     Some((vector?, parts?))
 }
 

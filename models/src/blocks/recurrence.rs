@@ -228,12 +228,12 @@ fn delta_matrices<O: Ops>(
     let values = each * value_dim;
     let (input, gate) = if t.has(&qkvz) {
         let parts = [key_dim, key_dim, values, values];
-        t.split_heads(&qkvz, key_heads, parts, [0..3, 3..4], hidden).map(<_>::from).unzip()
+        t.split_heads(&qkvz, key_heads, parts, [3, 1], hidden).map(<_>::from).unzip()
     } else {
         (t.matrix(&qkv, shape.width(), hidden), t.matrix(&z, value_heads * value_dim, hidden))
     };
     let rates = if t.has(&ba) {
-        t.split_heads(&ba, key_heads, [each; 2], [0..2], hidden).map(|[rates]| rates)
+        t.split_heads(&ba, key_heads, [each; 2], [2], hidden).map(|[rates]| rates)
     } else {
         t.stack(&[(&b, value_heads), (&a, value_heads)], hidden)
     };

@@ -50,8 +50,8 @@ impl<M: OpMemory> Tensors<'_, M> {
         self.raw_of_rows(name, &vec![(rows, cut.rows); matrices], (cols, cut.columns))
     }
 
-    /// Takes the matrices `[rows, cols]` of experts from one tensor that has each transposed, unless
-    /// they are in MXFP4. A matrix has `parts` of as many rows, which may take turns.
+    /// Takes the matrices `[rows, cols]` of experts from one tensor that has each transposed,
+    /// unless they are in MXFP4. A matrix has `parts` of as many rows, which may take turns.
     pub fn transposed_experts(
         &mut self,
         name: &str,

@@ -8,10 +8,9 @@ use crate::config::LatentConfig;
 use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::WeightType;
-use std::ops::Range;
 
-/// Divides a tensor that has for each head some rows of one part, then of the next: returns the rows
-/// of each part, head by head.
+/// Divides a tensor that has for each head some rows of one part, then of the next: returns the
+/// rows of each part, head by head.
 pub(super) fn rows_of_parts<const N: usize>(
     whole: &TensorBytes,
     parts: [usize; N],
@@ -58,21 +57,22 @@ impl<M: OpMemory> Tensors<'_, M> {
         Some([Some(stacked?), Some(gates?)])
     }
 
-    /// Takes a tensor that has rows of some parts for each head. Each of the `matrices` returned has
-    /// some of the parts, one below the other, each of all heads.
+    /// Takes a tensor that has rows of some parts for each head. Returns matrices that have as many
+    /// of the parts as `counts` says, one below the other, each of all heads.
     pub fn split_heads<const N: usize, const K: usize>(
         &mut self,
         name: &str,
         heads: usize,
         parts: [usize; N],
-        matrices: [Range<usize>; K],
+        counts: [usize; K],
         cols: usize,
     ) -> Option<[M::Matrix; K]> {
         let found = self.raw(name, &[heads * parts.iter().sum::<usize>(), cols])?;
         let bytes = rows_of_parts(&found, parts, self.reading);
         let part = |i: usize| Raw { bytes: &bytes[i], rows: heads * parts[i], ..found.raw() };
-        let stacked = matrices.map(|parts| {
-            let stacked = self.store.matrix(&parts.map(part).collect::<Vec<_>>());
+        let mut parts = (0..N).map(part);
+        let stacked = counts.map(|count| {
+            let stacked = self.store.matrix(&parts.by_ref().take(count).collect::<Vec<_>>());
             self.keep(name, stacked)
         });
         stacked.into_iter().collect::<Option<Vec<_>>>()?.try_into().ok()

@@ -83,20 +83,7 @@ impl Case {
             .names;
         let mut stacks: BTreeMap<String, Vec<(usize, &String)>> = BTreeMap::new();
         for (name, shape) in &self.tensors {
-            if self.kind() == "gpt_oss" && name.contains(".experts.") {
-                self.put_experts_apart(name, shape, &mut writer);
-                continue;
-            }
-            if name.ends_with("kv_b_proj.weight") {
-                self.put_latent_heads(name, shape, &mut writer);
-                continue;
-            }
-            if name.ends_with("in_proj_qkvz.weight") {
-                self.put_delta_matrices(name, shape, names.gguf, &mut writer);
-                continue;
-            }
-            if name.contains("visual.") {
-                // The converter writes towers into a file of their own.
+            if self.put_in_parts(name, shape, names.gguf, &mut writer) {
                 continue;
             }
             // The usual name of a tensor, and of which expert it is.
@@ -144,6 +131,27 @@ impl Case {
         let digests = writer.tensors.iter().map(|(name, .., data)| (name.clone(), digest(data)));
         assert_eq!(digests.collect::<BTreeMap<_, _>>(), converted.digests, "{}", self.name);
         writer
+    }
+
+    /// Writes a tensor that the converter divides, if it is one.
+    fn put_in_parts(
+        &self,
+        name: &str,
+        shape: &[usize],
+        own: &[(&str, &str)],
+        writer: &mut GgufWriter,
+    ) -> bool {
+        if self.kind() == "gpt_oss" && name.contains(".experts.") {
+            self.put_experts_apart(name, shape, writer);
+        } else if name.ends_with("kv_b_proj.weight") {
+            self.put_latent_heads(name, shape, writer);
+        } else if name.ends_with("in_proj_qkvz.weight") {
+            self.put_delta_matrices(name, shape, own, writer);
+        } else {
+            // Towers are in a file of their own.
+            return name.contains("visual.");
+        }
+        true
     }
 
     /// The usual name of a tensor whose family has a name of its own for it.
