@@ -68,6 +68,23 @@ impl Case {
         differs.then(|| self.load(&ModelSource::gguf(written(&writer).path().to_owned())))
     }
 
+    /// The model from a GGUF file of the converter's first form for Qwen3-Next, which keeps the
+    /// fused tensors, if it has some.
+    fn fused_gguf(&self, converted: &ConvertedModel) -> Option<CpuModel> {
+        let mut writer = self.gguf_writer(converted);
+        let fused: Vec<_> =
+            self.tensors.iter().filter(|(name, _)| name.ends_with("qkvz.weight")).collect();
+        for (name, shape) in &fused {
+            let layer = name.split('.').nth(2).unwrap();
+            let apart = ["attn_qkv", "attn_gate"].map(|part| format!("blk.{layer}.{part}.weight"));
+            writer.tensors.retain(|(name, ..)| !apart.contains(name));
+            let data = self.weights(name, shape);
+            writer.f32(&format!("blk.{layer}.ssm_in.weight"), shape, &data);
+        }
+        let load = || self.load(&ModelSource::gguf(written(&writer).path().to_owned()));
+        (!fused.is_empty()).then(load)
+    }
+
     pub fn gguf_file(&self, converted: &ConvertedModel) -> tempfile::NamedTempFile {
         written(&self.gguf_writer(converted))
     }
@@ -384,7 +401,8 @@ fn every_family_equals_transformers() {
         case.check(case.folder(&case.older_config), &want);
         if let Some(converted) = &case.gguf {
             case.check(case.gguf(converted), &want);
-            if let Some(model) = case.quantiser_gguf(converted) {
+            let further = [case.quantiser_gguf(converted), case.fused_gguf(converted)];
+            for model in further.into_iter().flatten() {
                 case.check(model, &want);
             }
         }
@@ -399,8 +417,16 @@ pub fn case_of(name: &str) -> Case {
 /// have the same bits.
 #[test]
 fn rows_do_not_depend_on_the_batch() {
-    let recurrent =
-        ["lfm2", "lfm2-exact-width", "qwen3.5", "qwen3.5-odd", "qwen3.5-moe", "granite-hybrid"];
+    let recurrent = [
+        "lfm2",
+        "lfm2-exact-width",
+        "lfm2-moe",
+        "qwen3.5",
+        "qwen3.5-odd",
+        "qwen3.5-moe",
+        "qwen3-next",
+        "granite-hybrid",
+    ];
     let experts = ["qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss", "gpt-oss-mxfp4", "glm4-moe"];
     let gemma4 = ["gemma4", "gemma4-inputs", "gemma4-experts", "gemma4-odd"];
     let latent = ["deepseek-v2", "deepseek-v3", "deepseek-v3-odd", "glm4-moe-lite", "mistral4"];
