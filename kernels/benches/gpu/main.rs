@@ -86,7 +86,7 @@ const TINY: Model = Model {
     ffn: 200,
     heads: 4,
     kv_heads: 2,
-    head_dim: 32,
+    head_dim: 64,
     vocab_size: 130,
     experts: 5,
     chosen: 2,
