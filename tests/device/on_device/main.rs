@@ -142,10 +142,10 @@ fn emulated_group(options: &gpu::DeviceOptions) -> Vec<Arc<dyn Gpu>> {
     Emulator::group(&[limits.clone(), limits])
 }
 
-/// Writes tiny models and their prompts. Caches in E4M3 are for heads of 64, and the library
-/// multiplies codes in whole blocks of 128 columns.
+/// Writes tiny models and their prompts. Caches in E4M3 are for heads of 64, the library multiplies
+/// codes in whole blocks of 128 columns, and the anatomy of a step tells products by their sizes.
 fn write_tiny_model(folder: &Path) -> Result<()> {
-    let sizes = TinyLlama { hidden: 128, intermediate: 128, heads: 2, ..TinyLlama::default() };
+    let sizes = TinyLlama { hidden: 128, intermediate: 256, heads: 2, ..TinyLlama::default() };
     let tiny = TinyLlama { kv_heads: 1, tied: false, ..sizes };
     tiny.write_safetensors(folder)?;
     tiny.write_e4m3(&folder.join("fp8"))?;
