@@ -64,6 +64,7 @@ def long_rope(original, pairs=8):
 QWEN_TOWER = dict(
     depth=1, hidden_size=16, intermediate_size=24, num_heads=2, out_hidden_size=64, patch_size=4
 )
+QWEN3_TOWER = dict(QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16)
 
 
 def experts(count, chosen, width=32):
@@ -871,9 +872,7 @@ CASES += [
             | NO_IDS
             | dict(head_dim=32)
             | rope("default", 5_000_000.0, mrope_section=[6, 5, 5], mrope_interleaved=True),
-            vision_config=dict(
-                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
-            ),
+            vision_config=QWEN3_TOWER,
         ),
     ),
     (
@@ -886,9 +885,7 @@ CASES += [
             | NO_IDS
             | dict(decoder_sparse_step=2, **experts(4, 2))
             | rope("default", mrope_section=[4, 2, 2]),
-            vision_config=dict(
-                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
-            ),
+            vision_config=QWEN3_TOWER,
         ),
     ),
     (
@@ -902,9 +899,7 @@ CASES += [
             | NO_IDS
             | dict(head_dim=16, norm_topk_prob=False, decoder_sparse_step=2, **experts(6, 2, 48))
             | rope("default", 5_000_000.0, mrope_section=[4, 2, 2], mrope_interleaved=True),
-            vision_config=dict(
-                QWEN_TOWER, deepstack_visual_indexes=[0], num_position_embeddings=16
-            ),
+            vision_config=QWEN3_TOWER,
         ),
     ),
 ]

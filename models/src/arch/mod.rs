@@ -107,14 +107,14 @@ pub enum LayerKind {
     Gemma4(Gemma4Parts),
 }
 
-/// How files have the matrices of all experts of a layer in one tensor.
+/// The order of the values in a tensor that holds the matrices of all experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FusedExperts {
-    /// One below the other; gate and up may share a tensor.
+    /// The matrices stand one below the other. Gate and up may share a tensor.
     Stacked,
-    /// The same, or each transposed, as their shape tells; gate and up share a tensor.
+    /// The same, or each matrix is transposed: the tensor's shape tells. Gate and up share one.
     EitherWay,
-    /// Each transposed, unless they are in MXFP4; the rows of gate and of up take turns.
+    /// Each matrix is transposed, unless it is in MXFP4. The rows of gate and of up take turns.
     TransposedInTurn,
 }
 

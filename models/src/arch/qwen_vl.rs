@@ -7,13 +7,14 @@ use super::{gguf_config, hf_config, qwen2, qwen3, qwen3_moe};
 use crate::Result;
 use crate::config::MixtureConfig;
 
-/// The name of configs whose one object has the settings of the text model and those of the whole.
+/// This `model_type` names configs in which one object has the settings of the text model and those
+/// of the whole.
 pub(super) const QWEN2_VL: Architecture =
     Architecture { gguf: Some(("qwen2vl", qwen2_from_gguf)), hf: ("qwen2_vl", qwen2_from_hf) };
 pub(super) const QWEN2_VL_TEXT: Architecture =
     Architecture { gguf: None, hf: ("qwen2_vl_text", qwen2_from_hf) };
 
-/// As above. GGUF files do not tell it from Qwen2-VL.
+/// The same for the next generation. In GGUF files it has Qwen2-VL's name.
 pub(super) const QWEN2_5_VL: Architecture =
     Architecture { gguf: None, hf: ("qwen2_5_vl", qwen2_from_hf) };
 pub(super) const QWEN2_5_VL_TEXT: Architecture =
