@@ -224,8 +224,11 @@ def gguf_keys(config):
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.freq_base": config["rope_theta"],
         "rope.dimension_count": config["head_dim"],
+        "vocab_size": config["vocab_size"],
     }
-    return {"general.architecture": "llama"} | {f"llama.{key}": v for key, v in sizes.items()}
+    # llama.cpp wants to know that there is no tokenizer.
+    named = {"general.architecture": "llama", "tokenizer.ggml.model": "none"}
+    return named | {f"llama.{key}": v for key, v in sizes.items()}
 
 
 def gguf_text(text):

@@ -15,6 +15,7 @@ use std::iter::once;
 pub enum EightBits {
     Activations,
     Cache,
+    Both,
 }
 
 struct Sizes {

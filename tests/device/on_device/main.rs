@@ -11,7 +11,8 @@
 //!   and `on_device speed-kv8 FOLDER`: a cache in E4M3; how far answers move, prompts and decoding.
 //! - `on_device anatomy FOLDER`: the time that each kind of op adds to a step.
 //! - `on_device offline FOLDER`: throughput with as many sequences as the cache holds;
-//!   `offline-others`, with lengths that have no target.
+//!   `offline-others`, with lengths that have no target; `offline-fp8`, all lengths with weights,
+//!   activations and cache in E4M3.
 //! - `on_device deterministic FOLDER`: the cost of `deterministic`.
 //! - `on_device tiny-model FOLDER` writes a tiny model, and `FOLDER/fp8` with weights of E4M3, for
 //!   `--emulate`.
@@ -58,7 +59,7 @@ type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
 const USAGE: &str = "usage: on_device check FOLDER bf16|f32 [OPTION…]
        on_device speed|speed-fp8|speed-kv8|anatomy FOLDER [OPTION…]
-       on_device offline|offline-others|deterministic|survive FOLDER [OPTION…]
+       on_device offline|offline-others|offline-fp8|deterministic|survive FOLDER [OPTION…]
        on_device device|fault|ranks [OPTION…]
        on_device tiny-model FOLDER
 options, in this order: --plain-launches --emulate";
@@ -105,6 +106,7 @@ fn main() -> Result<ExitCode> {
         ["speed-kv8", path] => (path, |source| eight_bits(source, EightBits::Cache)),
         ["anatomy", path] => (path, anatomy::anatomy),
         ["offline", path] => (path, |source| offline::offline(source, true)),
+        ["offline-fp8", path] => (path, offline::offline_fp8),
         ["offline-others", path] => (path, |source| offline::offline(source, false)),
         ["deterministic", path] => (path, deterministic::deterministic),
         ["survive", path] => (path, survive::survive),

@@ -92,8 +92,11 @@ impl Source {
             max_rows,
             threads: std::thread::available_parallelism()?.get(),
             dequantise: kind == Kind::F32,
-            byte_activations: self.eight_bits == Some(EightBits::Activations),
-            fp8_cache: self.eight_bits == Some(EightBits::Cache),
+            byte_activations: matches!(
+                self.eight_bits,
+                Some(EightBits::Activations | EightBits::Both)
+            ),
+            fp8_cache: matches!(self.eight_bits, Some(EightBits::Cache | EightBits::Both)),
             guesses: false,
             further_ranks: Vec::new(),
             kv_bytes: 0,

@@ -2,6 +2,7 @@
 //! are ignored.
 
 use crate::answers::{ask_all, end, request};
+use crate::eight_bits::EightBits;
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
 use crate::targets::{self, OFFLINE, row};
 use crate::{Result, tokens};
@@ -30,8 +31,23 @@ const EMULATED: [Work; 3] = [
 
 /// Measures the lengths that have a target, or the others.
 pub fn offline(source: &Source, judged: bool) -> Result<()> {
+    let loaded = load(source)?;
+    let works = source.sized(DEVICE, EMULATED);
+    let chosen = works.iter().filter(|work| work.judged == judged);
+    chosen.into_iter().try_for_each(|work| throughput(&loaded, work, judged))
+}
+
+/// Measures all lengths with weights, activations and cache in E4M3. The target is that of bf16, so
+/// it does not apply.
+pub fn offline_fp8(source: &Source) -> Result<()> {
+    let source = Source { eight_bits: Some(EightBits::Both), ..source.clone() };
+    let loaded = load(&source)?;
+    source.sized(DEVICE, EMULATED).iter().try_for_each(|work| throughput(&loaded, work, false))
+}
+
+fn load(source: &Source) -> Result<Loaded> {
     targets::head();
-    let loaded = source.start(Wanted {
+    source.start(Wanted {
         kind: Kind::Bf16,
         deterministic: false,
         share: 0.9,
@@ -39,14 +55,11 @@ pub fn offline(source: &Source, judged: bool) -> Result<()> {
         max_batched_tokens: source.sized(2048, 32),
         max_rows: source.sized(512, 8),
         max_context: source.sized(4096, 64),
-    })?;
-    let works = source.sized(DEVICE, EMULATED);
-    let chosen = works.iter().filter(|work| work.judged == judged);
-    chosen.into_iter().try_for_each(|work| throughput(&loaded, work))
+    })
 }
 
-fn throughput(loaded: &Loaded, work: &Work) -> Result<()> {
-    let &Work { prompt, answer, waves, judged } = work;
+fn throughput(loaded: &Loaded, work: &Work, judged: bool) -> Result<()> {
+    let &Work { prompt, answer, waves, .. } = work;
     let options = loaded.options();
     let held = options.num_blocks / (prompt + answer).div_ceil(BLOCK_SIZE);
     let rows = options.max_rows.min(held);
