@@ -13,24 +13,8 @@
     )
 )]
 
-pub mod catalogue;
 pub mod cli;
-pub mod clock;
 pub mod config;
-mod durable_file;
-pub mod engine;
-mod failpoint;
-mod file_lock;
 pub mod gateway;
-pub mod ids;
-pub mod ledger;
-pub mod metrics;
 pub mod node;
-pub mod pool;
-pub mod recent;
-pub mod request;
 pub mod server;
-pub mod store;
-pub mod text;
-pub mod tls;
-pub mod traces;

@@ -4,13 +4,11 @@
 mod gguf_writer;
 mod golden_folder;
 mod guess_goldens;
-mod mutate;
 mod tokenizer;
 
 pub use gguf_writer::GgufWriter;
 pub use golden_folder::GoldenFolder;
 pub use guess_goldens::{GuessGolden, guess_goldens};
-pub use mutate::{Edit, Mutation, mutated};
 
 use crate::loader::gguf::Value;
 use candle_core::{DType, Device, Tensor};

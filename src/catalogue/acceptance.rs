@@ -4,7 +4,7 @@
 
 use super::records::{files_ending, folder_of};
 use super::{Catalogue, Error, Result, folder, node_key};
-use crate::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 use cresset_qualification::envelope;
 use cresset_qualification::{Identity, Record};
 use serde::{Deserialize, Serialize};

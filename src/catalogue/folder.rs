@@ -1,8 +1,8 @@
 //! One release's folder: its files and its manifest.
 
 use super::{Error, Manifest, Result};
-use crate::durable_file;
-use crate::file_lock::FileLock;
+use cresset_base::durable_file;
+use cresset_base::file_lock::FileLock;
 use cresset_models::ModelSource;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The manifest of a release: identity, files with digests, limits, prices and sources.
 
 use super::{Error, Result, sampling_defaults};
-use crate::ids::ModelId;
-use crate::ledger::Prices;
+use cresset_base::ids::ModelId;
 use cresset_kernels::sampling::params::SamplingParams;
+use cresset_ledger::Prices;
 use cresset_qualification::Origin;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

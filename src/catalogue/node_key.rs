@@ -2,7 +2,7 @@
 //! signed here counts here, and the public halves of those that it had before.
 
 use super::{Error, Result, folder};
-use crate::durable_file;
+use cresset_base::durable_file;
 use ed25519_dalek::{SigningKey, VerifyingKey};
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};

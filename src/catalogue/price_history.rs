@@ -3,8 +3,8 @@
 
 use super::folder::{ReleaseFolder, write_whole};
 use super::{Catalogue, Error, Manifest, Result};
-use crate::clock::UnixMillis;
-use crate::ledger::Prices;
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::Prices;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;

@@ -3,9 +3,9 @@
 
 use super::records::StoredRecord;
 use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
-use crate::clock::UnixMillis;
-use crate::ids::ModelId;
-use crate::ledger::{Prices, ReceiptProof};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::ModelId;
+use cresset_ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
@@ -231,7 +231,7 @@ impl Catalogue {
 
     /// The release while it is being qualified: for the surface that its checks ask, which no
     /// client reaches, and for nothing else.
-    pub(crate) fn candidate(&self, manifest: &Manifest, context: usize) -> Result<QualifiedModel> {
+    pub fn candidate(&self, manifest: &Manifest, context: usize) -> Result<QualifiedModel> {
         let folder = self.folder(&manifest.name);
         Ok(QualifiedModel {
             manifest: manifest.clone(),
@@ -334,8 +334,8 @@ fn reason(record: &Record) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::describe_host;
-    use crate::catalogue::records::{files_ending, folder_of, record_files};
+    use crate::describe_host;
+    use crate::records::{files_ending, folder_of, record_files};
     use cresset_qualification::testing::records;
     use cresset_qualification::{CheckState, GoldensOrigin, Origin, statement};
     use sha2::{Digest, Sha256};

@@ -1,9 +1,9 @@
 //! Signs receipts with the node's key, and reads those that a key has signed.
 
 use super::{Catalogue, Result, node_key};
-use crate::ledger::{ReceiptProof, Sha256Bytes};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use cresset_ledger::{ReceiptProof, Sha256Bytes};
 use cresset_qualification::Record;
 use cresset_qualification::envelope::{self, EnvelopeFault};
 use cresset_qualification::statement::key_id;

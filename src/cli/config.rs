@@ -34,7 +34,7 @@ pub(super) fn run(globals: &Globals, command: &ConfigCommand) -> CommandResult {
     let loaded = load_config(globals, &data_dir(globals)?, &[])?;
     match command {
         ConfigCommand::Openapi => {
-            output.result(&document(&loaded.config), |document| format!("{document:#}\n"))
+            output.result(&document(&loaded.config.api()), |document| format!("{document:#}\n"))
         }
         ConfigCommand::Check => {
             output.result(&check(&loaded)?, |_| "the configuration is sound\n".to_owned())

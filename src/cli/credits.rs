@@ -6,9 +6,9 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{text, values};
-use crate::ledger::Bucket;
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand};
+use cresset_ledger::Bucket;
 use serde_json::Value;
 use statement::StatementArguments;
 

@@ -31,8 +31,8 @@ mod status;
 mod support;
 mod upgrade;
 
-use crate::clock::built_at;
 use clap::{CommandFactory, Parser, Subcommand};
+use cresset_base::clock::built_at;
 use ledger::LedgerCommand;
 use models::ModelsCommand;
 use std::env::consts::{ARCH, OS};
@@ -185,7 +185,7 @@ impl CliCommand {
 
 /// Parses the command line, runs the command, and turns what happened into an exit code.
 pub fn main() -> ExitCode {
-    let _armed = crate::failpoint::arm();
+    let _armed = cresset_base::failpoint::arm();
     // What the node writes is its owner's alone, whatever mask the process was started with.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let cli = match Cli::try_parse() {

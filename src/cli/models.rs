@@ -5,16 +5,17 @@ use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Render};
 use super::support::progress::TaskProgress;
 use super::support::{text, values};
-use crate::catalogue::{
-    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
-    QualifiedModel,
-};
-use crate::clock::{Clock, SystemClock};
-use crate::config::{EngineSettings, HubSettings};
-use crate::ids::ModelId;
 use crate::node::{self, Assembly, GpuMemory, inspect};
 use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand};
+use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::ids::ModelId;
+use cresset_catalogue::HubSettings;
+use cresset_catalogue::{
+    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
+    QualifiedModel,
+};
+use cresset_engine::EngineSettings;
 use cresset_qualification::{Grade, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -258,7 +259,7 @@ type OnProgress<'a> = &'a mut dyn FnMut(FetchProgress);
 async fn with_bytes<T: Send + 'static>(
     context: &Context,
     what: String,
-    work: impl FnOnce(&Catalogue, OnProgress) -> Result<T, catalogue::Error> + Send + 'static,
+    work: impl FnOnce(&Catalogue, OnProgress) -> Result<T, cresset_catalogue::Error> + Send + 'static,
 ) -> CommandResult<T> {
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {
@@ -284,7 +285,7 @@ fn list(assembly: &Assembly, loaded: &[ModelId]) -> CommandResult<Value> {
         .manifests()?
         .iter()
         .map(|manifest| row(&catalogue, manifest, assembly.qualified(manifest, &host), loaded))
-        .collect::<Result<Vec<_>, catalogue::Error>>()?;
+        .collect::<Result<Vec<_>, cresset_catalogue::Error>>()?;
     Ok(json!({ "models": rows }))
 }
 
@@ -293,7 +294,7 @@ fn row(
     manifest: &Manifest,
     qualification: Result<QualifiedModel, NotQualified>,
     loaded: &[ModelId],
-) -> Result<Value, catalogue::Error> {
+) -> Result<Value, cresset_catalogue::Error> {
     let evidence = qualification.as_ref().ok().map(QualifiedModel::evidence);
     let (grade, acceptance) =
         (evidence.map(|e| e.grade), evidence.and_then(|e| e.acceptance.clone()));
@@ -501,7 +502,8 @@ fn words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, KvTypeSetting};
+    use crate::config::Config;
+    use cresset_engine::KvTypeSetting;
     use cresset_models::testing::TinyLlama;
 
     #[test]

@@ -9,11 +9,11 @@ use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
 use super::support::{text, values};
 use super::{models, reload};
-use crate::catalogue::{Catalogue, Manifest, NotQualified};
 use crate::config;
 use crate::node::{Assembly, Endpoint};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use cresset_catalogue::{Catalogue, Manifest, NotQualified};
 use cresset_qualification::checks::ALL;
 use cresset_qualification::report::Report;
 use cresset_qualification::{

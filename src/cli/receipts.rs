@@ -3,11 +3,11 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use crate::catalogue::{Catalogue, NodePublicKey, claimed};
 use crate::node::{self, RerunOutcome};
 use crate::server::operator::AdminCommand;
 use crate::server::wire::receipt::ReceiptStatement;
 use clap::{Args, Subcommand};
+use cresset_catalogue::{Catalogue, NodePublicKey, claimed};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

@@ -4,13 +4,14 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
-use crate::clock::shown_now;
-use crate::config::{HttpSettings, ListenerName};
 use crate::gateway::{self, Gateway, GatewayOptions, metrics_listener};
-use crate::metrics::RelayMetrics;
-use crate::tls::{self, TlsListeners};
-use crate::traces::Traces;
+use crate::server::HttpSettings;
 use clap::Args;
+use cresset_base::clock::shown_now;
+use cresset_telemetry::metrics::RelayMetrics;
+use cresset_telemetry::traces::Traces;
+use cresset_tls::ListenerName;
+use cresset_tls::{self, TlsListeners};
 use hyper::Uri;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -89,7 +90,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let traces = Traces::start(&context.config.traces, "cresset relay", metrics.spans.clone());
     let options = GatewayOptions {
         upstream: arguments.upstream,
-        tls: tls::client(trusted).map_err(CommandError::new)?,
+        tls: cresset_tls::client(trusted).map_err(CommandError::new)?,
         http: HttpSettings { max_body_bytes: MAX_BODY, ..context.config.http.clone() },
         key: arguments.key_file.as_deref().map(key).transpose()?,
         session,

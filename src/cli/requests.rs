@@ -4,11 +4,11 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::clock::UnixMillis;
-use crate::ids::{ApplicationId, RequestId};
-use crate::ledger::AttemptState;
 use crate::server::operator::{AdminCommand, RequestScope};
 use clap::{Args, Subcommand};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{ApplicationId, RequestId};
+use cresset_ledger::AttemptState;
 
 const COLUMNS: &[&str] = &[
     "id",

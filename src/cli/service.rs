@@ -2,8 +2,8 @@
 
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
-use crate::config::DeviceSetting;
 use clap::{Args, Subcommand};
+use cresset_engine::DeviceSetting;
 use serde_json::json;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -3,11 +3,11 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
-use crate::catalogue::{Catalogue, NodePublicKey};
-use crate::clock::shown_now;
 use crate::server::operator::AdminCommand;
 use crate::server::operator::status::{self, certificate_to_renew};
 use clap::Args;
+use cresset_base::clock::shown_now;
+use cresset_catalogue::{Catalogue, NodePublicKey};
 use serde_json::Value;
 use std::fmt::Write;
 use std::io::IsTerminal;

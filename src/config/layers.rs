@@ -318,7 +318,7 @@ fn flatten(prefix: &str, value: &Value, visit: &mut impl FnMut(&str, &Value)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DeviceSetting;
+    use cresset_engine::DeviceSetting;
 
     fn load(
         file: &str,

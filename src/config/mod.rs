@@ -6,7 +6,6 @@
 
 mod bounds;
 mod layers;
-mod memory;
 mod paths;
 mod sections;
 
@@ -14,22 +13,25 @@ pub use layers::{
     ConfigFile, ConfigSource, LoadedConfig, Override, SettingChange, SettingRow, ValueOrigin,
     changes,
 };
-pub use memory::{memory_bytes, peak_bytes, resident_bytes};
 pub use paths::{
     cache_dir, client_key, colours_allowed, default_config_file, default_data_dir, key_in,
     operator_token,
 };
 pub use sections::{
-    ClockSettings, ClusterSettings, CredentialSettings, DeviceSetting, EngineSettings,
-    GatewaySettings, GradeSetting, HttpSettings, HubSettings, InstructionSetSetting, KvTypeSetting,
-    LedgerSettings, ListenSettings, ListenerName, LogFormat, LogSettings, Plan,
-    QualificationSettings, QuickstartSettings, RequestSettings, TemplateSettings, TlsSettings,
-    TraceSettings,
+    GradeSetting, ListenSettings, LogFormat, LogSettings, QualificationSettings, QuickstartSettings,
 };
 
-use schemars::JsonSchema;
-use sections::section;
-use serde::{Deserialize, Serialize};
+use crate::gateway::GatewaySettings;
+use crate::server::{ApiSettings, CredentialSettings, HttpSettings};
+
+use cresset_base::section;
+use cresset_catalogue::HubSettings;
+use cresset_engine::EngineSettings;
+use cresset_request::Plan;
+use cresset_store::{ClockSettings, LedgerSettings, RequestSettings};
+use cresset_telemetry::traces::TraceSettings;
+use cresset_text::TemplateSettings;
+use cresset_tls::{ClusterSettings, TlsSettings};
 use std::collections::BTreeMap;
 
 section! {
@@ -71,6 +73,16 @@ impl Config {
         schemars::schema_for!(Config).to_value()
     }
 
+    /// What the public surface is made with.
+    pub fn api(&self) -> ApiSettings {
+        ApiSettings {
+            service_name: self.service_name.clone(),
+            http: self.http.clone(),
+            credentials: self.credentials.clone(),
+            public: self.listen.public,
+        }
+    }
+
     /// Compute threads, with 0 resolved to the number of cores.
     pub fn threads(&self) -> usize {
         match self.engine.threads {
@@ -82,7 +94,7 @@ impl Config {
     /// Memory for all loaded models, bytes, with 0 resolved.
     pub fn model_bytes(&self) -> u64 {
         match self.engine.memory_mib as u64 {
-            0 => memory::usable_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
+            0 => cresset_base::memory::usable_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3),
             mib => mib << 20,
         }
     }

@@ -12,7 +12,7 @@
 mod pool;
 mod states;
 
-use crate::ids::{AccountId, ApplicationId};
+use cresset_base::ids::{AccountId, ApplicationId};
 use cresset_models::cache_kinds::{CacheKinds, NO_BLOCK, first_kept};
 use pool::{BlockContent, BlockPool};
 use sha2::{Digest, Sha256};

@@ -112,7 +112,7 @@ fn wrong(id: SequenceId, at: usize, wanted: u32, found: u32, margin: f32) -> Eng
 
 fn request(answer: &KnownAnswer) -> GenerateRequest {
     GenerateRequest {
-        account: crate::ids::AccountId(uuid::Uuid::nil()),
+        account: cresset_base::ids::AccountId(uuid::Uuid::nil()),
         application: None,
         priority: 0,
         prompt: Arc::new(answer.prompt.clone()),
@@ -129,7 +129,7 @@ fn request(answer: &KnownAnswer) -> GenerateRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::testing::{ScriptedFailure, ScriptedRunner};
+    use crate::testing::{ScriptedFailure, ScriptedRunner};
     use cresset_models::cache_kinds::CacheKinds;
 
     fn options() -> EngineOptions {

@@ -9,7 +9,7 @@
 //! account starves.
 
 use super::sequence::SequenceId;
-use crate::ids::AccountId;
+use cresset_base::ids::AccountId;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// Tokens an account earns each time its turn passes. It is small beside a step's token budget, so

@@ -4,7 +4,7 @@ use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
 use super::grammar::TokenGrammar;
 use super::speculation::{Drafts, Wanted};
-use crate::ids::{AccountId, ApplicationId};
+use cresset_base::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
 use std::time::Instant;

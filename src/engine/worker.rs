@@ -10,7 +10,7 @@
 use super::batch::forward_batch;
 use super::draft_model::DraftModel;
 use super::error::EngineError;
-use super::handle::{Commands, EnginePhase, EngineStats, Inbox, SequenceEvent};
+use super::handle::{Commands, EnginePhase, Inbox, SequenceEvent};
 use super::own_guesses::OwnHead;
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
@@ -18,7 +18,8 @@ use super::runner::{RowResult, Runner};
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
 use super::speculation::{DraftCost, Proposer};
-use crate::failpoint::failpoint;
+use cresset_base::engine_stats::EngineStats;
+use cresset_base::failpoint;
 use cresset_kernels::sampling::params::Sampled;
 use std::any::Any;
 use std::collections::HashMap;

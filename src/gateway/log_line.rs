@@ -4,9 +4,9 @@
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use super::dialects::ApiDialect;
-use crate::metrics::GatewayMetrics;
 use crate::server::access_log;
-use crate::traces::{TraceSpan, Traces};
+use cresset_telemetry::metrics::GatewayMetrics;
+use cresset_telemetry::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};
 use std::time::Instant;

@@ -1,7 +1,6 @@
 //! The metrics of a gateway in a process of its own: a listener for this machine alone.
 
-use crate::config::HttpSettings;
-use crate::metrics::RelayMetrics;
+use crate::server::HttpSettings;
 use crate::server::operator::metrics::process;
 use crate::server::operator::metrics_text;
 use crate::server::{self, own_names::OwnNames};
@@ -9,6 +8,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use cresset_telemetry::metrics::RelayMetrics;
 use hyper::StatusCode;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -14,19 +14,20 @@ mod log_line;
 pub mod metrics_listener;
 mod model_names;
 mod origins;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod upstream;
 
-use crate::config::HttpSettings;
-use crate::metrics::GatewayMetrics;
+use crate::server::HttpSettings;
 use crate::server::{self, own_names::OwnNames};
-use crate::traces::Traces;
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use calls::{Calls, Exchange};
+use cresset_telemetry::metrics::GatewayMetrics;
+use cresset_telemetry::traces::Traces;
 use dialects::{ApiDialect, Asked, Question, TranslatedStream};
 use http_body_util::{BodyExt, Limited};
 use hyper::header::{
@@ -40,6 +41,7 @@ use log_line::GatewayLine;
 use model_names::ModelNames;
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
+pub use settings::GatewaySettings;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -153,9 +153,9 @@ async fn whole(mut stream: TcpStream) -> String {
 
 fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
-        tls: crate::tls::client(None).unwrap(),
+        tls: cresset_tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
-        metrics: crate::metrics::RelayMetrics::new(0).gateway,
+        metrics: cresset_telemetry::metrics::RelayMetrics::new(0).gateway,
         traces: Traces::default(),
         counter: None,
         upstream: upstream.parse().unwrap(),

@@ -10,7 +10,7 @@ use super::records::{
 };
 use super::state::{LedgerState, Reservation};
 use super::{invariants, journal};
-use crate::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 
 pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult {
     let (account, credential) = authorize(state, admit, now)?;
@@ -261,7 +261,9 @@ mod tests {
     use super::super::amounts::Prices;
     use super::super::records::{FailureCode, RequestKey};
     use super::*;
-    use crate::ids::{AccountId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
+    use cresset_base::ids::{
+        AccountId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+    };
 
     /// A record of `attempts` attempts; the last one has `state` and ended at 1 000, if it ended.
     fn record(state: AttemptState, attempts: u32) -> RequestRecord {

@@ -11,8 +11,8 @@ use super::records::{
 };
 use super::state::{Adjustment, LedgerState, StateError};
 use super::{admission, budgets, journal, resolution};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, CredentialId};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, CredentialId};
 
 /// The reason why a command has no outcome.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,9 +6,9 @@ use super::apply::ApplyResult;
 use super::commands::{Admit, Outcome, Refusal};
 use super::records::{Account, Credential};
 use super::state::LedgerState;
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, CredentialId};
 use chrono::{DateTime, Datelike, Days, Months, NaiveDate, NaiveTime};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, CredentialId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

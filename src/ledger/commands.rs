@@ -8,8 +8,10 @@ use super::budgets::{
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId,
+};
 
 #[derive(Clone, Debug)]
 pub enum Command {

@@ -4,7 +4,7 @@
 use super::amounts::{BucketAmounts, Usage};
 use super::records::{Attempt, Balance, Balances, RequestKey};
 use super::state::{LedgerState, Reservation};
-use crate::ids::AccountId;
+use cresset_base::ids::AccountId;
 
 /// A rule that does not hold, and the row that breaks it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

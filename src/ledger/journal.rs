@@ -5,8 +5,8 @@ use super::amounts::BucketAmounts;
 use super::apply::ApplyError;
 use super::records::{Balance, Balances, EntryKind, JournalEntry, RequestKey};
 use super::state::{JournalHead, LedgerState};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, AttemptId};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, AttemptId};
 use sha2::{Digest, Sha256};
 
 /// Appends one entry after the head of the account's chain and stores the resulting balances.

@@ -2,8 +2,8 @@
 
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::budgets::{Budgets, CalendarUse, Consumption};
-use crate::clock::UnixMillis;
-use crate::ids::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
 use serde::{Deserialize, Serialize};

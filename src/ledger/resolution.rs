@@ -10,8 +10,8 @@ use super::records::{
 };
 use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, AttemptId, BootId};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, AttemptId, BootId};
 use uuid::Uuid;
 
 pub(super) fn start(

@@ -2,9 +2,10 @@
 //! theirs.
 
 use super::{NodeError, RunningNode, open_files};
-use crate::config::{ClusterSettings, Config};
+use crate::config::Config;
 use crate::server::{self, Forwarder};
-use crate::tls::TlsListeners;
+use cresset_tls::ClusterSettings;
+use cresset_tls::TlsListeners;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -45,7 +46,7 @@ impl RunningNode {
     /// The way to other nodes.
     pub(super) fn forwarder(&self) -> Option<Arc<Forwarder>> {
         let node = self.live.node.clone();
-        let most = open_files::of_peers(&node.config).max_connections;
+        let most = open_files::of_peers(&self.live.config).max_connections;
         let peers = self.live.start.tls.peers()?.clone();
         Some(Arc::new(Forwarder::new(node, peers, most)))
     }
@@ -55,10 +56,10 @@ impl RunningNode {
         let Some(peers) = self.live.start.tls.peers() else { return Ok(()) };
         let node = &self.live.node;
         let bound = listener.local_addr().map_err(NodeError::new)?;
-        let at = told(&node.config.cluster, bound);
+        let at = told(&self.live.config.cluster, bound);
         node.store.tell(|facts| facts.cluster.clone_from(&at));
-        let (tls, limits) = (peers.acceptor(), open_files::of_peers(&node.config));
-        let (routes, stopped) = (server::router_for_peers(node.clone()), self.stop.clone());
+        let (tls, limits) = (peers.acceptor(), open_files::of_peers(&self.live.config));
+        let (routes, stopped) = (server::router_for_peers(self.api()), self.stop.clone());
         self.surfaces.spawn(async move {
             server::serve(listener, Some(tls), routes, &limits, stopped).await;
         });

@@ -2,8 +2,10 @@
 //! build have.
 
 use super::NodeError;
-use crate::config::{DeviceSetting, EngineSettings, cache_dir};
-use crate::engine::EngineError;
+use crate::config::cache_dir;
+use cresset_engine::DeviceSetting;
+use cresset_engine::EngineError;
+use cresset_engine::EngineSettings;
 use cresset_kernels::gpu::{self, Gpu, Properties};
 use std::collections::BTreeSet;
 use std::sync::Arc;

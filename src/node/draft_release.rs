@@ -6,12 +6,12 @@
 
 use super::Assembly;
 use super::load::{card, text};
-use crate::catalogue::{Manifest, QualifiedModel};
-use crate::engine::draft_model::DraftModel;
-use crate::engine::model_runner::{LoadedInfo, ModelRunner};
-use crate::engine::{EngineError, EngineOptions};
-use crate::text::TextModel;
+use cresset_catalogue::{Manifest, QualifiedModel};
+use cresset_engine::draft_model::DraftModel;
+use cresset_engine::model_runner::{LoadedInfo, ModelRunner};
+use cresset_engine::{EngineError, EngineOptions};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
+use cresset_text::TextModel;
 
 /// A release that can guess the tokens of another one.
 #[derive(Clone)]

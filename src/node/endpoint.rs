@@ -2,13 +2,13 @@
 
 use super::http_client::{CompletionsClient, HttpBounds};
 use super::{Assembly, NodeError, load};
-use crate::catalogue::Manifest;
-use crate::text::TextModel;
+use cresset_catalogue::Manifest;
 use cresset_qualification::subject::Result as SubjectResult;
 use cresset_qualification::{
     ApiAnswer, ApiManner, ChatTurn, EndpointReport, Generation, Request, Subject, SubjectError,
     Suite, SuiteProgress, SuiteScope,
 };
+use cresset_text::TextModel;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;

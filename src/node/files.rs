@@ -2,8 +2,8 @@
 //! qualification proved, and a new machine needs.
 
 use super::NodeError;
-use crate::catalogue::{NODE_KEY, NODE_KEYS, PRICE_HISTORY};
-use crate::store::NodeFile;
+use cresset_catalogue::{NODE_KEY, NODE_KEYS, PRICE_HISTORY};
+use cresset_store::NodeFile;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -6,22 +6,25 @@
 use super::handover::{self, Listeners, SharedListeners};
 use super::models::cannot_load;
 use super::reload::{AskedReload, Reloader};
+use super::services::{api, services};
 use super::{Assembly, ComputeDevice, NodeError, cluster, ledger, open_files, private_files};
-use crate::catalogue::QualifiedModel;
-use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::config::{Config, ListenerName};
+use crate::config::Config;
 use crate::gateway::{self, Gateway, GatewayOptions};
-use crate::ids::ModelId;
-use crate::pool::ModelPool;
-use crate::request::{self, Services};
 use crate::server;
+use crate::server::Api;
 use crate::server::operator::page::PageState;
 use crate::server::operator::{
     Live, LongCommands, OperatorFiles, OperatorRoutes, OwnProgram, Reloads, StartPhase, StartState,
     page, socket, status,
 };
-use crate::store::{LockedStore, OpenProgress, Store};
-use crate::tls::{self, TlsListeners};
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::ids::ModelId;
+use cresset_catalogue::QualifiedModel;
+use cresset_pool::ModelPool;
+use cresset_request::{self, Services};
+use cresset_store::{LockedStore, OpenProgress, Store};
+use cresset_tls::ListenerName;
+use cresset_tls::{self, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -226,8 +229,8 @@ impl Assembly {
     }
 
     fn assembled(&self, starting: StartingNode, store: Store, pool: Arc<ModelPool>) -> RunningNode {
-        let (config, clock) = (self.config.clone(), Arc::new(SystemClock));
-        starting.assembled(Services::with_pool(config, store, clock, self.catalogue(), pool))
+        let node = services(&self.config, store, self.catalogue(), Some(pool));
+        starting.assembled(node, self.config.clone().into())
     }
 
     /// Accepts clients.
@@ -404,13 +407,14 @@ impl StartingNode {
     }
 
     /// Passes operators on to the assembled node.
-    fn assembled(self, node: Arc<Services>) -> RunningNode {
+    fn assembled(self, node: Arc<Services>, config: Arc<Config>) -> RunningNode {
         let Self { start, routes, stop, mut surfaces, files, program } = self;
         let (reloads, asked) = mpsc::channel(1);
         let long_commands = LongCommands::default();
-        let (public, page) = (server::router(node.clone()), PageState::default());
+        let (public, page) = (server::router(api(&node, &config)), PageState::default());
         let live = Arc::new(Live {
             node,
+            config,
             start,
             long_commands,
             reloads,
@@ -431,11 +435,13 @@ impl RunningNode {
     /// are accepted later.
     pub fn open(
         node: Arc<Services>,
+        config: Config,
         data_dir: &Path,
         public: SocketAddr,
         operator: TcpListener,
     ) -> Result<Self, NodeError> {
-        Ok(StartingNode::open(&node.config, data_dir, public, operator)?.assembled(node))
+        let starting = StartingNode::open(&config, data_dir, public, operator)?;
+        Ok(starting.assembled(node, config.into()))
     }
 
     /// Keeps the node in step with its data folder and its configuration.
@@ -452,16 +458,21 @@ impl RunningNode {
         let (node, stop) = (self.live.node.clone(), self.stop.clone());
         if let Some(interval) = node.store.look_interval() {
             self.surfaces.spawn(async move {
-                stop.run_until_cancelled(request::heed_other_nodes(&node, interval)).await;
+                stop.run_until_cancelled(cresset_request::heed_other_nodes(&node, interval)).await;
             });
         }
     }
 
+    /// The public surface.
+    pub(super) fn api(&self) -> Api {
+        api(&self.live.node, &self.live.config)
+    }
+
     /// Serves the public surface on `listener`.
     pub async fn accept_clients(&mut self, listener: TcpListener) -> Result<(), NodeError> {
-        let node = self.live.node.clone();
-        let [limits, _, local_limits] = open_files::limited(&node.config);
-        let (routes, stopped) = (server::router(node), self.stop.clone());
+        let _node = self.live.node.clone();
+        let [limits, _, local_limits] = open_files::limited(&self.live.config);
+        let (routes, stopped) = (server::router(self.api()), self.stop.clone());
         let routes = server::forwarding(routes, self.forwarder());
         let tls = self.live.start.tls.acceptor(ListenerName::Public);
         if tls.is_some() {
@@ -486,13 +497,13 @@ impl RunningNode {
         listener: TcpListener,
         key: Option<String>,
     ) -> Result<SocketAddr, NodeError> {
-        let config = &self.live.node.config;
+        let config = &self.live.config;
         let [.., http] = open_files::limited(config);
         let listen = listener.local_addr().map_err(NodeError::new)?;
         let start = &self.live.start;
         let options = GatewayOptions {
             upstream: gateway::reachable(*start.local.get().unwrap_or(&start.public)),
-            tls: tls::client(None).map_err(NodeError::new)?,
+            tls: cresset_tls::client(None).map_err(NodeError::new)?,
             http,
             key,
             session: Uuid::new_v4(),
@@ -501,7 +512,7 @@ impl RunningNode {
             aliases: config.gateway.aliases.clone(),
             metrics: self.live.node.metrics.gateway.clone(),
             traces: self.live.node.traces.clone(),
-            counter: Some(server::counting(self.live.node.clone())),
+            counter: Some(server::counting(self.api())),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());
@@ -577,7 +588,7 @@ impl RunningNode {
     async fn end_after_handover(&mut self) {
         let began = Instant::now();
         self.stop_listening();
-        let grace = Duration::from_secs(self.live.node.config.requests.drain_grace_seconds);
+        let grace = Duration::from_secs(self.live.node.requests.drain_grace_seconds);
         let ended = async { while self.surfaces.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(grace, ended).await;
         self.live.node.drain_within(grace.saturating_sub(began.elapsed())).await;

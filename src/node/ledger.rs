@@ -1,15 +1,15 @@
 //! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
 use super::NodeError;
-use crate::catalogue::{Catalogue, Manifest};
-use crate::clock::{SystemClock, built_at};
-use crate::config::{Config, Plan};
+use crate::config::Config;
 use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
-use crate::store::{
+use cresset_base::clock::{SystemClock, built_at};
+use cresset_catalogue::{Catalogue, Manifest};
+use cresset_request::Plan;
+use cresset_store::{
     ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
     ReleasePrices, Store, StoreConfig, StoreError,
 };
-use crate::tls;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -74,7 +74,7 @@ fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
 pub fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
     let settings = &config.ledger;
     let password = settings.password_file.as_deref().map(password).transpose()?;
-    let tls = tls::client(config.tls.trusted.as_deref());
+    let tls = cresset_tls::client(config.tls.trusted.as_deref());
     let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
     let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
     Ok(PostgresConfig {

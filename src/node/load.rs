@@ -4,19 +4,20 @@ use super::draft_release::DraftRelease;
 use super::models::gpu_kv_dtype;
 use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
-use crate::catalogue::{Manifest, QualifiedModel};
-use crate::config::{EngineSettings, KvTypeSetting};
-use crate::engine::boot_canary::{self, KnownAnswer};
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::runner::Runner;
-use crate::engine::{EngineError, EngineHandle, EngineOptions};
-use crate::failpoint::failpoint;
-use crate::pool::{DeviceBudget, LoadedEngine, ServedModel};
-use crate::text::{self, TemplateLimits, TextModel};
+use cresset_base::failpoint;
+use cresset_catalogue::{Manifest, QualifiedModel};
+use cresset_engine::EngineSettings;
+use cresset_engine::KvTypeSetting;
+use cresset_engine::boot_canary::{self, KnownAnswer};
+use cresset_engine::model_runner::ModelRunner;
+use cresset_engine::runner::Runner;
+use cresset_engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
+use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
 use cresset_qualification::CanaryCase;
 use cresset_qualification::subject::Precision;
+use cresset_text::{self, TemplateLimits, TextModel};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -336,15 +337,15 @@ pub(super) fn text(
     source: &ModelSource,
     limits: TemplateLimits,
 ) -> Result<Arc<TextModel>, EngineError> {
-    let unusable = |error: text::Error| EngineError::NotLoaded(error.to_string());
+    let unusable = |error: cresset_text::Error| EngineError::NotLoaded(error.to_string());
     TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::{Clock, SystemClock};
     use crate::config::Config;
+    use cresset_base::clock::{Clock, SystemClock};
     use cresset_kernels::gpu::Emulator;
     use cresset_models::loader::gguf::Value;
     use cresset_models::testing::{GgufWriter, TinyLlama};

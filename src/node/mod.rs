@@ -21,6 +21,7 @@ mod rerun;
 mod scoring;
 #[cfg(feature = "self-test")]
 mod self_test;
+mod services;
 mod subject;
 
 pub use device::ComputeDevice;
@@ -29,10 +30,13 @@ pub use launch::{PortFallback, RunningNode, StartEvent};
 pub use load::{GpuMemory, UnqualifiedModel, card, inspect};
 pub use models::Servable;
 pub use rerun::RerunOutcome;
+pub use services::services;
 
 pub use cresset_kernels::instruction_set;
 
-use crate::config::{Config, ConfigSource, EngineSettings, KvTypeSetting};
+use crate::config::{Config, ConfigSource};
+use cresset_engine::EngineSettings;
+use cresset_engine::KvTypeSetting;
 use cresset_kernels::gpu::Properties;
 use cresset_kernels::{Compute, use_instruction_set};
 use std::fmt::Display;

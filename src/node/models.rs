@@ -2,12 +2,14 @@
 
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError};
-use crate::catalogue::{
+use crate::config::GradeSetting;
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::failpoint;
+use cresset_catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
-use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::config::{EngineSettings, GradeSetting, KvTypeSetting};
-use crate::failpoint::failpoint;
+use cresset_engine::EngineSettings;
+use cresset_engine::KvTypeSetting;
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
 use cresset_qualification::{
@@ -162,7 +164,7 @@ impl Assembly {
         for manifest in catalogue.manifests().map_err(NodeError::new)? {
             match self.qualified(&manifest, host) {
                 Ok(model) => models.push(model),
-                Err(NotQualified::Files(catalogue::Error::NotPulled { .. })) => {}
+                Err(NotQualified::Files(cresset_catalogue::Error::NotPulled { .. })) => {}
                 Err(why) => refused.push(why.to_string()),
             }
         }

@@ -1,6 +1,7 @@
 //! The number of files that the process may have open, and how many of them connections may take.
 
-use crate::config::{Config, HttpSettings};
+use crate::config::Config;
+use crate::server::HttpSettings;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Many systems let a process have 1 024 files open until it asks for more: fewer than the

@@ -5,18 +5,20 @@
 use super::http_client::{CompletionsClient, HttpBounds};
 #[cfg(feature = "self-test")]
 use super::self_test::SpoiledExchange;
+use super::services::{api, services};
 use super::{Assembly, NodeError, open_files};
-use crate::catalogue::{Catalogue, Manifest};
-use crate::clock::SystemClock;
-use crate::config::{Config, Plan};
-use crate::engine::EngineHandle;
-use crate::pool::{LoadedEngine, ServedModel};
-use crate::request::Services;
+use crate::config::Config;
 use crate::server;
 use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{Limits, Store, StoreConfig};
-use crate::text::TextModel;
+use cresset_base::clock::SystemClock;
+use cresset_catalogue::{Catalogue, Manifest};
+use cresset_engine::EngineHandle;
+use cresset_pool::{LoadedEngine, ServedModel};
 use cresset_qualification::ApiManner;
+use cresset_request::Plan;
+use cresset_request::Services;
+use cresset_store::{Limits, Store, StoreConfig};
+use cresset_text::TextModel;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,18 +154,18 @@ async fn serve(
     let store = Store::open(&ledger, Arc::new(SystemClock), Limits::default());
     let store = store.map_err(NodeError::new)?;
     let catalogue = Catalogue::new(&folder);
-    let node = Services::new(config, store, Arc::new(SystemClock), catalogue);
+    let node = services(&config, store, catalogue, None);
     let id = model.qualified.id();
     node.pool.offer(model, 0, true).map_err(NodeError::new)?;
     node.pool.preload(id).await.map_err(NodeError::new)?;
-    let key = customer(&node).await?;
+    let key = customer(&node, &config).await?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
     let address = listener.local_addr().map_err(NodeError::new)?;
-    let [limits, ..] = open_files::limited(&node.config);
+    let [limits, ..] = open_files::limited(&config);
     #[cfg(feature = "self-test")]
-    let routes = server::changed(server::router(node), spoil.change);
+    let routes = server::changed(server::router(api(&node, &config)), spoil.change);
     #[cfg(not(feature = "self-test"))]
-    let (Spoiled {}, routes) = (spoil, server::router(node));
+    let (Spoiled {}, routes) = (spoil, server::router(api(&node, &config)));
     tokio::spawn(async move { server::serve(listener, None, routes, &limits, stop).await });
     Ok((address, key))
 }
@@ -218,8 +220,8 @@ fn throw_away_folder(records: &Path) -> Result<PathBuf, NodeError> {
 }
 
 /// Makes an account with credits, and returns a key for it.
-async fn customer(node: &Services) -> Result<String, NodeError> {
-    let operator = Operator::of_store(&node.store, &node.config);
+async fn customer(node: &Services, config: &Config) -> Result<String, NodeError> {
+    let operator = Operator::of_store(&node.store, config);
     let run = async |command| operator.execute(command).await.map_err(NodeError::new);
     let account = AdminCommand::AccountCreate {
         name: "qualification".into(),

@@ -4,9 +4,9 @@
 #![expect(clippy::disallowed_methods, reason = "what is due is told by the time that has passed")]
 
 use crate::config::QualificationSettings;
-use crate::ids::ModelId;
-use crate::pool::ModelPool;
+use cresset_base::ids::ModelId;
 use cresset_models::{Error, Result};
+use cresset_pool::ModelPool;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -63,13 +63,13 @@ impl Rechecks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::testing;
-    use crate::config::EngineSettings;
-    use crate::engine::EngineHandle;
-    use crate::engine::testing::{ScriptedRunner, small_options};
-    use crate::pool::{DeviceBudget, LoadedEngine, ServedModel};
-    use crate::text::TextModel;
+    use cresset_catalogue::testing;
+    use cresset_engine::EngineHandle;
+    use cresset_engine::EngineSettings;
+    use cresset_engine::testing::{ScriptedRunner, small_options};
     use cresset_models::testing::TinyLlama;
+    use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
+    use cresset_text::TextModel;
     use std::sync::Arc;
 
     /// The one byte that differs is found although nobody compares sizes or times.

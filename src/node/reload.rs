@@ -4,13 +4,13 @@
 
 use super::recheck::Rechecks;
 use super::{Assembly, NodeError, RunningNode};
-use crate::catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
 use crate::config::{Config, SettingChange, changes};
-use crate::ids::ModelId;
-use crate::pool::ServedModel;
-use crate::request::Services;
 use crate::server::operator::StartState;
+use cresset_base::ids::ModelId;
+use cresset_catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
+use cresset_pool::ServedModel;
 use cresset_qualification::HostIdentity;
+use cresset_request::Services;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;

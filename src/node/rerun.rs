@@ -3,18 +3,18 @@
 
 use super::models::cannot_load;
 use super::{Assembly, NodeError, UnqualifiedModel};
-use crate::catalogue::Manifest;
-use crate::engine::{
-    EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
-};
-use crate::ids::AccountId;
-use crate::request::transcript::Transcript;
-use crate::request::{GenerationInput, PreparedAnswer};
 use crate::server::COMPLETIONS;
 use crate::server::wire::chat_request::ChatRequest;
 use crate::server::wire::json::{JsonTree, fingerprint};
 use crate::server::wire::receipt::{ReceiptPredicate, ReceiptStatement};
-use crate::text::{TextModel, Unwanted};
+use cresset_base::ids::AccountId;
+use cresset_catalogue::Manifest;
+use cresset_engine::{
+    EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
+};
+use cresset_request::transcript::Transcript;
+use cresset_request::{GenerationInput, PreparedAnswer};
+use cresset_text::{TextModel, Unwanted};
 use std::sync::Arc;
 
 /// What computing an answer again has shown.

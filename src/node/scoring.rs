@@ -5,8 +5,8 @@
 
 #[cfg(feature = "self-test")]
 use super::self_test::{EngineFault, FaultyRunner};
-use crate::engine::runner::{RowResult, Runner};
-use crate::engine::{EngineError, RowSampling, SamplingParams, TokenLogprobs};
+use cresset_engine::runner::{RowResult, Runner};
+use cresset_engine::{EngineError, RowSampling, SamplingParams, TokenLogprobs};
 use cresset_models::ForwardBatch;
 #[cfg(feature = "self-test")]
 use cresset_models::planted::OpFault;

@@ -3,18 +3,14 @@
 use super::private_surface::LazySurface;
 use super::scoring::Scoring;
 use super::{Assembly, UnqualifiedModel};
-use crate::catalogue::Manifest;
-use crate::engine::{
+use crate::server::wire::chat_request::ChatRequest;
+use crate::server::wire::json::JsonTree;
+use cresset_base::ids::{AccountId, ModelId};
+use cresset_catalogue::Manifest;
+use cresset_engine::{
     EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
     StopCause, TokenLogprobs,
 };
-use crate::ids::{AccountId, ModelId};
-use crate::request::transcript::{PartDelta, Transcript};
-use crate::server::wire::chat_request::ChatRequest;
-use crate::server::wire::json::JsonTree;
-use crate::text::tool_format::ToolDefinition;
-use crate::text::tools::ReadCall;
-use crate::text::{self, AnswerPart, ChatMessage, TextModel, Unwanted};
 use cresset_kernels::Compute;
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, Witness};
@@ -26,6 +22,10 @@ use cresset_qualification::subject::{
 use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
+use cresset_request::transcript::{PartDelta, Transcript};
+use cresset_text::tool_format::ToolDefinition;
+use cresset_text::tools::ReadCall;
+use cresset_text::{self, AnswerPart, ChatMessage, TextModel, Unwanted};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -207,7 +207,7 @@ impl Subject for EngineSubject {
     }
 
     fn resident_bytes(&self) -> Option<u64> {
-        crate::config::resident_bytes()
+        cresset_base::memory::resident_bytes()
     }
 
     fn restart(&mut self, blocks: Option<usize>) -> SubjectResult<()> {
@@ -239,7 +239,8 @@ impl Subject for EngineSubject {
     }
 
     fn memory(&self) -> Vec<(String, u64)> {
-        let peak = crate::config::peak_bytes().map(|bytes| ("peak of the process".into(), bytes));
+        let peak =
+            cresset_base::memory::peak_bytes().map(|bytes| ("peak of the process".into(), bytes));
         self.memory.iter().cloned().chain(peak).collect()
     }
 
@@ -432,7 +433,7 @@ pub(super) fn render(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<
 }
 
 /// Has the template write the call, and reads it as an answer is read.
-fn write_call(model: &TextModel, case: &ToolCase) -> text::Result<Option<WrittenCall>> {
+fn write_call(model: &TextModel, case: &ToolCase) -> cresset_text::Result<Option<WrittenCall>> {
     let Some(format) = model.calls else { return Ok(None) };
     let definitions = case.tools.iter().map(|tool| ToolDefinition {
         name: tool["function"]["name"].as_str().unwrap_or_default().to_owned(),
@@ -458,9 +459,9 @@ fn broken(error: impl std::error::Error) -> SubjectError {
     SubjectError::Failed(error.to_string())
 }
 
-fn explain(error: text::Error) -> SubjectError {
+fn explain(error: cresset_text::Error) -> SubjectError {
     match error {
-        text::Error::TemplateRefused(why) => SubjectError::Refused(why),
+        cresset_text::Error::TemplateRefused(why) => SubjectError::Refused(why),
         other => SubjectError::Failed(other.to_string()),
     }
 }
@@ -577,10 +578,10 @@ fn content(delta: PartDelta) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::{FetchOptions, Manifest, NotQualified};
-    use crate::clock::{Clock, SystemClock};
     use crate::config::Config;
     use crate::node::Assembly;
+    use cresset_base::clock::{Clock, SystemClock};
+    use cresset_catalogue::{FetchOptions, Manifest, NotQualified};
     use cresset_models::loader::gguf::Value as Metadata;
     use cresset_models::testing::TinyLlama;
     use cresset_qualification::checks::ALL;

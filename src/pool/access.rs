@@ -4,11 +4,11 @@
 use super::eviction::PoolAction;
 use super::state::{Place, PoolState};
 use super::{ModelPool, ServedModel};
-use crate::engine::{
+use cresset_base::ids::ModelId;
+use cresset_engine::{
     EngineError, EngineHandle, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId,
     StopCause,
 };
-use crate::ids::ModelId;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;

@@ -3,9 +3,9 @@
 
 use super::state::PoolState;
 use super::{ModelPool, ServedModel};
-use crate::engine::{EngineError, GenerateRequest, SamplingParams, SequenceEvent, StopCause};
-use crate::ids::{AccountId, ModelId};
-use crate::text::ChatMessage;
+use cresset_base::ids::{AccountId, ModelId};
+use cresset_engine::{EngineError, GenerateRequest, SamplingParams, SequenceEvent, StopCause};
+use cresset_text::ChatMessage;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uuid::Uuid;

@@ -9,8 +9,8 @@ use super::withheld::Withheld;
 use super::{
     DeviceBudget, LoadedEngine, ModelPool, RELOAD_PAUSE, ServedModel, not_served, too_large,
 };
-use crate::engine::{EngineError, EngineHandle, Refused};
-use crate::ids::ModelId;
+use cresset_base::ids::ModelId;
+use cresset_engine::{EngineError, EngineHandle, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
 //! The pool with scripted engines in place of models.
 
 use super::*;
-use crate::catalogue::testing;
-use crate::engine::testing::{ScriptedRunner, small_options};
-use crate::engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};
-use crate::ids::AccountId;
+use cresset_base::ids::AccountId;
+use cresset_catalogue::testing;
+use cresset_engine::testing::{ScriptedRunner, small_options};
+use cresset_engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};
 use cresset_models::testing::TinyLlama;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -3,8 +3,8 @@
 use super::eviction::{LoadPhase, ModelUsage};
 use super::state::{ModelEntry, PoolDevice, PoolState};
 use super::{ModelPool, ServedModel};
-use crate::engine::{EngineHandle, EngineStats};
-use crate::ids::ModelId;
+use cresset_base::ids::ModelId;
+use cresset_engine::{EngineHandle, EngineStats};
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::ModelPool;
 use super::state::ModelEntry;
-use crate::engine::EngineProgress;
+use cresset_engine::EngineProgress;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,7 @@ impl ModelPool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::EnginePhase;
+    use cresset_engine::EnginePhase;
 
     const PATIENCE: Duration = Duration::from_mins(1);
 

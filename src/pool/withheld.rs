@@ -2,8 +2,8 @@
 
 use super::ModelPool;
 use super::state::{Place, PoolState};
-use crate::engine::EngineError;
-use crate::ids::ModelId;
+use cresset_base::ids::ModelId;
+use cresset_engine::EngineError;
 use std::sync::Arc;
 
 /// Why a model is not offered. The texts are for operators.

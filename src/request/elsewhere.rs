@@ -2,9 +2,9 @@
 //! the surface's affair.
 
 use super::services::Services;
-use crate::ids::ModelId;
-use crate::ledger::RequestRecord;
-use crate::store::{ListedNode, StoreError, StoreResult};
+use cresset_base::ids::ModelId;
+use cresset_ledger::RequestRecord;
+use cresset_store::{ListedNode, StoreError, StoreResult};
 use std::time::Duration;
 use uuid::Uuid;
 

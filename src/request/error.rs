@@ -1,9 +1,9 @@
 //! Why a request gets no answer, independent of any surface. Each surface has its own texts for
 //! clients.
 
-use crate::engine::Refused;
-use crate::ledger::{FailureCode, Refusal};
-use crate::store::StoreError;
+use cresset_engine::Refused;
+use cresset_ledger::{FailureCode, Refusal};
+use cresset_store::StoreError;
 use std::time::Duration;
 
 /// The time after which a client is told to try again if no better time is known.

@@ -7,11 +7,11 @@ use super::lifecycle;
 use super::live::{Admission, AnswerFigures, LiveRequest, Subscription};
 use super::plan::{IncomingRequest, RequestPlan, prepare};
 use super::services::Services;
-use crate::clock::UnixMillis;
-use crate::ids::CredentialId;
-use crate::ledger::{Refusal, RequestRecord, Seen, admission};
-use crate::store::ListedNode;
 use bytes::Bytes;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::CredentialId;
+use cresset_ledger::{Refusal, RequestRecord, Seen, admission};
+use cresset_store::ListedNode;
 use std::sync::Arc;
 
 /// The source of a request's answer.
@@ -87,7 +87,7 @@ async fn recall(
 ) -> Result<Next, RequestError> {
     let ledger = services.store.read().await?;
     if let Some(record) = ledger.request(&request.key).await? {
-        let retention = services.config.requests.replay_ms();
+        let retention = services.requests.replay_ms();
         let now = services.store.now();
         let seen = admission::judge(&record, &request.fingerprint, now, retention)?;
         if seen != Seen::MayRetry {
@@ -105,7 +105,7 @@ async fn recall(
     // again.
     let account = request.key.account;
     let crashes = ledger.crashes(account, &request.fingerprint).await?;
-    let block = services.config.requests.crash_block_ms();
+    let block = services.requests.crash_block_ms();
     if crashes.is_some_and(|crashes| crashes.are_too_many(services.store.now(), block)) {
         return Err(Refusal::AttemptsExhausted.into());
     }
@@ -182,7 +182,7 @@ fn subscribe(
     if !live.stream {
         return Ok(None);
     }
-    let limit = services.config.requests.max_subscribers;
+    let limit = services.requests.max_subscribers;
     Subscription::new(live, credential, limit).map(Some).ok_or(RequestError::InProgress)
 }
 

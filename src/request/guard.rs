@@ -3,9 +3,9 @@
 use super::error::RequestError;
 use super::live::{Admission, LiveRequest};
 use super::services::Services;
-use crate::ids::AttemptId;
-use crate::ledger::commands::ReleaseCause;
-use crate::ledger::{Command, FailureCode};
+use cresset_base::ids::AttemptId;
+use cresset_ledger::commands::ReleaseCause;
+use cresset_ledger::{Command, FailureCode};
 use std::sync::Arc;
 
 /// Holds a request's place among the live ones and its reservation. When it is dropped in any

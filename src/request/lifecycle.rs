@@ -17,20 +17,20 @@ use super::recent::{RecentError, RequestLatency};
 use super::services::Services;
 use super::trace::GenerationTrace;
 use super::transcript::{TokenScores, Transcript};
-use crate::clock::UnixMillis;
-use crate::engine::{Finished, SequenceEvent, StopCause};
-use crate::failpoint::failpoint;
-use crate::ids::{ModelId, RequestId};
-use crate::ledger::commands::{ReleaseCause, SettleEnd};
-use crate::ledger::{
+use bytes::Bytes;
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_base::ids::{ModelId, RequestId};
+use cresset_engine::{Finished, SequenceEvent, StopCause};
+use cresset_ledger::commands::{ReleaseCause, SettleEnd};
+use cresset_ledger::{
     AskedGeneration, Command, FailureCode, FinishReason, Microcredits, Outcome, ReceiptFacts,
     Refusal, RequestKey, RequestRecord, Usage,
 };
-use crate::metrics::ModelMetrics;
-use crate::pool::{ServedModel, SubmittedRequest};
-use crate::store::{StoreError, StoredBody};
-use crate::text::tools::ReadCall;
-use bytes::Bytes;
+use cresset_pool::{ServedModel, SubmittedRequest};
+use cresset_store::{StoreError, StoredBody};
+use cresset_telemetry::metrics::ModelMetrics;
+use cresset_text::tools::ReadCall;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -107,7 +107,7 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
 /// Refuses a request whose answer might not fit beside what the node keeps of its account. The
 /// request is live already: one that ends meanwhile is counted twice rather than not at all.
 async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), RequestError> {
-    let limit_mib = services.config.requests.max_stored_mib_per_account;
+    let limit_mib = services.requests.max_stored_mib_per_account;
     let account = live.key.account;
     let running = services.live.answer_bytes(account);
     let stored = services.store.read().await?.answer_bytes(account).await?;
@@ -197,7 +197,7 @@ impl RunningRequest {
 
     /// Follows the sequence to its last event, and publishes text as it becomes certain.
     async fn generate(&mut self, sequence: &SubmittedRequest) -> RequestEnd {
-        let grace = Duration::from_secs(self.services.config.requests.disconnect_grace_seconds);
+        let grace = Duration::from_secs(self.services.requests.disconnect_grace_seconds);
         let live = self.live.clone();
         let expired = self.expired();
         let stop_requested = async {
@@ -418,8 +418,7 @@ impl RunningRequest {
         end: SettleEnd,
         body: Option<(Bytes, Option<ReceiptFacts>)>,
     ) -> Result<RequestRecord, StoreError> {
-        let (now, retention) =
-            (self.services.store.now(), self.services.config.requests.replay_ms());
+        let (now, retention) = (self.services.store.now(), self.services.requests.replay_ms());
         let expires_at = UnixMillis(now.0.saturating_add(retention));
         let body = match body {
             Some((content, receipt)) => {
@@ -565,9 +564,9 @@ fn outcome_of(
 mod tests {
     use super::super::tests::Setup;
     use super::*;
-    use crate::engine::EngineError;
-    use crate::ids::{AccountId, CredentialId};
-    use crate::ledger::Prices;
+    use cresset_base::ids::{AccountId, CredentialId};
+    use cresset_engine::EngineError;
+    use cresset_ledger::Prices;
 
     /// Ends a request that the ledger charges nothing for, with a lifecycle that computes the
     /// charge by `prices`. Returns what callers are told and what is stored for replays.
@@ -615,7 +614,7 @@ mod tests {
     #[tokio::test]
     async fn an_account_fills_its_own_room_alone() {
         let setup = Setup::new().await;
-        let limit = setup.services.config.requests.max_stored_mib_per_account << 20;
+        let limit = setup.services.requests.max_stored_mib_per_account << 20;
         let full = Err(RequestError::StoredAnswersFull { limit_mib: limit >> 20 });
         let live = |account, bytes| {
             let key = RequestKey { account, ..setup.incoming().key };

@@ -6,11 +6,11 @@
 
 use super::error::RequestError;
 use super::transcript::{PartDelta, TokenScores};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, CredentialId};
-use crate::ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
-use crate::traces::TraceSpan;
 use bytes::Bytes;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, CredentialId};
+use cresset_ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
+use cresset_telemetry::traces::TraceSpan;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -382,7 +382,7 @@ impl LiveRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::RequestId;
+    use cresset_base::ids::RequestId;
 
     const GRACE: Duration = Duration::from_millis(300);
 
@@ -396,7 +396,7 @@ mod tests {
     }
 
     fn delta(text: &str) -> Delta {
-        let part = crate::text::AnswerPart::Content(text.into());
+        let part = cresset_text::AnswerPart::Content(text.into());
         Delta::Part(PartDelta { part, call: 0, scores: None })
     }
 

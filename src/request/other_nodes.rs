@@ -3,10 +3,10 @@
 
 use super::live::{LiveRequest, StopRequest};
 use super::services::Services;
-use crate::ids::{AccountId, CredentialId};
-use crate::ledger::{AccountStatus, Command};
-use crate::pool::ServedModel;
-use crate::store::{Snapshot, StoreResult};
+use cresset_base::ids::{AccountId, CredentialId};
+use cresset_ledger::{AccountStatus, Command};
+use cresset_pool::ServedModel;
+use cresset_store::{Snapshot, StoreResult};
 use futures_util::future::try_join_all;
 use std::collections::BTreeSet;
 use std::sync::Arc;

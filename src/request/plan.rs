@@ -9,21 +9,21 @@ use super::live::LiveRequest;
 use super::plans::PlanInForce;
 use super::services::Services;
 use super::tools::{AskedFormat, AskedTools, Capability, PreparedAnswer};
-use crate::clock::UnixMillis;
-use crate::config::Plan;
-use crate::engine::{
+use crate::settings::Plan;
+use bytes::Bytes;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AttemptId, ModelId, RequestId, SessionId};
+use cresset_engine::{
     GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
 };
-use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
-use crate::ledger::{
+use cresset_ledger::{
     Account, AdmissionRate, Admit, AskedGeneration, Credential, RequestKey, SamplingValue,
     Sha256Bytes,
 };
-use crate::pool::ServedModel;
-use crate::text::reasoning::ThinkingEffort;
-use crate::text::{AnswerReader, ChatMessage, Unwanted};
-use crate::traces::TraceSpan;
-use bytes::Bytes;
+use cresset_pool::ServedModel;
+use cresset_telemetry::traces::TraceSpan;
+use cresset_text::reasoning::ThinkingEffort;
+use cresset_text::{AnswerReader, ChatMessage, Unwanted};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ pub struct SamplingOverrides {
 }
 
 impl SamplingOverrides {
-    pub(crate) fn resolve(&self, defaults: &SamplingParams, fresh_seed: u64) -> SamplingParams {
+    pub fn resolve(&self, defaults: &SamplingParams, fresh_seed: u64) -> SamplingParams {
         let mut params = SamplingParams {
             seed: self.seed.unwrap_or(fresh_seed),
             logit_bias: self.logit_bias.as_slice().into(),
@@ -212,7 +212,7 @@ fn asked_model(
 }
 
 fn deadline(services: &Services) -> Instant {
-    Instant::now() + Duration::from_secs(services.config.requests.deadline_seconds)
+    Instant::now() + Duration::from_secs(services.requests.deadline_seconds)
 }
 
 /// The checks are in the order in which clients see their refusals: model, limits, context.
@@ -254,8 +254,8 @@ pub(super) async fn prepare(
         max_concurrent: plan.max_concurrent,
         quotas: plan.quotas(),
         rate: AdmissionRate { per_minute: plan.requests_per_minute, burst: plan.burst },
-        retention_ms: services.config.requests.replay_ms(),
-        crash_block_ms: services.config.requests.crash_block_ms(),
+        retention_ms: services.requests.replay_ms(),
+        crash_block_ms: services.requests.crash_block_ms(),
     };
     let stored = caller.account.stores_answers;
     let bytes = if stored { answer_bytes(max_tokens, input.sampling.logprobs) } else { 0 };

@@ -1,9 +1,9 @@
 //! The plans in force and the rate of requests that an account may send, by its plan: the generic
 //! cell rate algorithm. Plans may change while the node runs.
 
-use crate::config::Plan;
-use crate::ids::AccountId;
-use crate::ledger::{Account, Refusal, TokenQuotas};
+use crate::settings::Plan;
+use cresset_base::ids::AccountId;
+use cresset_ledger::{Account, Refusal, TokenQuotas};
 use governor::clock::Clock;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use parking_lot::RwLock;
@@ -104,7 +104,7 @@ fn quota(per_minute: u32, burst: u32) -> Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::UnixMillis;
+    use cresset_base::clock::UnixMillis;
 
     fn account(plan: &str) -> Account {
         let id = AccountId::generate();

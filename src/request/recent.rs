@@ -1,7 +1,7 @@
 //! What operators are told of the latest requests.
 
-use crate::clock::UnixMillis;
-use crate::recent::Recent;
+use cresset_base::clock::UnixMillis;
+use cresset_base::recent::Recent;
 use std::time::Duration;
 
 /// The latest failures of generations: enough for an operator to see whether one repeats, and few

@@ -5,23 +5,37 @@ use super::live::{LiveRequests, StopRequest};
 use super::plan::allows;
 use super::plans::Plans;
 use super::recent::{RecentErrors, RecentLatencies};
-use crate::catalogue::Catalogue;
-use crate::clock::Clock;
-use crate::config::{Config, Plan};
-use crate::engine::EngineHandle;
-use crate::ledger::{Command, Outcome, RequestKey, RequestRecord};
-use crate::metrics::Metrics;
-use crate::pool::{DeviceBudget, ModelPool, ServedModel};
-use crate::store::Store;
-use crate::traces::Traces;
+use crate::settings::Plan;
+use cresset_base::clock::Clock;
+use cresset_catalogue::Catalogue;
+use cresset_engine::EngineHandle;
+use cresset_ledger::{Command, Outcome, RequestKey, RequestRecord};
+use cresset_pool::{ModelPool, ServedModel};
+use cresset_store::{RequestSettings, Store};
+use cresset_telemetry::metrics::Metrics;
+use cresset_telemetry::traces::{TraceSettings, Traces};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
+/// What the services of a node are made of.
+pub struct ServiceParts {
+    pub requests: RequestSettings,
+    /// The plans of the start, by name.
+    pub plans: BTreeMap<String, Plan>,
+    pub traces: TraceSettings,
+    pub store: Store,
+    pub clock: Arc<dyn Clock>,
+    pub catalogue: Catalogue,
+    /// It may hold models already.
+    pub pool: Arc<ModelPool>,
+}
+
 /// The parts of the node that its requests and surfaces use. There is one for each node.
 pub struct Services {
-    pub config: Config,
+    pub requests: RequestSettings,
     pub store: Store,
     pub clock: Arc<dyn Clock>,
     /// The releases of the data folder, and its key, which signs receipts.
@@ -30,7 +44,7 @@ pub struct Services {
     pub traces: Traces,
     pub pool: Arc<ModelPool>,
     pub live: LiveRequests,
-    /// The plans in force: `config.plans` are those of the start.
+    /// The plans in force: a reload replaces those of the start.
     pub plans: Plans,
     pub recent_errors: RecentErrors,
     pub recent_latencies: RecentLatencies,
@@ -40,33 +54,15 @@ pub struct Services {
 }
 
 impl Services {
-    pub fn new(
-        config: Config,
-        store: Store,
-        clock: Arc<dyn Clock>,
-        catalogue: Catalogue,
-    ) -> Arc<Self> {
-        let pool = ModelPool::new(&config.engine, DeviceBudget::cpu(config.model_bytes()));
-        Self::with_pool(config, store, clock, catalogue, pool)
-    }
-
-    /// `new` with models that may be in memory already.
-    pub fn with_pool(
-        config: Config,
-        store: Store,
-        clock: Arc<dyn Clock>,
-        catalogue: Catalogue,
-        pool: Arc<ModelPool>,
-    ) -> Arc<Self> {
+    pub fn new(parts: ServiceParts) -> Arc<Self> {
+        let ServiceParts { requests, plans, traces, store, clock, catalogue, pool } = parts;
         let metrics = Metrics::default();
         metrics.started_at(clock.now().seconds());
-        metrics.kv_block_tokens.set(config.engine.block_size as i64);
-        metrics.qualification_max_age.set(config.qualification.max_age_days as i64 * 86_400);
         Arc::new(Self {
+            requests,
             pool,
-            plans: Plans::new(&config.plans),
-            traces: Traces::start(&config.traces, "cresset", metrics.spans.clone()),
-            config,
+            plans: Plans::new(&plans),
+            traces: Traces::start(&traces, "cresset", metrics.spans.clone()),
             store,
             clock,
             catalogue,
@@ -103,7 +99,7 @@ impl Services {
     /// Admits nothing from now on, gives running requests the configured grace, then stops the
     /// others uncharged. Returns when the end of every request is in the ledger.
     pub async fn drain(&self) {
-        let grace = Duration::from_secs(self.config.requests.drain_grace_seconds);
+        let grace = Duration::from_secs(self.requests.drain_grace_seconds);
         self.drain_within(grace).await;
     }
 
@@ -137,7 +133,7 @@ pub async fn cancel(
     let live = services.live.get(&key).filter(|_| !flagged.latest().state.is_terminal());
     if let Some(live) = live {
         live.ask_to_stop(StopRequest::Cancelled);
-        let wait = Duration::from_millis(services.config.requests.cancel_wait_milliseconds);
+        let wait = Duration::from_millis(services.requests.cancel_wait_milliseconds);
         // Running out of time is no error: the record says that the request is still ending.
         let _ = tokio::time::timeout(wait, live.ended()).await;
     }
@@ -146,5 +142,5 @@ pub async fn cancel(
 
 async fn reread(services: &Services, key: &RequestKey) -> Result<RequestRecord, RequestError> {
     let record = services.store.read().await?.request(key).await?;
-    record.ok_or(RequestError::Ledger(crate::ledger::Refusal::RequestNotFound))
+    record.ok_or(RequestError::Ledger(cresset_ledger::Refusal::RequestNotFound))
 }

@@ -3,23 +3,26 @@
 use super::guard::ReservationGuard;
 use super::live::{Admission, LiveRequest};
 use super::*;
-use crate::catalogue::{Catalogue, testing};
-use crate::clock::{SystemClock, UnixMillis};
-use crate::config::Config;
-use crate::engine::EngineError;
-use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
-use crate::ledger::AdmissionRate;
-use crate::ledger::commands::{ReleaseCause, SettleEnd};
-use crate::ledger::{
+use bytes::Bytes;
+use cresset_base::clock::{SystemClock, UnixMillis};
+use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use cresset_catalogue::{Catalogue, testing};
+use cresset_engine::EngineError;
+use cresset_engine::EngineSettings;
+use cresset_ledger::AdmissionRate;
+use cresset_ledger::commands::{ReleaseCause, SettleEnd};
+use cresset_ledger::{
     Account, Admit, Attempt, AttemptState, BucketAmounts, Budgets, CalendarUse, Command,
     Credential, CredentialKind, FailureCode, FinishReason, Prices, Refusal, TokenQuotas, Usage,
 };
-use crate::pool::ServedModel;
-use crate::store::{Limits, Store, StoreConfig};
-use crate::text::TextModel;
-use crate::traces::TraceSpan;
-use bytes::Bytes;
 use cresset_models::testing::TinyLlama;
+use cresset_pool::{DeviceBudget, ModelPool, ServedModel};
+use cresset_store::RequestSettings;
+use cresset_store::{Limits, Store, StoreConfig};
+use cresset_telemetry::traces::TraceSettings;
+use cresset_telemetry::traces::TraceSpan;
+use cresset_text::TextModel;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -39,7 +42,15 @@ impl Setup {
         Store::init(&config).unwrap();
         let store = Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap();
         let catalogue = Catalogue::new(folder.path());
-        let services = Services::new(Config::default(), store, Arc::new(SystemClock), catalogue);
+        let services = Services::new(ServiceParts {
+            requests: RequestSettings::default(),
+            plans: BTreeMap::from([("default".into(), Plan::default())]),
+            traces: TraceSettings::default(),
+            store,
+            clock: Arc::new(SystemClock),
+            catalogue,
+            pool: ModelPool::new(&EngineSettings::default(), DeviceBudget::cpu(1 << 30)),
+        });
         let (account, now) = (AccountId::generate(), UnixMillis(0));
         let credential = Credential {
             id: CredentialId::generate(),

@@ -3,13 +3,13 @@
 
 use super::error::RequestError;
 use super::plan::GenerationInput;
-use crate::config::Plan;
-use crate::engine::{TokenGrammar, TokenMask};
-use crate::ledger::{Sha256Bytes, TokenDigest};
-use crate::pool::ServedModel;
-use crate::text::reasoning::ThinkingEffort;
-use crate::text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
-use crate::text::{
+use crate::settings::Plan;
+use cresset_engine::{TokenGrammar, TokenMask};
+use cresset_ledger::{Sha256Bytes, TokenDigest};
+use cresset_pool::ServedModel;
+use cresset_text::reasoning::ThinkingEffort;
+use cresset_text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
+use cresset_text::{
     self, AnswerFormat, AnswerReader, CompiledGrammar, FormatRefused, GrammarPlace, PromptExtras,
     TextModel, Unwanted,
 };
@@ -104,7 +104,7 @@ impl AskedFormat {
     ) -> Result<Arc<dyn TokenGrammar>, RequestError> {
         let grammar = text.compile(&text.format_after(&self.format, thinking));
         grammar
-            .map(|grammar| grammar as Arc<dyn TokenGrammar>)
+            .map(|grammar| Arc::new(AnswerGrammar(grammar)) as Arc<dyn TokenGrammar>)
             .map_err(|FormatRefused(why)| RequestError::refused(self.field, why))
     }
 }
@@ -173,7 +173,7 @@ fn compile(
 ) -> Result<Arc<dyn TokenGrammar>, FormatRefused> {
     let unusable = || FormatRefused("is not available for this model".into());
     let format = text.call_grammar(tools, rule, thinking).ok_or_else(unusable)??;
-    text.compile(&format).map(|grammar| grammar as Arc<dyn TokenGrammar>)
+    text.compile(&format).map(|grammar| Arc::new(AnswerGrammar(grammar)) as Arc<dyn TokenGrammar>)
 }
 
 /// A prompt, and how its answer is made and read.
@@ -215,7 +215,7 @@ impl GenerationInput {
             let why = "is nothing that this model's template reads: leave it out";
             return Err(RequestError::refused(&field, why));
         }
-        let Some(effort) = self.effort.filter(|effort| !text.has_effort(*effort)) else {
+        let Some(effort) = self.effort.filter(|effort| !has_effort(text, *effort)) else {
             return Ok(variables);
         };
         let told = effort.variables(|name| text.template.reads(name)).ok_or_else(|| {
@@ -235,7 +235,7 @@ impl GenerationInput {
     /// The paths of the fields that the model's template writes nowhere.
     pub fn without_effect(&self, text: &TextModel) -> Vec<String> {
         let mut paths = Vec::new();
-        let effort = self.effort.filter(|effort| text.has_effort(*effort));
+        let effort = self.effort.filter(|effort| has_effort(text, *effort));
         paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
         for (index, message) in self.messages.iter().enumerate() {
             let fields = [
@@ -293,34 +293,39 @@ impl GenerationInput {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
-fn not_encoded(error: text::Error) -> RequestError {
-    if let text::Error::TemplateRefused(_) = error {
+fn not_encoded(error: cresset_text::Error) -> RequestError {
+    if let cresset_text::Error::TemplateRefused(_) = error {
         return RequestError::TemplateRefused(error.to_string());
     }
     tracing::error!(%error, "a prompt could not be encoded");
     RequestError::GenerationFailed
 }
 
-impl TextModel {
-    /// Whether the model answers with this effort without being told: one that never thinks is
-    /// always off, and one that cannot be switched always thinks, in the one degree that it has.
-    fn has_effort(&self, effort: ThinkingEffort) -> bool {
-        if effort == ThinkingEffort::Off {
-            return self.thinking.is_none();
-        }
-        let has_switch = effort.variables(|name| self.template.reads(name)).is_some();
-        self.thinking.is_some() && !has_switch
+/// Whether the model answers with this effort without being told: one that never thinks is always
+/// off, and one that cannot be switched always thinks, in the one degree that it has.
+fn has_effort(text: &TextModel, effort: ThinkingEffort) -> bool {
+    if effort == ThinkingEffort::Off {
+        return text.thinking.is_none();
     }
+    let has_switch = effort.variables(|name| text.template.reads(name)).is_some();
+    text.thinking.is_some() && !has_switch
 }
 
-impl TokenGrammar for CompiledGrammar {
+/// A compiled format, as the engine keeps a sequence to it.
+#[derive(Debug)]
+struct AnswerGrammar(Arc<CompiledGrammar>);
+
+#[derive(Debug)]
+struct AnswerMask(GrammarPlace);
+
+impl TokenGrammar for AnswerGrammar {
     fn begin(&self) -> Arc<dyn TokenMask> {
-        Arc::new(self.start())
+        Arc::new(AnswerMask(self.0.start()))
     }
 }
 
-impl TokenMask for GrammarPlace {
+impl TokenMask for AnswerMask {
     fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String> {
-        self.allowed_after(output)
+        self.0.allowed_after(output)
     }
 }

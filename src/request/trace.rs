@@ -2,8 +2,8 @@
 //! one below it for each phase: `queue`, `prefill`, `decode`, `settlement`.
 
 use super::plan::RequestPlan;
-use crate::ledger::{FailureCode, FinishReason, RequestRecord, Usage};
-use crate::traces::TraceSpan;
+use cresset_ledger::{FailureCode, FinishReason, RequestRecord, Usage};
+use cresset_telemetry::traces::TraceSpan;
 use opentelemetry::{Array, StringValue, Value};
 use serde_json::Value as Json;
 use std::time::{Duration, Instant, SystemTime};

@@ -1,10 +1,10 @@
 //! Turns tokens into the answer that a client reads: whole characters, without stop strings, with
 //! the tokens' log-probabilities; what the model thought and what it calls are told apart.
 
-use crate::engine::TokenLogprobs;
-use crate::ledger::{Sha256Bytes, TokenDigest};
-use crate::text::tools::ReadCall;
-use crate::text::{AnswerPart, AnswerReader, Detokenizer, StopMatcher, TextModel};
+use cresset_engine::TokenLogprobs;
+use cresset_ledger::{Sha256Bytes, TokenDigest};
+use cresset_text::tools::ReadCall;
+use cresset_text::{AnswerPart, AnswerReader, Detokenizer, StopMatcher, TextModel};
 use std::sync::Arc;
 
 /// One token with its log-probability.

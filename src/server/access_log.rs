@@ -3,11 +3,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
-use crate::ids::{AccountId, ApplicationId, ModelId};
-use crate::request::AnswerFigures;
-use crate::request::Caller;
-use crate::traces::{TraceSpan, Traces};
 use axum::http::{Method, Request};
+use cresset_base::ids::{AccountId, ApplicationId, ModelId};
+use cresset_request::AnswerFigures;
+use cresset_request::Caller;
+use cresset_telemetry::traces::{TraceSpan, Traces};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -7,12 +7,13 @@ use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::transport::auth_failures::AuthFailures;
 use super::transport::connections::Peer;
-use crate::ledger::secret;
-use crate::request::{Caller, Services};
+use crate::server::{Api, ApiSettings};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use cresset_ledger::secret;
+use cresset_request::{Caller, Services};
 use std::sync::Arc;
 use std::time::Instant;
 use subtle::ConstantTimeEq;
@@ -21,19 +22,20 @@ use subtle::ConstantTimeEq;
 #[derive(Clone)]
 pub struct Gate {
     services: Arc<Services>,
+    settings: Arc<ApiSettings>,
     failures: Arc<AuthFailures>,
 }
 
 impl Gate {
-    pub fn new(services: Arc<Services>) -> Self {
-        let failures = Arc::new(AuthFailures::new(services.config.http.failed_auth_per_minute));
-        Self { services, failures }
+    pub fn new(Api { services, settings }: Api) -> Self {
+        let failures = Arc::new(AuthFailures::new(settings.http.failed_auth_per_minute));
+        Self { services, settings, failures }
     }
 }
 
 /// Middleware over every path, unknown ones included.
 pub async fn require(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
-    let caller = match authenticate(&gate.services, request.headers()).await {
+    let caller = match authenticate(&gate, request.headers()).await {
         Ok(caller) => caller,
         Err(error) => return refuse(&gate.failures, request.extensions().get::<Peer>(), error),
     };
@@ -44,10 +46,11 @@ pub async fn require(State(gate): State<Gate>, mut request: Request, next: Next)
     next.run(request).await
 }
 
-async fn authenticate(services: &Services, headers: &HeaderMap) -> Result<Caller, ApiError> {
+async fn authenticate(gate: &Gate, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let token = bearer(headers).ok_or(ApiError::InvalidCredential)?;
-    let digest = secret::digest(&services.config.credentials.prefix, token)
-        .ok_or(ApiError::InvalidCredential)?;
+    let Gate { services, settings, .. } = gate;
+    let digest =
+        secret::digest(&settings.credentials.prefix, token).ok_or(ApiError::InvalidCredential)?;
     let found = services.store.credential_and_account(&digest).await?;
     let found = found.map(|(credential, account)| Caller { account, credential });
     let now = services.store.now();

@@ -1,12 +1,12 @@
 //! Every error that a client can see, and the one table of how each looks on the wire.
 
-use crate::clock::UnixMillis;
-use crate::config::HttpSettings;
-use crate::ledger::{BudgetPeriod, LimitKind, LimitReached, Microcredits, Refusal};
-use crate::request::RequestError;
-use crate::store::StoreError;
+use crate::server::HttpSettings;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::{BudgetPeriod, LimitKind, LimitReached, Microcredits, Refusal};
+use cresset_request::RequestError;
+use cresset_store::StoreError;
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -6,12 +6,13 @@ use super::error::ApiError;
 use super::forward::FORWARDED;
 use super::headers::{self, KeyRead};
 use super::transport::http1_head;
-use crate::request::Services;
+use crate::server::{Api, HttpSettings};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use cresset_request::Services;
 use futures_util::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Middleware around everything: answers panics, and finishes every response.
 pub async fn finish_response(
-    State(services): State<Arc<Services>>,
+    State(Api { services, settings }): State<Api>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -30,7 +31,7 @@ pub async fn finish_response(
     request.extensions_mut().insert(key);
     let line = AccessLine::begin(&services.traces, &request, id);
     request.extensions_mut().insert(line.clone());
-    let mut response = match check_head(&services, &request) {
+    let mut response = match check_head(&settings.http, &request) {
         // A panic is our failure: the client gets an answer, not a cut connection.
         Ok(()) => AssertUnwindSafe(next.run(request))
             .catch_unwind()
@@ -75,11 +76,10 @@ pub fn outside(error: ApiError) -> Response {
 }
 
 /// The bounds of a head for HTTP/2. HTTP/1 heads beyond them are refused before this.
-fn check_head(services: &Services, request: &Request) -> Result<(), ApiError> {
+fn check_head(limits: &HttpSettings, request: &Request) -> Result<(), ApiError> {
     if request.version() < Version::HTTP_2 {
         return Ok(());
     }
-    let limits = &services.config.http;
     let headers = request.headers();
     let line = |(name, value): (&HeaderName, &HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()

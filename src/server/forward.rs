@@ -6,9 +6,6 @@
 //! request goes one hop: what came from another node is never passed on.
 
 use super::access_log::{AccessLine, Hop};
-use crate::request::{Services, lease_lost};
-use crate::store::ListedNode;
-use crate::tls::PeerTls;
 use axum::body::Body;
 use axum::extract::FromRequestParts;
 use axum::http::header::{
@@ -20,6 +17,9 @@ use axum::http::{Request, Uri};
 use axum::response::Response;
 use axum::{Extension, Router};
 use bytes::Bytes;
+use cresset_request::{Services, lease_lost};
+use cresset_store::ListedNode;
+use cresset_tls::PeerTls;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use http_body_util::{BodyExt, Full};

@@ -1,12 +1,11 @@
 //! Request headers: the request's id, the session, and what is refused outright.
 
 use super::error::ApiError;
-use crate::ids::{RequestId, SessionId, hyphenated};
-use crate::request::Services;
+use crate::server::Api;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use std::sync::Arc;
+use cresset_base::ids::{RequestId, SessionId, hyphenated};
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
@@ -21,16 +20,13 @@ pub struct NamedRequest {
     pub session: SessionId,
 }
 
-impl FromRequestParts<Arc<Services>> for NamedRequest {
+impl FromRequestParts<Api> for NamedRequest {
     type Rejection = ApiError;
 
-    async fn from_request_parts(
-        parts: &mut Parts,
-        services: &Arc<Services>,
-    ) -> Result<Self, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
         let read = parts.extensions.get::<KeyRead>().cloned();
         let id = read.expect("invariant: finish_response reads every request's key")?;
-        let session = session(&parts.headers, &services.config.service_name)?;
+        let session = session(&parts.headers, &api.settings.service_name)?;
         refuse_cache_namespaces(&parts.headers)?;
         Ok(Self { id, session })
     }

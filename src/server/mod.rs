@@ -16,29 +16,29 @@ pub mod headers;
 pub mod openapi;
 pub mod operator;
 pub mod own_names;
+mod settings;
 pub mod sse;
 pub mod transport;
 pub mod wire;
 
 pub use error::ApiError;
 pub use forward::{Forwarder, forwarding};
+pub use settings::{Api, ApiSettings, CredentialSettings, HttpSettings};
 #[cfg(feature = "self-test")]
 pub use transport::changed_exchange::{ChangedExchange, changed};
 pub use transport::listener::serve;
 pub use wire::token_count::TokenCount;
 
-use crate::request::Services;
 use axum::Router;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use handlers::{chat, count, credits, me, models, requests};
-use std::sync::Arc;
 
 /// The path of completion requests, which is a part of their fingerprints.
 pub const COMPLETIONS: &str = "/v1/chat/completions";
 
 /// The public surface. Unknown paths and methods are answered behind the credential check as well.
-pub fn router(services: Arc<Services>) -> Router {
+pub fn router(api: Api) -> Router {
     let plain = Router::new()
         .route("/v1/me", get(me::show))
         .route("/v1/models/{id}", get(models::show))
@@ -52,28 +52,28 @@ pub fn router(services: Arc<Services>) -> Router {
         .merge(plain)
         .fallback(async || ApiError::NotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
-        .with_state(services.clone());
-    guarded(routes, services)
+        .with_state(api.clone());
+    guarded(routes, api)
 }
 
 /// The public surface for requests that other nodes pass on. There is no way on from here.
-pub fn router_for_peers(services: Arc<Services>) -> Router {
-    let routes = router(services.clone());
-    routes.layer(from_fn_with_state(services, finish_response::require_forwarded))
+pub fn router_for_peers(api: Api) -> Router {
+    let services = api.services.clone();
+    router(api).layer(from_fn_with_state(services, finish_response::require_forwarded))
 }
 
 /// Counts the tokens of chat requests, under the same checks, for the node's own gateway. No
 /// listener serves it.
-pub fn counting(services: Arc<Services>) -> Router {
-    guarded(Router::new().fallback(count::count).with_state(services.clone()), services)
+pub fn counting(api: Api) -> Router {
+    guarded(Router::new().fallback(count::count).with_state(api.clone()), api)
 }
 
 /// Only requests with a valid credential reach the routes, and every answer is a finished one.
-fn guarded(routes: Router, services: Arc<Services>) -> Router {
+fn guarded(routes: Router, api: Api) -> Router {
     // The layers surround a service, not `routes` itself: there they would be inside the code that
     // adds the Allow header, which a 401 must not carry.
     Router::new()
         .fallback_service(routes)
-        .layer(from_fn_with_state(auth::Gate::new(services.clone()), auth::require))
-        .layer(from_fn_with_state(services, finish_response::finish_response))
+        .layer(from_fn_with_state(auth::Gate::new(api.clone()), auth::require))
+        .layer(from_fn_with_state(api, finish_response::finish_response))
 }

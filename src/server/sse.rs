@@ -6,11 +6,11 @@
 use super::access_log::AccessLine;
 use super::error::ApiError;
 use super::wire::completion::ChunkWriter;
-use crate::request::{AnswerFigures, Delta, Subscription};
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use cresset_request::{AnswerFigures, Delta, Subscription};
 use futures_util::stream;
 use std::collections::VecDeque;
 use std::convert::Infallible;

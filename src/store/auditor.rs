@@ -6,8 +6,8 @@
 
 use super::shared::StoreShared;
 use super::{AuditReport, StoreResult};
-use crate::ledger::audit::AuditProgress;
-use crate::ledger::state::{StateError, StateResult};
+use cresset_ledger::audit::AuditProgress;
+use cresset_ledger::state::{StateError, StateResult};
 use std::cell::Cell;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};

@@ -50,11 +50,11 @@ use super::postgres::{ListedNode, NodeFacts, ReleasePrices};
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
-use crate::ledger::audit::{AuditPace, AuditSource, JournalHeads, RowIter};
-use crate::ledger::state::{Crashes, LedgerState, StateError, StateResult};
-use crate::ledger::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
+use cresset_ledger::audit::{AuditPace, AuditSource, JournalHeads, RowIter};
+use cresset_ledger::state::{Crashes, LedgerState, StateError, StateResult};
+use cresset_ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use std::collections::BTreeMap;

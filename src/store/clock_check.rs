@@ -2,8 +2,8 @@
 //! time never goes back by itself, so one start with a clock that is ahead would end credentials
 //! early and keep every later time at that one.
 
-use crate::clock::UnixMillis;
-use crate::config::ClockSettings;
+use crate::settings::ClockSettings;
+use cresset_base::clock::UnixMillis;
 
 /// What a clock may show for a ledger to be opened.
 #[derive(Clone, Copy, Debug)]

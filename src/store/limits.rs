@@ -1,7 +1,8 @@
 //! The settings that the store works by.
 
 use super::clock_check::ClockLimits;
-use crate::config::{LedgerSettings, RequestSettings};
+use crate::settings::LedgerSettings;
+use crate::settings::RequestSettings;
 
 /// By default those of the configuration, with any clock.
 #[derive(Clone, Debug, Default)]

@@ -8,9 +8,9 @@ use super::{
     AuditPolicy, AuditReport, EmbeddedBackend, EmbeddedConfig, Limits, OpenProgress,
     PostgresConfig, Store, StoreError, StoreResult, embedded, postgres,
 };
-use crate::clock::Clock;
-use crate::failpoint::failpoint;
-use crate::ledger::audit::{self, AuditProgress};
+use cresset_base::clock::Clock;
+use cresset_base::failpoint;
+use cresset_ledger::audit::{self, AuditProgress};
 use std::path::PathBuf;
 use std::sync::Arc;
 

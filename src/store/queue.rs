@@ -5,8 +5,8 @@
 //! of an account are in one batch at a time and keep their order.
 
 use super::{StoreError, StoreResult, StoredBody};
-use crate::ids::AttemptId;
-use crate::ledger::{Command, Outcome, RequestKey};
+use cresset_base::ids::AttemptId;
+use cresset_ledger::{Command, Outcome, RequestKey};
 use parking_lot::{Condvar, Mutex};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -262,9 +262,9 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{AccountId, BootId, RequestId};
-    use crate::ledger::Usage;
-    use crate::ledger::commands::SettleEnd;
+    use cresset_base::ids::{AccountId, BootId, RequestId};
+    use cresset_ledger::Usage;
+    use cresset_ledger::commands::SettleEnd;
     use uuid::Uuid;
 
     const SOON: Duration = Duration::from_millis(1);

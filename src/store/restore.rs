@@ -1,7 +1,7 @@
 //! What a restore did, for the operator.
 
-use crate::ledger::state::StateError;
-use crate::ledger::{Account, Credential};
+use cresset_ledger::state::StateError;
+use cresset_ledger::{Account, Credential};
 use std::path::PathBuf;
 
 /// Whether the replaced ledger could tell who was locked out since the backup was made.

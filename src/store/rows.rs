@@ -3,20 +3,20 @@
 //! big-endian, so the order of the keys is the order of what they name.
 
 use super::codec::{Malformed, Reader, StoredField, codes, grown_row, row, wrapper};
-use crate::clock::UnixMillis;
-use crate::ids::{
+use crate::stored_body::{StoredBody, StoredContent};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
-use crate::ledger::budgets::PeriodUse;
-use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
-use crate::ledger::{
+use cresset_ledger::budgets::PeriodUse;
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
+use cresset_ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
     Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Credential, CredentialKind,
     FailureCode, FinishReason, JournalEntry, Microcredits, Prices, ReceiptFacts, ReceiptProof,
     RequestKey, RequestRecord, SamplingValue, SpendingLimit, Usage,
 };
-use crate::store::stored_body::{StoredBody, StoredContent};
 use std::sync::Arc;
 use uuid::Uuid;
 

@@ -1,9 +1,9 @@
 //! Figures of the ledger for the node's metrics.
 
 use super::Store;
-use crate::clock::UnixMillis;
-use crate::ledger::commands::ReleaseCause;
-use crate::ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::commands::ReleaseCause;
+use cresset_ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

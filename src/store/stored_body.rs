@@ -2,10 +2,10 @@
 //! each text twice and their numbers as text: with twenty candidates a token they then take less
 //! than a fifth of the room.
 
-use crate::clock::UnixMillis;
-use crate::ledger::ReceiptFacts;
-use crate::store::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult};
 use bytes::Bytes;
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::ReceiptFacts;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;
 use std::panic;

@@ -261,7 +261,7 @@ fn merges_by_score<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::testing::{self, Metadata};
+    use crate::testing::{self, Metadata};
 
     #[test]
     fn keys_that_are_missing_or_unknown_are_named() {

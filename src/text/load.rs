@@ -201,7 +201,7 @@ fn ids_in(value: &Value) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::testing;
+    use crate::testing;
     use cresset_models::loader::gguf::Value as Gguf;
 
     #[test]

@@ -242,7 +242,7 @@ impl PlainText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::testing;
+    use crate::testing;
     use proptest::prelude::*;
     use serde_json::json;
     use std::sync::LazyLock;

@@ -470,7 +470,7 @@ fn unfinished(bytes: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::testing;
+    use crate::testing;
     use proptest::prelude::*;
 
     fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {

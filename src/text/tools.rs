@@ -219,7 +219,7 @@ pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Opt
 pub(super) mod tests {
     use super::super::testing;
     use super::*;
-    use crate::text::tool_format::MOST_CALLS;
+    use crate::tool_format::MOST_CALLS;
 
     /// Tokens of the marks of all formats, and of thoughts.
     pub const MARKS: [&str; 23] = [

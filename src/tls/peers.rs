@@ -2,7 +2,7 @@
 //! signed, and accepts no other. What arrives in this way comes from a node, and from no client.
 
 use super::{NodeAddress, ShownCertificate, trust};
-use crate::config::ClusterSettings;
+use crate::settings::ClusterSettings;
 use std::sync::Arc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::danger::ServerCertVerifier;

@@ -1,8 +1,8 @@
 //! The end of a certificate's validity, of which rustls tells nothing: read from the certificate's
 //! DER encoding (RFC 5280, section 4.1).
 
-use crate::clock::UnixMillis;
 use chrono::NaiveDateTime;
+use cresset_base::clock::UnixMillis;
 
 /// Tags of the DER values that are told apart here.
 const SEQUENCE: u8 = 0x30;

@@ -5,7 +5,7 @@ use super::support::{
     CHAT, World, application, bearer, chat_headers, issue, issue_until, revoke, suspend,
 };
 use bytes::Bytes;
-use cresset::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 use hyper::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -28,7 +28,7 @@ async fn every_path_refuses_every_bad_credential_with_the_code_alone() {
     revoke(&world.node, revoked_id).await;
     let (_, expired) = issue_until(&world.node, world.account, None, Some(UnixMillis(1))).await;
     let unknown =
-        cresset::ledger::secret::mint("cresset", cresset::ledger::CredentialKind::ApiKey, &[9; 32]);
+        cresset_ledger::secret::mint("cresset", cresset_ledger::CredentialKind::ApiKey, &[9; 32]);
     let mut broken = world.key.clone();
     broken.replace_range(20..21, if &broken[20..21] == "a" { "b" } else { "a" });
     let bad: Vec<Vec<(&str, String)>> = vec![

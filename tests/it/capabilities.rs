@@ -3,9 +3,9 @@
 
 use super::support::{Answer, Setup, World, tiny_gguf};
 use super::text_parity::sdist_models;
-use cresset::config::Plan;
-use cresset::text::TextModel;
 use cresset_models::ModelSource;
+use cresset_request::Plan;
+use cresset_text::TextModel;
 use serde_json::{Value, json};
 use uuid::Uuid;
 

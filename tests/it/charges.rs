@@ -2,9 +2,9 @@
 //! credentials is used.
 
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
-use cresset::clock::{Clock, SystemClock, UnixMillis};
-use cresset::config::Plan;
-use cresset::engine::testing::ScriptedFailure;
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_engine::testing::ScriptedFailure;
+use cresset_request::Plan;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;
@@ -186,7 +186,7 @@ fn assert_cut_off(text: &str, cut: Cut) {
 }
 
 async fn resume(world: &World) {
-    use cresset::ledger::{AccountStatus, Command};
+    use cresset_ledger::{AccountStatus, Command};
     let active = Command::SetAccountStatus { id: world.account, status: AccountStatus::Active };
     world.node.store.submit(active).await.unwrap();
 }
@@ -319,7 +319,7 @@ async fn a_replay_needs_no_credits_no_room_and_no_model() {
         .open(&world.key, Uuid::new_v4(), &world.ask(json!({ "stream": true, "max_tokens": 900 })))
         .await;
     assert_eq!(world.post(Uuid::new_v4(), &body).await.status, 429);
-    world.node.pool.engines().iter().for_each(cresset::engine::EngineHandle::shutdown);
+    world.node.pool.engines().iter().for_each(cresset_engine::EngineHandle::shutdown);
     let again = world.post(id, &body).await;
     assert_eq!(
         (again.status, again.header("idempotent-replayed"), &again.body),

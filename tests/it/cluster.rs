@@ -6,8 +6,8 @@ use super::process::{Customer, Folder, MODEL, Reply, Served, eventually, get, re
 use super::support::{CHAT, chat_headers, http2};
 use super::upgrade::upgrade;
 use bytes::Bytes;
-use cresset::config::ClusterSettings;
-use cresset::tls::{NodeAddress, Socket, TlsListeners};
+use cresset_tls::ClusterSettings;
+use cresset_tls::{NodeAddress, Socket, TlsListeners};
 use futures_util::future::join_all;
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};

@@ -266,10 +266,9 @@ async fn the_first_thing_wrong_is_the_one_told() {
     let poor = World::with(|setup| (setup.trial, setup.premium) = (0, 0)).await;
     let used = Uuid::new_v4();
     assert_eq!(plenty.post(used, &plenty.ask(json!({}))).await.status, 200);
-    let spent = slow.node.config.plans["default"].burst;
     let ledger = slow.node.store.read().await.unwrap();
     let plan = slow.node.plans.of(&ledger.account(slow.account).await.unwrap().unwrap());
-    (0..spent).for_each(|_| plan.check_rate(slow.account).unwrap());
+    (0..plan.limits.burst).for_each(|_| plan.check_rate(slow.account).unwrap());
     let large = "x".repeat(256 * 1024 + 1);
     let unknown = json!({ "model": Uuid::new_v4(), "max_tokens": 5_000 });
     let ask = |world: &World, extra: serde_json::Value| world.ask(extra).to_string();

@@ -3,11 +3,11 @@
 //! build folder.
 
 use super::release::{check_greedy, fetch, kept};
-use cresset::text::{TextModel, Tokenizer};
 use cresset_models::ModelSource;
 use cresset_models::loader::gguf::GgufFile;
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::{Case, TokenizerCase};
+use cresset_text::{TextModel, Tokenizer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 

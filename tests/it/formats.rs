@@ -3,7 +3,7 @@
 
 use super::process::Customer;
 use super::support::World;
-use cresset::config::Plan;
+use cresset_request::Plan;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,7 +4,7 @@
 use super::raw::{answers, ask, completion, header_lines, talk, until_closed};
 use super::support::{CHAT, Setup, World, bearer, http2, next_piece};
 use bytes::Bytes;
-use cresset::ledger::{AttemptState, JournalEntry};
+use cresset_ledger::{AttemptState, JournalEntry};
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::Request;
@@ -262,9 +262,8 @@ async fn an_early_refusal_over_http2_is_read_to_its_end() {
             .await;
     let ledger = world.node.store.read().await.unwrap();
     let account = ledger.account(world.account).await.unwrap().unwrap();
-    let burst = world.node.config.plans["default"].burst;
     let plan = world.node.plans.of(&account);
-    (0..burst).for_each(|_| plan.check_rate(account.id).unwrap());
+    (0..plan.limits.burst).for_each(|_| plan.check_rate(account.id).unwrap());
     let io = TokioIo::new(TcpStream::connect(world.address).await.unwrap());
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     let (mut sender, connection) = builder.handshake(io).await.unwrap();

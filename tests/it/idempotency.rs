@@ -1,7 +1,7 @@
 //! The same request id again: the request is replayed, joined, refused or run once more.
 
 use super::support::{CHAT, World, application, chat_headers, issue, next_piece, read, statuses};
-use cresset::engine::testing::ScriptedFailure;
+use cresset_engine::testing::ScriptedFailure;
 use futures_util::future::join_all;
 use hyper::Method;
 use serde_json::{Value, json};

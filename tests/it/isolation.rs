@@ -5,8 +5,8 @@ use super::raw::{Raw, ask};
 use super::support::{
     CHAT, SESSION, World, account, application, issue, issue_until, revoke, suspend,
 };
-use cresset::clock::UnixMillis;
-use cresset::ledger::{CredentialKind, secret};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::{CredentialKind, secret};
 use serde_json::json;
 use std::time::Duration;
 use uuid::Uuid;

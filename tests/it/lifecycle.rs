@@ -2,9 +2,9 @@
 //! draining, and the limits of admission.
 
 use super::support::{Answer, World, issue, next_piece, statuses};
-use cresset::engine::EngineError;
-use cresset::engine::testing::ScriptedFailure;
 use cresset::server::operator::metrics;
+use cresset_engine::EngineError;
+use cresset_engine::testing::ScriptedFailure;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -2,16 +2,16 @@
 
 use super::process::{Folder, MODEL, Served, get};
 use super::support::{World, next_piece, qualified, read};
-use cresset::engine::testing::{ScriptedFailure, ScriptedRunner};
-use cresset::engine::{EngineError, EngineHandle, EngineOptions};
-use cresset::pool::{LoadedEngine, ServedModel};
 use cresset::server::operator::page::PageState;
 use cresset::server::operator::{
     Live, LongCommands, OperatorFiles, OwnProgram, StartPhase, StartState, metrics, status,
 };
-use cresset::text::TextModel;
-use cresset::tls::TlsListeners;
+use cresset_engine::testing::{ScriptedFailure, ScriptedRunner};
+use cresset_engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_models::cache_kinds::CacheKinds;
+use cresset_pool::{LoadedEngine, ServedModel};
+use cresset_text::TextModel;
+use cresset_tls::TlsListeners;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -107,6 +107,7 @@ fn state(world: &World, model: &str) -> Value {
     let nowhere = [SocketAddr::from(([127, 0, 0, 1], 1)); 2];
     let live = Live {
         node: world.node.clone(),
+        config: Arc::default(),
         start: StartState::new(nowhere, TlsListeners::default(), StartPhase::Serving),
         long_commands: LongCommands::default(),
         reloads: tokio::sync::mpsc::channel(1).0,

@@ -2,13 +2,11 @@
 //! build folder.
 
 use super::process::Folder;
-use cresset::catalogue::{Catalogue, FetchOptions};
-use cresset::engine::model_runner::ModelRunner;
-use cresset::engine::{
-    EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
-};
-use cresset::ids::AccountId;
 use cresset::node::inspect;
+use cresset_base::ids::AccountId;
+use cresset_catalogue::{Catalogue, FetchOptions};
+use cresset_engine::model_runner::ModelRunner;
+use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent};
 use cresset_models::{ModelOptions, ModelSource};
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::Case;

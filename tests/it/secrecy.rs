@@ -2,8 +2,8 @@
 
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
-use cresset::engine::testing::ScriptedFailure;
 use cresset::server::operator::metrics;
+use cresset_engine::testing::ScriptedFailure;
 use hyper::Method;
 use serde_json::json;
 use std::io::Write;

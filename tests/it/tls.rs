@@ -1,7 +1,7 @@
 //! TLS of the node's listeners, and of commands that are given an https address.
 
 use super::process::{Finished, Folder};
-use cresset::tls::{NodeAddress, Socket};
+use cresset_tls::{NodeAddress, Socket};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader};

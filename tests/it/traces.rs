@@ -7,7 +7,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
 use bytes::Bytes;
-use cresset::engine::testing::ScriptedFailure;
+use cresset_engine::testing::ScriptedFailure;
 use hyper::{Method, StatusCode};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};

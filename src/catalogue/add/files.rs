@@ -1,8 +1,8 @@
 //! The files of a release: which ones make a model, their digests, and how they get to their place.
 
-use crate::catalogue::fetch::{FetchPhase, FetchProgress};
-use crate::catalogue::folder::{ReleaseFolder, is_gguf, sha256};
-use crate::catalogue::{Error, ReleaseFile, Result};
+use crate::fetch::{FetchPhase, FetchProgress};
+use crate::folder::{ReleaseFolder, is_gguf, sha256};
+use crate::{Error, ReleaseFile, Result};
 use cresset_models::loader::gguf::ShardName;
 use std::fs::{self, File};
 use std::path::Path;

@@ -2,20 +2,18 @@
 
 use super::files::{self, Preferred};
 use super::{Draft, NO_LICENSE, slug, stem};
-use crate::catalogue::fetch::{
+use crate::fetch::{
     self, FetchOptions, FetchPhase, FetchProgress, HubTarget, Listing, PartFile, SourceFailure,
 };
-use crate::catalogue::folder::{ReleaseFolder, remove_all, source_of};
-use crate::catalogue::manifest::check_name;
-use crate::catalogue::{
-    Catalogue, Error, Inspect, Manifest, ReleaseFile, Result, Source, Upstream,
-};
+use crate::folder::{ReleaseFolder, remove_all, source_of};
+use crate::manifest::check_name;
+use crate::{Catalogue, Error, Inspect, Manifest, ReleaseFile, Result, Source, Upstream};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
 impl Catalogue {
-    pub(in crate::catalogue) fn pull_from_hub(
+    pub(crate) fn pull_from_hub(
         &self,
         target: &HubTarget,
         inspect: Inspect,

@@ -3,9 +3,9 @@
 use super::files::{self, Preferred, digest, is_gguf_path};
 use super::metadata::gguf_text;
 use super::{Draft, NO_LICENSE, slug, stem};
-use crate::catalogue::fetch::FetchProgress;
-use crate::catalogue::folder::source_of;
-use crate::catalogue::{Catalogue, Error, Inspect, Manifest, Result, Source, Upstream};
+use crate::fetch::FetchProgress;
+use crate::folder::source_of;
+use crate::{Catalogue, Error, Inspect, Manifest, Result, Source, Upstream};
 use cresset_models::loader::gguf::ShardName;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Reads from the files themselves what they say about a release.
 
 use super::files::is_gguf_path;
-use crate::catalogue::{Error, Result, sampling_defaults};
+use crate::{Error, Result, sampling_defaults};
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_models::arch;
 use cresset_models::loader::gguf::{GgufFile, Value};

@@ -2,7 +2,7 @@
 
 use super::hub::repository_files;
 use super::*;
-use crate::catalogue::fetch::{HubTarget, Listing};
+use crate::fetch::{HubTarget, Listing};
 use cresset_models::loader::gguf::Value;
 use cresset_models::testing::{GgufWriter, TinyLlama};
 use cresset_models::{ModelOptions, ModelSource};

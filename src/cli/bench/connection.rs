@@ -1,7 +1,7 @@
 //! A kept-alive HTTP/1.1 connection that costs little per answer, so that the node is measured and
 //! not the client.
 
-use crate::tls::{NodeAddress, Socket};
+use cresset_tls::{NodeAddress, Socket};
 use std::io;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 

@@ -9,18 +9,18 @@ use crate::cli::support::context::Context;
 use crate::cli::support::local_key::id;
 use crate::cli::support::output::{CommandError, CommandResult};
 use crate::cli::support::progress::TaskProgress;
-use crate::clock::{SystemClock, UnixMillis};
-use crate::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
-use crate::ledger::commands::SettleEnd;
-use crate::ledger::{
+use crate::server::operator::{AdminCommand, Operator};
+use bytes::Bytes;
+use cresset_base::clock::{SystemClock, UnixMillis};
+use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use cresset_ledger::commands::SettleEnd;
+use cresset_ledger::{
     AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas,
     Usage,
 };
-use crate::server::operator::{AdminCommand, Operator};
-use crate::store::{
+use cresset_store::{
     EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, StoredBody, SyncMeter,
 };
-use bytes::Bytes;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;

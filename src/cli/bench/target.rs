@@ -3,7 +3,7 @@
 use crate::cli::support::api_client::ApiClient;
 use crate::cli::support::http::{HttpCall, accepted};
 use crate::cli::support::output::{CommandError, CommandResult};
-use crate::tls::NodeAddress;
+use cresset_tls::NodeAddress;
 use uuid::Uuid;
 
 pub(super) struct Target {

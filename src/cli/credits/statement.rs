@@ -1,15 +1,15 @@
 //! `cresset credits statement`: the changes of an account's balances, one by one or summed up.
 
-use crate::catalogue::{Catalogue, Manifest};
 use crate::cli::support::context::Context;
 use crate::cli::support::listing::{self, PrintedListing};
 use crate::cli::support::output::{CommandError, CommandResult, print};
 use crate::cli::support::values::AccountArgument;
 use crate::cli::support::{text, values};
-use crate::clock::UnixMillis;
-use crate::ids::AccountId;
 use crate::server::operator::AdminCommand;
 use clap::Args;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::AccountId;
+use cresset_catalogue::{Catalogue, Manifest};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::BTreeMap;

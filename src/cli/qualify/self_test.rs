@@ -1,10 +1,10 @@
 //! `cresset qualify NAME --self-test`: plants faults and tells which check named each of them.
 
 use super::{ExitReason, exit, write_report};
-use crate::catalogue::Manifest;
 use crate::cli::support::context::Context;
 use crate::cli::support::output::{CommandError, CommandResult, note};
 use crate::cli::support::text;
+use cresset_catalogue::Manifest;
 use cresset_qualification::report::Report;
 use cresset_qualification::{CheckResult, CheckState, Record, SelfTestLine};
 use serde_json::json;

@@ -3,7 +3,7 @@
 
 use super::http::{EventStream, HttpCall, accepted, json, refusal};
 use super::output::{CommandError, CommandResult};
-use crate::tls::NodeAddress;
+use cresset_tls::NodeAddress;
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -5,11 +5,11 @@ use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output, Render};
 use super::values::AccountArgument;
 use crate::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};
-use crate::ids::AccountId;
 use crate::node::{Assembly, NodeError, files, ledger};
 use crate::server::operator::{AdminCommand, AdminError, socket};
-use crate::tls::NodeAddress;
 use clap::Args;
+use cresset_base::ids::AccountId;
+use cresset_tls::NodeAddress;
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -255,8 +255,8 @@ impl From<NodeError> for CommandError {
     }
 }
 
-impl From<crate::catalogue::Error> for CommandError {
-    fn from(error: crate::catalogue::Error) -> Self {
+impl From<cresset_catalogue::Error> for CommandError {
+    fn from(error: cresset_catalogue::Error) -> Self {
         Self::new(error)
     }
 }

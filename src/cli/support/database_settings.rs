@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::output::{CommandError, CommandResult};
 use crate::config::Override;
-use crate::durable_file;
+use cresset_base::durable_file;
 use std::path::Path;
 use toml::{Table, Value};
 

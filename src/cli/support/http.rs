@@ -2,8 +2,8 @@
 //! data folder.
 
 use super::output::{CommandError, CommandResult};
-use crate::tls::NodeAddress;
 use bytes::{Bytes, BytesMut};
+use cresset_tls::NodeAddress;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};

@@ -1,6 +1,6 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
-use crate::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 use serde_json::Value;
 use std::fmt::Write;
 

@@ -1,9 +1,9 @@
 //! Parsers for values that people type: amounts, durations, names.
 
-use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::ids::AccountId;
 use chrono::{Months, NaiveDate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::ids::AccountId;
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

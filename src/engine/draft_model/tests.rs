@@ -2,8 +2,8 @@
 //! for; and no fault of it reaches a sequence.
 
 use super::*;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::testing::{ScriptedFailure, ScriptedRunner, small_options};
+use crate::model_runner::ModelRunner;
+use crate::testing::{ScriptedFailure, ScriptedRunner, small_options};
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::testing::tiny_llama_gguf;

@@ -1,8 +1,8 @@
 //! Tables of requests that are refused, with the reasons.
 
 use super::*;
-use crate::engine::SamplingParams;
-use crate::ids::AccountId;
+use crate::SamplingParams;
+use cresset_base::ids::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
 use std::sync::Arc;
 use uuid::Uuid;

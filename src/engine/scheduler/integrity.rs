@@ -2,8 +2,8 @@
 //! engine.
 
 use super::{Scheduler, StepRow};
-use crate::engine::block_manager::IntegrityError;
-use crate::engine::sequence::{Sequence, SequenceState};
+use crate::block_manager::IntegrityError;
+use crate::sequence::{Sequence, SequenceState};
 
 impl Scheduler {
     /// Every block is accounted for, every sequence is where its state says, and the rows in flight

@@ -2,8 +2,8 @@
 //! The scheduler's integrity is checked after each.
 
 use super::*;
-use crate::engine::error::EngineError;
-use crate::engine::tests::any_instant;
+use crate::error::EngineError;
+use crate::tests::any_instant;
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::cache_kinds::{CacheKinds, NO_STATE};
@@ -734,7 +734,7 @@ fn drafts_become_tokens_up_to_the_first_that_was_not_drawn() {
     let mut scheduler = Scheduler::new(options, [7; 32]);
     let id = SequenceId(1);
     let prompt = [1, 2, 3, 4, 1, 2, 3];
-    scheduler.add(id, crate::engine::tests::request(prompt, 14));
+    scheduler.add(id, crate::tests::request(prompt, 14));
     // What a row gives, and which of that are tokens.
     let commit = |scheduler: &mut Scheduler, results: &[u32]| {
         scheduler.commit_step();
@@ -783,7 +783,7 @@ fn the_states_of_wrong_drafts_are_given_back() {
     options.cache = CacheKinds { states: 17, first_kept: 8, ..CacheKinds::default() };
     let mut scheduler = Scheduler::new(options, [7; 32]);
     let id = SequenceId(1);
-    scheduler.add(id, crate::engine::tests::request([1, 1, 1, 1, 1], 40));
+    scheduler.add(id, crate::tests::request([1, 1, 1, 1, 1], 40));
     let mut moves = Vec::new();
     // How many of a row's drafts are right.
     for right in [0, 2, 1, 0] {
@@ -810,7 +810,7 @@ fn the_states_of_wrong_drafts_are_given_back() {
     ];
     assert_eq!(moves, expect);
     scheduler.finish(id, StopCause::Stopped).unwrap();
-    scheduler.add(SequenceId(2), crate::engine::tests::request([1; 9], 4));
+    scheduler.add(SequenceId(2), crate::tests::request([1; 9], 4));
     let again = scheduler.schedule().rows[0];
     assert_eq!(again.from, 8, "the state that was kept is found again");
 }

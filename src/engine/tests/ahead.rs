@@ -1,8 +1,8 @@
 //! A runner that has two steps in flight without a device.
 
-use crate::engine::EngineError;
-use crate::engine::runner::{RowResult, Runner, nothing_launched};
-use crate::engine::testing::with_pending;
+use crate::EngineError;
+use crate::runner::{RowResult, Runner, nothing_launched};
+use crate::testing::with_pending;
 use cresset_kernels::sampling::params::{RowSampling, Sampled};
 use cresset_models::ForwardBatch;
 use std::collections::VecDeque;

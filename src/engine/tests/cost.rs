@@ -1,8 +1,8 @@
 //! Measures the host's work between two steps. Run it alone, in an optimised build.
 
 use super::*;
-use crate::engine::batch::forward_batch;
-use crate::engine::scheduler::Scheduler;
+use crate::batch::forward_batch;
+use crate::scheduler::Scheduler;
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_kernels::sampling::philox4x32;

@@ -4,8 +4,8 @@
 
 use super::ahead::Ahead;
 use super::*;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::runner::{RowResult, Runner};
+use crate::model_runner::ModelRunner;
+use crate::runner::{RowResult, Runner};
 use cresset_kernels::sampling::cpu::Sampler;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::cache_kinds::NO_STATE;

@@ -1,10 +1,10 @@
 //! A draft model changes no token, whatever it guesses, and is asked as long as that pays.
 
 use super::*;
-use crate::engine::draft_model::DraftModel;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::runner::{RowResult, Runner};
-use crate::engine::testing::ScriptedRunner;
+use crate::draft_model::DraftModel;
+use crate::model_runner::ModelRunner;
+use crate::runner::{RowResult, Runner};
+use crate::testing::ScriptedRunner;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::testing::tiny_llama_gguf;
@@ -121,8 +121,8 @@ fn a_draft_model_that_guesses_at_random_turns_itself_off() {
 
 #[test]
 fn a_stop_ends_guesses_and_a_fault_of_the_draft_model_nothing() {
-    let failing = ScriptedRunner::repeating(vec![5])
-        .fail_at(1, crate::engine::testing::ScriptedFailure::Panic);
+    let failing =
+        ScriptedRunner::repeating(vec![5]).fail_at(1, crate::testing::ScriptedFailure::Panic);
     let (expect, _) = tokens(None, false);
     let (found, stats) = tokens(Some(draft(failing)), false);
     assert!(found == expect, "{stats:?}");

@@ -1,7 +1,7 @@
 //! Errors of the models and of the kernels become the engine's kinds, and keep their texts.
 
-use crate::engine::EngineError;
-use crate::engine::runner::step_error;
+use crate::EngineError;
+use crate::runner::step_error;
 use cresset_kernels::Error as KernelError;
 use cresset_models::Error as ModelError;
 

@@ -1,8 +1,8 @@
 //! Sequences join, leave, stop and fail; engines refuse, drain, fail and shut down.
 
 use super::*;
-use crate::engine::runner::{RowResult, Runner};
-use crate::engine::testing::{ScriptedFailure, ScriptedRunner};
+use crate::runner::{RowResult, Runner};
+use crate::testing::{ScriptedFailure, ScriptedRunner};
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::sync::atomic::{AtomicUsize, Ordering};

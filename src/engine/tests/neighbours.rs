@@ -7,12 +7,12 @@
 use super::ahead::Ahead;
 use super::own_guesses::source_of;
 use super::*;
-use crate::engine::batch::forward_batch;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::own_guesses::OwnHead;
-use crate::engine::runner::Runner;
-use crate::engine::scheduler::{ScheduledStep, Scheduler};
-use crate::engine::speculation::{DraftCost, Proposer};
+use crate::batch::forward_batch;
+use crate::model_runner::ModelRunner;
+use crate::own_guesses::OwnHead;
+use crate::runner::Runner;
+use crate::scheduler::{ScheduledStep, Scheduler};
+use crate::speculation::{DraftCost, Proposer};
 use cresset_kernels::sampling::philox4x32;
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{guess_goldens, tiny_llama_gguf};

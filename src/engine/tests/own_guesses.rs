@@ -3,8 +3,8 @@
 
 use super::speculation::events;
 use super::*;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::runner::{RowResult, Runner};
+use crate::model_runner::ModelRunner;
+use crate::runner::{RowResult, Runner};
 use cresset_models::testing::{GuessGolden, guess_goldens};
 use cresset_models::{ForwardBatch, ModelOptions, WantedGuesses};
 use std::sync::Mutex;

@@ -1,8 +1,8 @@
 //! Drafts change no token, whatever the sampling, and the blocks of wrong ones are computed again.
 
 use super::*;
-use crate::engine::model_runner::ModelRunner;
-use crate::engine::testing::ScriptedRunner;
+use crate::model_runner::ModelRunner;
+use crate::testing::ScriptedRunner;
 use cresset_models::testing::tiny_llama_gguf;
 use cresset_models::{ModelOptions, ModelSource};
 

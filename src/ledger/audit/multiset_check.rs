@@ -5,8 +5,8 @@
 //! stream and subtracted when it comes in the other. Where a sum is not zero at the end, a second
 //! reading keeps the items of that sum, and so names those that differ.
 
-use crate::ids::{AccountId, AttemptId};
-use crate::ledger::records::RequestKey;
+use crate::records::RequestKey;
+use cresset_base::ids::{AccountId, AttemptId};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 

@@ -1,6 +1,6 @@
 //! How far an audit has come, and its caller's say in how fast it goes on.
 
-use crate::ledger::state::StateResult;
+use crate::state::StateResult;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuditProgress {

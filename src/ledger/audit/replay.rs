@@ -3,11 +3,11 @@
 
 use super::rows::{JournalledEnd, expected_end};
 use super::{Audit, Item, JournalChain, OpenReservation};
-use crate::ids::{AccountId, AttemptId};
-use crate::ledger::amounts::BucketAmounts;
-use crate::ledger::journal;
-use crate::ledger::records::{Balances, EntryKind, JournalEntry, RequestKey};
-use crate::ledger::state::{JournalHead, StateResult};
+use crate::amounts::BucketAmounts;
+use crate::journal;
+use crate::records::{Balances, EntryKind, JournalEntry, RequestKey};
+use crate::state::{JournalHead, StateResult};
+use cresset_base::ids::{AccountId, AttemptId};
 
 impl Audit<'_> {
     pub(super) fn check_journal(&mut self) -> StateResult {

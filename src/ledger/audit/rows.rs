@@ -1,12 +1,12 @@
 //! Checks each row against its owner, against itself, and against the journal.
 
 use super::{Audit, Item, has_no_row};
-use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::amounts::{BucketAmounts, Microcredits};
-use crate::ledger::records::{
+use crate::amounts::{BucketAmounts, Microcredits};
+use crate::records::{
     Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
 };
-use crate::ledger::state::{Reservation, StateResult};
+use crate::state::{Reservation, StateResult};
+use cresset_base::ids::{AccountId, ApplicationId};
 
 /// How the journal ends an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! The rows that an audit reads: those of each kind one after the other, and single rows by key.
 
-use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::records::{
+use crate::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
+use crate::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
+use cresset_base::ids::{AccountId, ApplicationId};
 use std::collections::HashMap;
 
 /// Rows one by one. A row that is damaged or stored under a wrong key is an `Err` item of its own.

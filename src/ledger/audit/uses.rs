@@ -2,12 +2,12 @@
 //! against the journal, against the open reservations, and the keys against their account.
 
 use super::{Audit, JournalChain};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, CredentialId};
-use crate::ledger::amounts::{BucketAmounts, Microcredits};
-use crate::ledger::budgets::{BudgetPeriod, CalendarUse, Consumption};
-use crate::ledger::records::{Account, Credential, JournalEntry};
-use crate::ledger::state::{Reservation, StateResult};
+use crate::amounts::{BucketAmounts, Microcredits};
+use crate::budgets::{BudgetPeriod, CalendarUse, Consumption};
+use crate::records::{Account, Credential, JournalEntry};
+use crate::state::{Reservation, StateResult};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, CredentialId};
 use std::collections::HashMap;
 
 /// What an open reservation holds, and when it was made.

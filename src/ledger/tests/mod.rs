@@ -4,27 +4,24 @@
 //! Names stand for ids. Prompt and output tokens cost one unit each, cached ones nothing, so
 //! amounts can be read off.
 
-pub(crate) mod memory;
 mod planted;
 mod rules;
 
-use crate::clock::UnixMillis;
-use crate::ids::{
-    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
-};
-use crate::ledger::amounts::{BucketAmounts, Microcredits, Prices, Usage};
-use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::budgets::{
-    BudgetOwner, BudgetPeriod, Budgets, CalendarUse, SpendingLimit, TokenQuotas,
-};
-use crate::ledger::commands::{AccountChange, Admit, Command, Outcome, ReleaseCause, SettleEnd};
-use crate::ledger::records::{
+use crate::amounts::{BucketAmounts, Microcredits, Prices, Usage};
+use crate::apply::{ApplyError, apply};
+use crate::budgets::{BudgetOwner, BudgetPeriod, Budgets, CalendarUse, SpendingLimit, TokenQuotas};
+use crate::commands::{AccountChange, Admit, Command, Outcome, ReleaseCause, SettleEnd};
+use crate::records::{
     AccountStatus, Attempt, AttemptState, Bucket, Credential, CredentialKind, FailureCode,
     FinishReason, RequestKey, RequestRecord,
 };
-use crate::ledger::state::LedgerState;
-use crate::ledger::{AdmissionRate, Refusal};
-use memory::MemoryState;
+use crate::state::LedgerState;
+use crate::testing::MemoryState;
+use crate::{AdmissionRate, Refusal};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+};
 use uuid::Uuid;
 
 fn uuid(name: &str) -> Uuid {
@@ -308,7 +305,7 @@ fn describe(outcome: &Result<Outcome, ApplyError>) -> String {
         Ok(Outcome::Existing(record)) => format!("existing {}", show(record)),
         Ok(Outcome::Request(record)) => show(record),
         Ok(Outcome::Settled { record, alerts }) => {
-            let told = |alert: &crate::ledger::BudgetAlert| {
+            let told = |alert: &crate::BudgetAlert| {
                 format!(", {} {}", alert.owner.kind(), alert.period.name())
             };
             show(record) + &alerts.iter().map(told).collect::<String>()

@@ -1,14 +1,14 @@
 //! The test of the audit: each case plants one violation in a sound ledger, and the audit must name
 //! it. A command that finds one writes nothing.
 
-use super::memory::MemoryState;
 use super::{World, key, uuid};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, AttemptId, BootId};
-use crate::ledger::audit::{AuditProgress, JournalChain, JournalHeads};
-use crate::ledger::records::EntryKind;
-use crate::ledger::state::StateError;
-use crate::ledger::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
+use crate::audit::{AuditProgress, JournalChain, JournalHeads};
+use crate::records::EntryKind;
+use crate::state::StateError;
+use crate::testing::MemoryState;
+use crate::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, AttemptId, BootId};
 use std::cell::RefCell;
 
 const SOUND: [&str; 12] = [
@@ -89,7 +89,7 @@ fn a_credential_is_as_old_as_its_command() {
     let mut world = World::new();
     world.run("account a");
     let mut command = world.command(&["key", "k", "a"]);
-    if let crate::ledger::Command::IssueCredential { credential } = &mut command {
+    if let crate::Command::IssueCredential { credential } = &mut command {
         credential.created_at = UnixMillis(7);
     }
     assert_eq!(world.apply(&command), "done");
@@ -410,11 +410,11 @@ fn an_altered_journal_is_found() {
     });
 }
 
-fn account(state: &mut MemoryState) -> &mut crate::ledger::Account {
+fn account(state: &mut MemoryState) -> &mut crate::Account {
     state.accounts.values_mut().next().unwrap()
 }
 
-fn credential(state: &mut MemoryState) -> &mut crate::ledger::Credential {
+fn credential(state: &mut MemoryState) -> &mut crate::Credential {
     state.credentials.values_mut().next().unwrap()
 }
 
@@ -438,6 +438,6 @@ fn wrong_uses_are_found() {
     find("spent more than its account", |state| credential(state).used.day.spent.tokens += 1);
     find("spent more than its credentials", |state| credential(state).used.day.spent.tokens -= 1);
     check_refused("release a s 3 failed", "an end frees more than its period reserves", |state| {
-        account(state).used.day.reserved = crate::ledger::Consumption::default();
+        account(state).used.day.reserved = crate::Consumption::default();
     });
 }

@@ -2,10 +2,10 @@
 //! copy of what the data folder holds of the release, and the model must not load there.
 
 use super::{Assembly, NodeError};
-use crate::catalogue::{Catalogue, Manifest};
-use crate::clock::{Clock, SystemClock};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use cresset_base::clock::{Clock, SystemClock};
+use cresset_catalogue::{Catalogue, Manifest};
 use cresset_qualification::{CheckState, Grade, Record, SelfTestLine, Verdict};
 use serde_json::Value;
 use std::fs;

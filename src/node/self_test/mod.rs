@@ -14,7 +14,7 @@ use super::models::cannot_load;
 use super::scoring::Scoring;
 use super::subject::EngineSubject;
 use super::{Assembly, NodeError, UnqualifiedModel};
-use crate::catalogue::Manifest;
+use cresset_catalogue::Manifest;
 use cresset_models::planted::OpFault;
 use cresset_models::testing::GgufWriter;
 use cresset_models::{FileLayout, ModelSource};
@@ -364,8 +364,8 @@ fn load(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::FetchOptions;
     use crate::config::Config;
+    use cresset_catalogue::FetchOptions;
 
     fn assembly(data_dir: &Path) -> Assembly {
         let mut config = Config::default();

@@ -1,8 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use crate::config::Plan;
-use crate::request::plans::PlanInForce;
-use crate::request::{self, AnswerSource, Caller, IncomingRequest, Services};
+use crate::server::Api;
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::forward::Onward;
@@ -15,26 +13,27 @@ use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use cresset_request::Plan;
+use cresset_request::plans::PlanInForce;
+use cresset_request::{self, AnswerSource, Caller, IncomingRequest, Services};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The parameters are extracted from left to right, so that is the order of their refusals.
 pub async fn create(
-    State(services): State<Arc<Services>>,
+    State(Api { services, settings }): State<Api>,
     Extension(caller): Extension<Arc<Caller>>,
     Extension(line): Extension<Arc<AccessLine>>,
     NamedRequest { id, session }: NamedRequest,
     Onward(onward): Onward,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let http = &services.config.http;
-
     // 1. The account's rate. The request's own headers are checked already.
     let (head, body) = request.into_parts();
     let plan = count_request(&services, &caller)?;
 
     // 2. The body: its size and media type, then strict JSON, then the dialect's fields.
-    let (tree, body) = JsonTree::read(http, &head.headers, body).await?;
+    let (tree, body) = JsonTree::read(&settings.http, &head.headers, body).await?;
     let fingerprint = fingerprint(head.method.as_str(), head.uri.path(), session, &tree);
     let ChatRequest { input, include_usage, mut ignored, .. } =
         read(&services, &plan.limits, &tree)?;
@@ -57,7 +56,7 @@ pub async fn create(
         trace: line.trace.clone(),
         may_go_elsewhere: onward.is_some(),
     };
-    let found = request::find_or_start(&services, &incoming).await?;
+    let found = cresset_request::find_or_start(&services, &incoming).await?;
 
     // 4. Answer in this dialect, in one piece or as a stream.
     let mut response = match found {
@@ -72,7 +71,7 @@ pub async fn create(
         AnswerSource::Stream { created_at, deltas } => {
             let model = incoming.input.model.ok_or(ApiError::ModelNotFound)?;
             let chunks = ChunkWriter::new(id, created_at.seconds(), model, include_usage);
-            let silence = Duration::from_secs(http.keep_alive_seconds);
+            let silence = Duration::from_secs(settings.http.keep_alive_seconds);
             sse::response(sse::follow(deltas, chunks, silence, line))
         }
         AnswerSource::Elsewhere { nodes, unreachable } => {

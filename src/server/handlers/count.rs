@@ -2,7 +2,7 @@
 //! gateway asks in this process.
 
 use super::chat;
-use crate::request::{Caller, Services, count_prompt};
+use crate::server::Api;
 use crate::server::access_log::AccessLine;
 use crate::server::error::ApiError;
 use crate::server::headers;
@@ -10,11 +10,12 @@ use crate::server::wire::json::JsonTree;
 use crate::server::wire::token_count::TokenCount;
 use axum::Json;
 use axum::extract::{Extension, Request, State};
+use cresset_request::{Caller, count_prompt};
 use std::sync::Arc;
 
 /// Takes the body of a chat request. Its checks and their order are those of `chat::create`.
 pub async fn count(
-    State(services): State<Arc<Services>>,
+    State(Api { services, settings }): State<Api>,
     Extension(caller): Extension<Arc<Caller>>,
     Extension(line): Extension<Arc<AccessLine>>,
     request: Request,
@@ -22,7 +23,7 @@ pub async fn count(
     headers::refuse_cache_namespaces(request.headers())?;
     let plan = chat::count_request(&services, &caller)?;
     let (head, body) = request.into_parts();
-    let (tree, _) = JsonTree::read(&services.config.http, &head.headers, body).await?;
+    let (tree, _) = JsonTree::read(&settings.http, &head.headers, body).await?;
     let input = chat::read(&services, &plan.limits, &tree)?.input;
     line.model(input.model);
     let prompt_tokens = count_prompt(&services, &plan.limits, input).await?;

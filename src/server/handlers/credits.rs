@@ -1,11 +1,11 @@
 //! `GET /v1/credits`: the account's balances.
 
-use crate::request::Caller;
-use crate::request::Services;
 use crate::server::error::ApiError;
 use crate::server::wire::objects::CreditBalance;
 use axum::Json;
 use axum::extract::{Extension, State};
+use cresset_request::Caller;
+use cresset_request::Services;
 use std::sync::Arc;
 
 pub async fn show(

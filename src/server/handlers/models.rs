@@ -1,14 +1,14 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the models that the account can use now, loaded or
 //! not.
 
-use crate::ids::ModelId;
-use crate::request::Caller;
-use crate::request::Services;
 use crate::server::error::ApiError;
 use crate::server::wire::objects::{ModelObject, ModelPage};
 use crate::server::wire::query::{Page, PathId};
 use axum::Json;
 use axum::extract::{Extension, State};
+use cresset_base::ids::ModelId;
+use cresset_request::Caller;
+use cresset_request::Services;
 use std::sync::Arc;
 
 pub async fn list(

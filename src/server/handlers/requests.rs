@@ -1,10 +1,6 @@
 //! `GET` and `DELETE /v1/requests/{id}`: shows a request, and cancels it; `GET …/receipt` shows the
 //! receipt of one that completed.
 
-use crate::catalogue::Catalogue;
-use crate::ids::RequestId;
-use crate::ledger::{AttemptState, ReceiptFacts, RequestRecord};
-use crate::request::{self, Caller, Services};
 use crate::server::access_log::AccessLine;
 use crate::server::error::{ApiError, BEFORE_RECEIPTS, NOT_COMPLETED};
 use crate::server::forward::Onward;
@@ -17,6 +13,10 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use cresset_base::ids::RequestId;
+use cresset_catalogue::Catalogue;
+use cresset_ledger::{AttemptState, ReceiptFacts, RequestRecord};
+use cresset_request::{self, Caller, Services};
 use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
@@ -40,10 +40,11 @@ pub async fn cancel(
     Onward(onward): Onward,
     head: Parts,
 ) -> Result<Response, ApiError> {
-    let record = request::cancel(&services, find(&services, &caller, RequestId(id)).await?).await?;
+    let record =
+        cresset_request::cancel(&services, find(&services, &caller, RequestId(id)).await?).await?;
     let ended = record.latest().state.is_terminal();
     if let Some(forwarder) = onward.filter(|_| !ended) {
-        let nodes = request::owner(&services, &record).await?;
+        let nodes = cresset_request::owner(&services, &record).await?;
         if let Some(answer) = forwarder.send(&nodes, &head, &Bytes::new(), &line).await {
             return Ok(answer);
         }

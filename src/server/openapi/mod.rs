@@ -3,7 +3,7 @@
 
 mod answers;
 
-use crate::config::Config;
+use crate::server::ApiSettings;
 use crate::server::error::ApiError;
 use crate::server::headers::IDEMPOTENCY_KEY;
 use crate::server::wire::chat_schema::{self, CompletionBody, UUID};
@@ -18,20 +18,20 @@ use serde_json::{Map, Value, json};
 const ABOUT: &str = "Text generation with accounts, keys and exact credits. Amounts are whole numbers of microcredits in \
                      strings, times are Unix seconds.";
 
-/// The whole document, for a node with this configuration.
-pub fn document(config: &Config) -> Value {
-    let settings = |contract: fn(SchemaSettings) -> SchemaSettings| {
+/// The whole document, for a surface with these settings.
+pub fn document(settings: &ApiSettings) -> Value {
+    let generator = |contract: fn(SchemaSettings) -> SchemaSettings| {
         contract(
             SchemaSettings::draft2020_12()
                 .with(|s| s.definitions_path = "/components/schemas".into()),
         )
     };
-    let mut sent = settings(SchemaSettings::for_serialize).into_generator();
-    let mut read = settings(SchemaSettings::for_deserialize)
+    let mut sent = generator(SchemaSettings::for_serialize).into_generator();
+    let mut read = generator(SchemaSettings::for_deserialize)
         .with_transform(chat_schema::unknown_members_are_null())
         .into_generator();
     let body = read.subschema_for::<CompletionBody>();
-    let paths = paths(config, &mut sent, &json!(body));
+    let paths = paths(settings, &mut sent, &json!(body));
     sent.subschema_for::<Chunk>();
     let mut schemas = sent.take_definitions(true);
     schemas.extend(read.take_definitions(true));
@@ -39,7 +39,7 @@ pub fn document(config: &Config) -> Value {
     json!({
         "openapi": "3.1.0",
         "info": { "title": "Cresset", "version": env!("CARGO_PKG_VERSION"), "description": ABOUT },
-        "servers": [{ "url": format!("http://{}", config.listen.public) }],
+        "servers": [{ "url": format!("http://{}", settings.public) }],
         "security": [{ "bearer": [] }],
         "paths": paths,
         "components": {
@@ -48,14 +48,14 @@ pub fn document(config: &Config) -> Value {
                 "scheme": "bearer",
                 "description": "An account's API key, or an application's access token.",
             } },
-            "parameters": parameters(config),
+            "parameters": parameters(settings),
             "headers": answers::headers(),
             "schemas": schemas,
         },
     })
 }
 
-fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value {
+fn paths(settings: &ApiSettings, schemas: &mut SchemaGenerator, body: &Value) -> Value {
     let mut answers = Answers::new(schemas);
     json!({
         "/v1/me": { "get": {
@@ -80,7 +80,7 @@ fn paths(config: &Config, schemas: &mut SchemaGenerator, body: &Value) -> Value 
             "summary": "Balances, and what of them can be spent",
             "responses": answers.object::<CreditBalance>("The account's balances", 200).refusals(&[]),
         } },
-        "/v1/chat/completions": { "post": completion(config, &mut answers, body) },
+        "/v1/chat/completions": { "post": completion(settings, &mut answers, body) },
         "/v1/requests/{requestId}": {
             "parameters": [parameter("requestId")],
             "get": {
@@ -126,7 +126,7 @@ fn receipt(answers: &mut Answers) -> Value {
     })
 }
 
-fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
+fn completion(settings: &ApiSettings, answers: &mut Answers, body: &Value) -> Value {
     // Every error of the table is described here, unless it belongs to other paths alone.
     let elsewhere = |error: &ApiError| {
         matches!(
@@ -161,7 +161,7 @@ fn completion(config: &Config, answers: &mut Answers, body: &Value) -> Value {
         ],
         "requestBody": {
             "required": true,
-            "description": format!("At most {} bytes. Prompt and output fit the model's `context_tokens`.", config.http.max_body_bytes),
+            "description": format!("At most {} bytes. Prompt and output fit the model's `context_tokens`.", settings.http.max_body_bytes),
             "content": { "application/json": { "schema": body } },
         },
         "responses": responses,
@@ -180,13 +180,13 @@ fn parameter(name: &str) -> Value {
 /// The session header under every service name.
 const NEUTRAL_SESSION: &str = "X-Service-Session-Id";
 
-fn parameters(config: &Config) -> Value {
+fn parameters(settings: &ApiSettings) -> Value {
     let id = json!({ "type": "string", "format": "uuid", "pattern": UUID });
     // The nil and the max UUID are no ids.
     let real = UUID.replacen('^', "^(?![0-]+$)(?![fF-]+$)", 1);
     let named = json!({ "type": "string", "format": "uuid", "pattern": real });
     let limit = json!({ "type": "integer", "minimum": 1, "maximum": Page::LARGEST, "default": Page::LARGEST });
-    let session = format!("X-{}-Session-Id", config.service_name);
+    let session = format!("X-{}-Session-Id", settings.service_name);
     let at = |place: &str, name: &str, about: &str, schema: &Value| {
         let required = place != "query";
         json!({ "name": name, "in": place, "required": required, "description": about, "schema": schema })

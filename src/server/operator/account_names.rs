@@ -2,7 +2,7 @@
 
 use super::lists;
 use super::{AdminError, Operator};
-use crate::ids::AccountId;
+use cresset_base::ids::AccountId;
 use serde_json::{Value, json};
 
 /// Puts the id of an account into a command that has its name there.
@@ -45,10 +45,11 @@ impl Operator<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::config::{Config, RequestSettings};
+    use crate::config::Config;
     use crate::server::operator::AdminCommand;
-    use crate::store::{Limits, Store, StoreConfig};
+    use cresset_base::clock::SystemClock;
+    use cresset_store::RequestSettings;
+    use cresset_store::{Limits, Store, StoreConfig};
     use std::sync::Arc;
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 
 use super::command::{AdminCommand, AdminError};
 use super::roles::{Actor, Need, Role};
-use crate::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;

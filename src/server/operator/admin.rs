@@ -3,15 +3,14 @@
 use super::command::{AdminCommand, AdminError, RequestScope};
 use super::lists::{self, RequestFilter, find_account};
 use super::{Actor, Live, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
-use crate::clock::UnixMillis;
 use crate::config::Config;
-use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_ledger::{
     AccountChange, AccountStatus, BucketAmounts, BudgetOwner, Budgets, CalendarUse, Command,
     Credential, CredentialKind, Microcredits, Outcome, Refusal, RequestRecord, secret,
 };
-use crate::request;
-use crate::store::{BackupScope, Store, StoreError};
+use cresset_store::{BackupScope, Store, StoreError};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
@@ -42,7 +41,7 @@ impl<'a> Operator<'a> {
     pub fn of(live: &'a Live) -> Self {
         let node = &live.node;
         let files = Some(&live.files);
-        Self { store: &node.store, config: &node.config, live: Some(live), files }
+        Self { store: &node.store, config: &live.config, live: Some(live), files }
     }
 }
 
@@ -400,7 +399,7 @@ impl Operator<'_> {
         let Some(live) = self.live else { return Ok(view::request(&record)) };
         let unavailable =
             |_| AdminError::Unavailable("the ledger cannot be reached now: try again".to_owned());
-        Ok(view::request(&request::cancel(&live.node, record).await.map_err(unavailable)?))
+        Ok(view::request(&cresset_request::cancel(&live.node, record).await.map_err(unavailable)?))
     }
 
     // --- the ledger and the node

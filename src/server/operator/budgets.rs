@@ -2,14 +2,14 @@
 
 use super::admin::Operator;
 use super::command::AdminError;
-use crate::clock::UnixMillis;
-use crate::config::Plan;
-use crate::ledger::budgets::PeriodUse;
-use crate::ledger::{
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::budgets::PeriodUse;
+use cresset_ledger::{
     Account, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Command, CredentialKind,
     Microcredits, Refusal, SpendingLimit, TokenQuotas,
 };
-use crate::store::BudgetNotice;
+use cresset_request::Plan;
+use cresset_store::BudgetNotice;
 use serde_json::{Value, json};
 
 type Result<T = Value, E = AdminError> = std::result::Result<T, E>;

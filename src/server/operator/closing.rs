@@ -6,8 +6,8 @@ use super::admin::Operator;
 use super::command::AdminError;
 use super::lists;
 use super::view;
-use crate::ids::{AccountId, RequestId};
-use crate::ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
+use cresset_base::ids::{AccountId, RequestId};
+use cresset_ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
 use serde_json::{Value, json};
 use std::time::Duration;
 

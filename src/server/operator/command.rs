@@ -3,11 +3,11 @@
 
 use super::jobs::ModelJob;
 use super::roles::Role;
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::{AttemptState, Bucket, BudgetPeriod, Refusal};
 use crate::server::wire::receipt::ReceiptStatement;
-use crate::store::{NodeFile, StoreError};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_ledger::{AttemptState, Bucket, BudgetPeriod, Refusal};
+use cresset_store::{NodeFile, StoreError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -46,7 +46,7 @@ pub(super) fn unavailable(reason: Option<&str>) -> Response {
 
 /// The public surface as this node is configured.
 async fn openapi(State(live): State<Arc<Live>>) -> Json<Value> {
-    Json(document(&live.node.config))
+    Json(document(&live.config.api()))
 }
 
 async fn scrape(State(live): State<Arc<Live>>, headers: HeaderMap) -> Response {

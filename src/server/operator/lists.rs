@@ -3,12 +3,12 @@
 
 use super::command::AdminError;
 use super::view;
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_ledger::{
     Account, AttemptState, Credential, CredentialKind, JournalEntry, Refusal, RequestRecord,
 };
-use crate::store::{Snapshot, Store};
+use cresset_store::{Snapshot, Store};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -222,14 +222,15 @@ pub(super) async fn requests_by_id(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::config::{Config, RequestSettings};
-    use crate::ids::{AttemptId, ModelId, SessionId};
-    use crate::ledger::AdmissionRate;
-    use crate::ledger::commands::ReleaseCause;
-    use crate::ledger::{Admit, Command, FailureCode, Prices, RequestKey, TokenQuotas};
+    use crate::config::Config;
     use crate::server::operator::{AdminCommand, Operator};
-    use crate::store::{Limits, StoreConfig};
+    use cresset_base::clock::SystemClock;
+    use cresset_base::ids::{AttemptId, ModelId, SessionId};
+    use cresset_ledger::AdmissionRate;
+    use cresset_ledger::commands::ReleaseCause;
+    use cresset_ledger::{Admit, Command, FailureCode, Prices, RequestKey, TokenQuotas};
+    use cresset_store::RequestSettings;
+    use cresset_store::{Limits, StoreConfig};
     use futures_util::future::join_all;
     use std::sync::Arc;
     use uuid::Uuid;

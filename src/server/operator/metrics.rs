@@ -1,12 +1,12 @@
 //! The node's metrics, sampled when they are asked for.
 
 use super::Live;
-use crate::clock::UnixMillis;
-use crate::config::resident_bytes;
-use crate::engine::EngineStats;
-use crate::metrics::{DeviceSample, ProcessSample};
-use crate::pool::DeviceView;
-use crate::request::Services;
+use cresset_base::clock::UnixMillis;
+use cresset_base::memory::resident_bytes;
+use cresset_engine::EngineStats;
+use cresset_pool::DeviceView;
+use cresset_request::Services;
+use cresset_telemetry::metrics::{DeviceSample, ProcessSample};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 

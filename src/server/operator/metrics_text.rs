@@ -102,8 +102,8 @@ fn older(open_metrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
     use axum::http::HeaderValue;
+    use cresset_telemetry::metrics::Metrics;
 
     #[test]
     fn the_form_that_a_client_likes_best() {

@@ -35,10 +35,11 @@ pub use roles::{Actor, Role};
 pub use start::{OperatorRoutes, StartPhase, StartState};
 pub use tokens::TOKENS;
 
-use crate::catalogue::Catalogue;
-use crate::request::Services;
+use crate::config::Config;
 use acts::ActLog;
 use axum::Router;
+use cresset_catalogue::Catalogue;
+use cresset_request::Services;
 use last_backups::LastBackups;
 use page::PageState;
 use serde_json::Value;
@@ -77,6 +78,8 @@ impl OperatorFiles {
 /// An assembled node, its addresses and what is left of its start.
 pub struct Live {
     pub node: Arc<Services>,
+    /// As it was at the start.
+    pub config: Arc<Config>,
     pub start: Arc<StartState>,
     pub long_commands: LongCommands,
     pub reloads: Reloads,

@@ -6,9 +6,9 @@ use super::command::{AdminCommand, AdminError};
 use super::upgrade::upgrade;
 use super::view::{list, merged};
 use super::{Live, Role};
-use crate::catalogue::{self, NotedPrices};
-use crate::config::ListenerName;
-use crate::pool::ModelView;
+use cresset_catalogue::{self, NotedPrices};
+use cresset_pool::ModelView;
+use cresset_tls::ListenerName;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -64,7 +64,7 @@ impl Operator<'_> {
 
     /// Writes the manifest and, where a node runs, has it take the prices over.
     async fn set_prices(&self, wanted: &str, given: [Option<u64>; 3]) -> Result {
-        let refused = |error: catalogue::Error| AdminError::Refused(error.to_string());
+        let refused = |error: cresset_catalogue::Error| AdminError::Refused(error.to_string());
         let catalogue = &self.files()?.catalogue;
         let before = catalogue.find(wanted).map_err(refused)?;
         let mut manifest = before.clone();
@@ -92,7 +92,7 @@ impl Operator<'_> {
 
     /// The prices that a release has had since this node takes note of them, and those of now.
     fn price_history(&self, wanted: &str) -> Result {
-        let refused = |error: catalogue::Error| AdminError::Refused(error.to_string());
+        let refused = |error: cresset_catalogue::Error| AdminError::Refused(error.to_string());
         let catalogue = &self.files()?.catalogue;
         let manifest = catalogue.find(wanted).map_err(refused)?;
         let noted = catalogue.price_history(&manifest.name).map_err(refused)?;

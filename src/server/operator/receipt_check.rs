@@ -4,13 +4,13 @@
 use super::command::AdminError;
 use super::lists::{self, PAGE_ROWS};
 use super::view;
-use crate::catalogue::NodePublicKey;
-use crate::ids::AccountId;
-use crate::ledger::records::EntryKind;
-use crate::ledger::{JournalEntry, ReceiptFacts, RequestRecord};
 use crate::server::wire::completion::UsageObject;
 use crate::server::wire::receipt::{ReceiptPredicate, ReceiptStatement};
-use crate::store::{Snapshot, Store};
+use cresset_base::ids::AccountId;
+use cresset_catalogue::NodePublicKey;
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::{JournalEntry, ReceiptFacts, RequestRecord};
+use cresset_store::{Snapshot, Store};
 use serde_json::{Value, json};
 
 /// What the ledger keeps of a request.
@@ -149,9 +149,9 @@ fn tokens(usage: &UsageObject) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::UnixMillis;
-    use crate::ledger::{Balances, Microcredits};
     use crate::server::wire::receipt::tests::{completed, key};
+    use cresset_base::clock::UnixMillis;
+    use cresset_ledger::{Balances, Microcredits};
 
     fn kept() -> (ReceiptStatement, Kept) {
         let (row, facts) = completed();
@@ -200,7 +200,7 @@ mod tests {
                 kept.row.as_mut().unwrap().fingerprint = [2; 32];
             }),
             ("session", |_, kept| {
-                kept.row.as_mut().unwrap().session = crate::ids::SessionId::generate();
+                kept.row.as_mut().unwrap().session = cresset_base::ids::SessionId::generate();
             }),
             ("that of the stored answer", |receipt, _| {
                 receipt.predicate.verdict.grade = "reference".into();

@@ -3,7 +3,6 @@
 
 use super::roles::Actor;
 use super::{AdminError, Live, StartState, socket};
-use crate::config::ListenerName;
 use axum::Router;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -11,6 +10,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::response::Response;
 use axum::routing::post;
 use bytes::Bytes;
+use cresset_tls::ListenerName;
 use std::sync::Arc;
 
 /// Mounted by `health`, on the operator's own listener only.

@@ -2,16 +2,17 @@
 //! answer what the start is doing; then they pass everything on to the node.
 
 use super::{AdminCommand, AdminError, Live, health, socket, status};
-use crate::config::{Config, ListenerName};
+use crate::config::Config;
 use crate::server::own_names::OwnNames;
-use crate::store::OpenProgress;
-use crate::tls::TlsListeners;
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use cresset_store::OpenProgress;
+use cresset_tls::ListenerName;
+use cresset_tls::TlsListeners;
 use parking_lot::Mutex;
 use serde_json::json;
 use std::net::SocketAddr;

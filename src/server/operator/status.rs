@@ -1,14 +1,14 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
 use super::{Live, StartState, budgets, view};
-use crate::clock::{UnixMillis, shown_now};
-use crate::config::ListenerName;
-use crate::config::resident_bytes;
-use crate::engine::EngineStats;
-use crate::pool::{DeviceView, ModelView};
-use crate::request::Services;
-use crate::request::recent::RecentError;
-use crate::tls::ends_soon;
+use cresset_base::clock::{UnixMillis, shown_now};
+use cresset_base::memory::resident_bytes;
+use cresset_engine::EngineStats;
+use cresset_pool::{DeviceView, ModelView};
+use cresset_request::Services;
+use cresset_request::recent::RecentError;
+use cresset_tls::ListenerName;
+use cresset_tls::ends_soon;
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.

@@ -4,8 +4,8 @@
 
 use super::command::AdminError;
 use super::roles::{Actor, Role};
-use crate::clock::UnixMillis;
-use crate::durable_file;
+use cresset_base::clock::UnixMillis;
+use cresset_base::durable_file;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

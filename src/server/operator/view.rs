@@ -2,15 +2,15 @@
 //! as integer strings.
 
 use super::budgets;
-use crate::clock::UnixMillis;
-use crate::ledger::records::EntryKind;
-use crate::ledger::state::Crashes;
-use crate::ledger::{
+use crate::server::wire::objects::{CreditBalance, RequestObject};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::state::Crashes;
+use cresset_ledger::{
     Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, JournalEntry,
     Microcredits, RequestRecord, TokenQuotas,
 };
-use crate::server::wire::objects::{CreditBalance, RequestObject};
-use crate::store::{AuditReport, StoreStats};
+use cresset_store::{AuditReport, StoreStats};
 use serde_json::{Value, json};
 
 pub fn list(data: impl IntoIterator<Item = Value>) -> Value {
@@ -159,7 +159,7 @@ fn change(entry: &JournalEntry) -> i128 {
 }
 
 fn cause(kind: &EntryKind) -> Value {
-    let of_attempt = |kind, key: &crate::ledger::RequestKey, attempt| {
+    let of_attempt = |kind, key: &cresset_ledger::RequestKey, attempt| {
         json!({
             "kind": kind,
             "request_id": key.request,

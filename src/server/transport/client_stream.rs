@@ -6,10 +6,10 @@
 //! the refusal. So every response, to broken requests too, is made in one place and looks alike.
 
 use super::http1_head::{self, RequestHead};
-use crate::config::HttpSettings;
+use crate::server::HttpSettings;
 use crate::server::error::ApiError;
-use crate::tls::Socket;
 use bytes::{Buf, BytesMut};
+use cresset_tls::Socket;
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};

@@ -4,7 +4,7 @@
 //! One program may read as a body what another reads as the next request. So nothing is repaired or
 //! guessed here: line ends, lengths and codings that two readers could see differently are refused.
 
-use crate::config::HttpSettings;
+use crate::server::HttpSettings;
 use crate::server::error::ApiError;
 use axum::http::{Method, Uri};
 use httparse::{Header, Request, Status};

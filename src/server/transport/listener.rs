@@ -6,14 +6,14 @@ use super::connections::{
     ConnectionPermit, ConnectionPermits, Peer, UnheardConnection, UnheardConnections,
 };
 use super::http2::{self, KeptBody, Streams};
-use crate::config::HttpSettings;
+use crate::server::HttpSettings;
 use crate::server::finish_response;
-use crate::tls::Socket;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, header};
 use axum::response::Response;
 use bytes::BytesMut;
+use cresset_tls::Socket;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2 as hyper_http2};
 use hyper::service::service_fn;

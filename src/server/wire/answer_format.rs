@@ -3,8 +3,8 @@
 
 use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema;
-use crate::request::{AnswerFormat, AskedFormat};
 use crate::server::error::ApiError;
+use cresset_request::{AnswerFormat, AskedFormat};
 
 /// Longest expression, grammar or schema, bytes, and all texts of a choice together.
 pub(super) const MAX_FORMAT: usize = 64 * 1024;

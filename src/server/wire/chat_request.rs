@@ -5,11 +5,11 @@ use super::answer_format;
 use super::json::{JsonField, JsonTree, refuse_rest};
 use super::messages;
 use super::tools::{self, ToolFields};
-use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
-use crate::ids::ModelId;
-use crate::request::GenerationInput;
 use crate::server::error::ApiError;
-use crate::text::reasoning::ThinkingEffort;
+use cresset_base::ids::ModelId;
+use cresset_engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
+use cresset_request::GenerationInput;
+use cresset_text::reasoning::ThinkingEffort;
 use serde_json::{Map, Value};
 
 /// Largest count of tokens a body may name; the model's limits are far below.

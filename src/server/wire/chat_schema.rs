@@ -10,7 +10,7 @@ use super::answer_format;
 use super::chat_request as body;
 use super::messages;
 use super::tools;
-use crate::engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
+use cresset_engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use schemars::JsonSchema;
 use schemars::transform::RecursiveTransform;
 use schemars::{Schema, json_schema};

@@ -1,12 +1,12 @@
 //! The answer as one `chat.completion` object, or as a series of `chat.completion.chunk` objects.
 
-use crate::ids::{ModelId, RequestId};
-use crate::ledger::{FinishReason, Microcredits, Usage};
-use crate::request::transcript::{PartDelta, ScoredToken, TokenScores};
-use crate::request::{CompleteAnswer, Delta};
-use crate::text::AnswerPart;
-use crate::text::tools::ReadCall;
 use bytes::Bytes;
+use cresset_base::ids::{ModelId, RequestId};
+use cresset_ledger::{FinishReason, Microcredits, Usage};
+use cresset_request::transcript::{PartDelta, ScoredToken, TokenScores};
+use cresset_request::{CompleteAnswer, Delta};
+use cresset_text::AnswerPart;
+use cresset_text::tools::ReadCall;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

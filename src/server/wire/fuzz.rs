@@ -6,11 +6,11 @@ mod json;
 use super::chat_request::{ChatRequest, MAX_STOPS};
 use super::json::JsonTree;
 use super::messages::MAX_MESSAGES;
-use crate::engine::SamplingParams;
 use crate::server::error::ApiError;
 use crate::server::headers;
 use axum::http::{HeaderMap, HeaderValue};
-use cresset_models::testing::{Mutation, mutated};
+use cresset_base::mutate::{Mutation, mutated};
+use cresset_engine::SamplingParams;
 
 const BODIES: &[&[u8]] = &[
     b"",

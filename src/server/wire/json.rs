@@ -4,12 +4,12 @@
 //! Two texts that differ only in white space, in the order of keys or in how a character is escaped
 //! become equal trees; all other texts stay different. Numbers keep their literal token.
 
-use crate::config::HttpSettings;
-use crate::ids::{SessionId, hyphenated};
+use crate::server::HttpSettings;
 use crate::server::error::ApiError;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
+use cresset_base::ids::{SessionId, hyphenated};
 use http_body_util::BodyExt;
 use indexmap::IndexMap;
 use serde::de::{MapAccess, Visitor};

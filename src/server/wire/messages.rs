@@ -2,7 +2,7 @@
 
 use super::json::{JsonField, JsonTree, missing, refuse_rest, required};
 use crate::server::error::ApiError;
-use crate::text::ChatMessage;
+use cresset_text::ChatMessage;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -4,18 +4,18 @@
 use super::completion::UsageObject;
 use super::query::Page;
 use super::schemas::UpstreamSchema;
-use crate::catalogue::{Evidence, Upstream};
-use crate::clock::UnixMillis;
-use crate::config::Plan;
-use crate::ids::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{
     AccountId, ApplicationId, AttemptId, CredentialId, ModelId, RequestId, SessionId,
 };
-use crate::ledger::{
+use cresset_catalogue::{Evidence, Upstream};
+use cresset_ledger::{
     Account, AccountStatus, Attempt, AttemptState, Balances, BucketAmounts, Credential,
     CredentialKind, FailureCode, Microcredits, RequestRecord,
 };
-use crate::pool::ServedModel;
-use crate::request::{Capability, TokenLimits};
+use cresset_pool::ServedModel;
+use cresset_request::Plan;
+use cresset_request::{Capability, TokenLimits};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;
@@ -308,7 +308,7 @@ fn total(amounts: BucketAmounts) -> Microcredits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Balance;
+    use cresset_ledger::Balance;
 
     fn balance(credited: u64, debited: u64, reserved: u64) -> Balance {
         let units = |n| Microcredits::new(n).unwrap();

@@ -5,9 +5,9 @@
 
 use super::chat_request::ChatRequest;
 use super::json::JsonTree;
-use crate::request::AnswerFormat;
-use crate::text::TextModel;
 use cresset_models::ModelSource;
+use cresset_request::AnswerFormat;
+use cresset_text::TextModel;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -83,7 +83,7 @@ impl Findings {
     fn write(
         &mut self,
         text: &TextModel,
-        place: &crate::text::GrammarPlace,
+        place: &cresset_text::GrammarPlace,
         instance: &Value,
     ) -> bool {
         let ids = text.tokenizer.encode(&instance.to_string(), false).unwrap();

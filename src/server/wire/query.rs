@@ -1,11 +1,11 @@
 //! Ids in paths and query strings: pages of models, and the refusal of everything else.
 
-use crate::ids::hyphenated;
 use crate::server::error::ApiError;
 use axum::extract::{FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use cresset_base::ids::hyphenated;
 use uuid::Uuid;
 
 /// The part of a list that was asked for.

@@ -3,10 +3,10 @@
 //! Times are Unix seconds, amounts integer strings, digests hex.
 
 use super::completion::UsageObject;
-use crate::catalogue::NodePublicKey;
-use crate::clock::UnixMillis;
-use crate::ids::{AttemptId, ModelId, RequestId, SessionId};
-use crate::ledger::{
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AttemptId, ModelId, RequestId, SessionId};
+use cresset_catalogue::NodePublicKey;
+use cresset_ledger::{
     AskedGeneration, Attempt, FinishReason, Microcredits, Prices, ReceiptFacts, ReceiptProof,
     RequestRecord, Usage,
 };
@@ -318,9 +318,9 @@ impl ReceiptSampling {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::catalogue::Catalogue;
-    use crate::ids::{AccountId, BootId, CredentialId};
-    use crate::ledger::{AttemptState, BucketAmounts, RequestKey, SamplingValue};
+    use cresset_base::ids::{AccountId, BootId, CredentialId};
+    use cresset_catalogue::Catalogue;
+    use cresset_ledger::{AttemptState, BucketAmounts, RequestKey, SamplingValue};
 
     /// A completed request of 10 + 5 tokens that cost 20 microcredits, and what was stored of it.
     pub(crate) fn completed() -> (RequestRecord, ReceiptFacts) {

@@ -2,10 +2,10 @@
 
 use super::chat_request::ChatRequest;
 use super::json::JsonTree;
-use crate::engine::SamplingParams;
-use crate::request::{RequestError, ToolChoice};
 use crate::server::error::ApiError;
-use crate::text::reasoning::ThinkingEffort;
+use cresset_engine::SamplingParams;
+use cresset_request::{RequestError, ToolChoice};
+use cresset_text::reasoning::ThinkingEffort;
 use serde_json::Value;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";

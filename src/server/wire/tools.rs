@@ -5,10 +5,10 @@
 
 use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema;
-use crate::request::{AskedTools, RequestError, ToolChoice};
 use crate::server::error::ApiError;
-use crate::text::call_reader::is_of_name;
-use crate::text::tool_format::ToolDefinition;
+use cresset_request::{AskedTools, RequestError, ToolChoice};
+use cresset_text::call_reader::is_of_name;
+use cresset_text::tool_format::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -3,13 +3,14 @@
 use super::bodies;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
-use crate::ids::{AccountId, ApplicationId};
-use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
-use crate::ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
-use crate::ledger::{
+use crate::codec::StoredField;
+use crate::embedded::tables::OrFault;
+use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
+use cresset_ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
+use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::codec::StoredField;
 use redb::ReadableTableMetadata;
 use std::iter;
 use uuid::Uuid;
@@ -54,7 +55,7 @@ fn leading_to(
 ) -> StateResult<impl Iterator<Item = StateResult<()>> + use<>> {
     Ok(tables::under::<()>(index, b"")?.map(move |row| {
         let (due, ()) = row?;
-        let found = subjects.get(tables::due_subject(&due))?.is_some();
+        let found = subjects.get(tables::due_subject(&due)).or_fault()?.is_some();
         found.then_some(()).ok_or_else(|| {
             StateError::Corrupt(format!("the {what} of {} is gone", hex::encode(due)))
         })
@@ -158,11 +159,11 @@ impl AuditSource for EmbeddedSnapshot {
             tables::REQUESTS,
             tables::GRANTS,
         ] {
-            rows += self.table(table)?.len()?;
+            rows += self.table(table)?.len().or_fault()?;
         }
         // Each archived request is read once by itself and once from its index.
-        rows += 2 * self.archive()?.len()?;
-        Ok(rows + tables::open(&self.bodies, tables::BODIES)?.len()?)
+        rows += 2 * self.archive()?.len().or_fault()?;
+        Ok(rows + tables::open(&self.bodies, tables::BODIES)?.len().or_fault()?)
     }
 
     fn answers(&self) -> RowIter<'_, ()> {

@@ -13,12 +13,13 @@ use super::schema::{self, SCHEMA};
 use super::set_aside;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, ReadOnly, Writable};
-use crate::failpoint::failpoint;
-use crate::ids::BootId;
-use crate::ledger::audit;
-use crate::ledger::state::{StateError, StateResult};
-use crate::store::scope::{BackupScope, RestoreScope};
-use crate::store::{RestoreReport, StoreError, StoreResult};
+use crate::embedded::tables::OrFault;
+use crate::scope::{BackupScope, RestoreScope};
+use crate::{RestoreReport, StoreError, StoreResult};
+use cresset_base::failpoint;
+use cresset_base::ids::BootId;
+use cresset_ledger::audit;
+use cresset_ledger::state::StateResult;
 use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     WriteTransaction,
@@ -63,21 +64,21 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path)
 
 /// Puts the closed parts of the journal back into one, so that a backup is one file.
 fn join_journal(snapshot: &EmbeddedSnapshot, txn: &WriteTransaction) -> StateResult {
-    let mut entries = txn.open_table(tables::ENTRIES)?;
-    let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT)?;
-    let mut segments = txn.open_table(tables::SEGMENTS)?;
+    let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
+    let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?;
+    let mut segments = txn.open_table(tables::SEGMENTS).or_fault()?;
     for segment in snapshot.closed_after(0)? {
         let shelf = snapshot.segments()?;
         copy_rows(&shelf.entries(&segment)?, &mut entries)?;
         copy_rows(&shelf.entries_by_account(&segment)?, &mut places)?;
-        segments.remove(segment.first.to_be_bytes().as_slice())?;
+        segments.remove(segment.first.to_be_bytes().as_slice()).or_fault()?;
     }
     Ok(())
 }
 
 /// Replaces a ledger that no process has open by the backup `from`, after checking the backup. The
 /// replaced files are kept beside the new ones, and what was revoked or suspended in them stays so.
-pub(in crate::store) fn restore(
+pub(crate) fn restore(
     config: &EmbeddedConfig,
     from: &Path,
     scope: RestoreScope,
@@ -119,7 +120,7 @@ pub(in crate::store) fn restore(
 
 /// The number of answers in a copy.
 fn answers(database: &Database) -> StateResult<u64> {
-    Ok(tables::open(&database.begin_read()?, tables::BODIES)?.len()?)
+    Ok(tables::open(&database.begin_read().or_fault()?, tables::BODIES)?.len().or_fault()?)
 }
 
 /// Moves the answers and tombstones of a restored copy into a file of their own and gives both the
@@ -127,20 +128,20 @@ fn answers(database: &Database) -> StateResult<u64> {
 fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> StoreResult {
     let bodies = disk::create(&folder.unfinished(File::Bodies))?;
     files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
-    let source = database.begin_read().map_err(StateError::from)?;
+    let source = database.begin_read().or_fault()?;
     let moved = [&ARCHIVE_TABLES[..], &ANSWER_TABLES].concat();
     files::write(&bodies, |txn| copy_all(&source, txn, &moved))?;
     drop(source);
     files::write(database, |txn| {
         for table in moved.into_iter().chain([tables::NODE_FILES]) {
-            txn.delete_table(table)?;
+            txn.delete_table(table).or_fault()?;
         }
         files::set_identity(txn, identity)?;
         // The copy counts as closed. The next start releases the reservations that were open when
         // the backup was made.
-        let mut meta = txn.open_table(tables::META)?;
+        let mut meta = txn.open_table(tables::META).or_fault()?;
         // What is restored was audited as a backup; the ledger made of it is audited anew.
-        meta.remove(tables::SEALED)?;
+        meta.remove(tables::SEALED).or_fault()?;
         let clean_marker = CleanMarker { boot: BootId::generate(), clean: true };
         tables::put(&mut meta, tables::CLEAN_MARKER, &clean_marker)
     })?;
@@ -149,7 +150,7 @@ fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> 
 
 /// Audits a backup, whose one file holds the tables of both.
 fn prove(database: &Database, shown: &Path) -> StoreResult {
-    let begin = || database.begin_read().map_err(StateError::from);
+    let begin = || database.begin_read().or_fault();
     let snapshot = EmbeddedSnapshot { ledger: begin()?, bodies: begin()?, segments: None };
     match audit::everything(&snapshot, &audit::unpaced)?.violations.first() {
         None => Ok(()),
@@ -160,21 +161,21 @@ fn prove(database: &Database, shown: &Path) -> StoreResult {
 }
 
 fn copy_all(from: &ReadTransaction, to: &WriteTransaction, tables: &[Definition]) -> StateResult {
-    tables
-        .iter()
-        .try_for_each(|&table| copy_rows(&tables::open(from, table)?, &mut to.open_table(table)?))
+    tables.iter().try_for_each(|&table| {
+        copy_rows(&tables::open(from, table)?, &mut to.open_table(table).or_fault()?)
+    })
 }
 
 fn copy_rows(source: &ReadOnly, target: &mut Writable<'_>) -> StateResult {
-    for pair in source.iter()? {
-        let (key, row) = pair?;
-        target.insert(key.value(), row.value())?;
+    for pair in source.iter().or_fault()? {
+        let (key, row) = pair.or_fault()?;
+        target.insert(key.value(), row.value()).or_fault()?;
     }
     Ok(())
 }
 
 /// Creates an empty ledger in an existing folder; refuses where there are any files of one.
-pub(in crate::store) fn init(config: &EmbeddedConfig) -> StoreResult {
+pub(crate) fn init(config: &EmbeddedConfig) -> StoreResult {
     let folder = LockedFolder::lock(&config.dir)?;
     if let Some(file) = File::ALL.into_iter().find(|&file| folder.path(file).exists()) {
         return Err(StoreError::Unusable(format!(

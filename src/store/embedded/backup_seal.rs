@@ -2,7 +2,7 @@
 //! it first, so that no changed byte of a backup is ever used, wherever in the file it lies.
 
 use super::disk;
-use crate::store::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult};
 use sha2::{Digest, Sha256};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -3,15 +3,16 @@
 
 use super::files::Files;
 use super::tables::{self, ReadOnly, Writable, due_key, get, put};
-use crate::clock::UnixMillis;
-use crate::failpoint::failpoint;
-use crate::ids::{AccountId, RequestId};
-use crate::ledger::audit::RowIter;
-use crate::ledger::state::{Reservation, StateError, StateResult};
-use crate::ledger::{Account, RequestKey};
-use crate::store::StoredBody;
-use crate::store::codec;
-use crate::store::queue::WriteAction;
+use crate::StoredBody;
+use crate::codec;
+use crate::embedded::tables::OrFault;
+use crate::queue::WriteAction;
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_base::ids::{AccountId, RequestId};
+use cresset_ledger::audit::RowIter;
+use cresset_ledger::state::{Reservation, StateError, StateResult};
+use cresset_ledger::{Account, RequestKey};
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -27,7 +28,7 @@ const MAX_ERASED: usize = 1_000;
 /// made in two phases: after a kill the file is open at once, where the database would otherwise
 /// read all of it. That costs one more sync a commit.
 pub(super) fn begin(bodies: &Database) -> StateResult<WriteTransaction> {
-    let mut txn = bodies.begin_write()?;
+    let mut txn = bodies.begin_write().or_fault()?;
     txn.set_quick_repair(true);
     Ok(txn)
 }
@@ -39,7 +40,7 @@ pub(super) fn write(
 ) -> StateResult {
     let txn = begin(bodies)?;
     change(&txn)?;
-    Ok(txn.commit()?)
+    Ok(txn.commit().or_fault()?)
 }
 
 /// Makes the bodies among the actions durable, in one transaction of their own. Those of accounts
@@ -51,11 +52,12 @@ pub(super) fn write_all(files: &Files, actions: &[&WriteAction]) -> StateResult 
         return Ok(());
     }
     write(&files.bodies, |txn| {
-        let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
+        let (mut answers, mut due) =
+            (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE).or_fault()?);
         bodies.iter().try_for_each(|(key, body)| {
             let key = tables::request_key(key);
             if let Some(replaced) = answers.get(&key)? {
-                due.remove(due_key(replaced.expires_at, &key).as_slice())?;
+                due.remove(due_key(replaced.expires_at, &key).as_slice()).or_fault()?;
             }
             answers.put(&key, body)?;
             put(&mut due, &due_key(body.expires_at, &key), &())
@@ -72,7 +74,7 @@ fn without_unstored<'a>(files: &Files, mut bodies: Vec<&'a Body>) -> StateResult
     if bodies.is_empty() {
         return Ok(bodies);
     }
-    let accounts = tables::open(&files.ledger.begin_read()?, tables::ACCOUNTS)?;
+    let accounts = tables::open(&files.ledger.begin_read().or_fault()?, tables::ACCOUNTS)?;
     let mut stores = HashMap::new();
     for (key, _) in &bodies {
         let account: Option<Account> = get(&accounts, key.account.0.as_bytes())?;
@@ -94,11 +96,12 @@ pub(super) fn erase(
         return Ok(0);
     }
     write(database, |txn| {
-        let (mut answers, mut due) = (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE)?);
+        let (mut answers, mut due) =
+            (AnswerTable::open(txn)?, txn.open_table(tables::BODIES_DUE).or_fault()?);
         for key in &keys {
             // A sweep may have removed it meanwhile.
             let Some(body) = answers.get(key)? else { continue };
-            due.remove(due_key(body.expires_at, key).as_slice())?;
+            due.remove(due_key(body.expires_at, key).as_slice()).or_fault()?;
             answers.remove(key)?;
         }
         Ok(())
@@ -116,7 +119,7 @@ fn some_of(
         Some(request) => tables::request_prefix(account, request),
         None => account.0.into_bytes().to_vec(),
     };
-    let stored = tables::open(&database.begin_read()?, tables::BODIES)?;
+    let stored = tables::open(&database.begin_read().or_fault()?, tables::BODIES)?;
     let found = tables::under::<StoredBody>(&stored, &prefix)?.take(MAX_ERASED);
     found.map(|row| Ok(row?.0)).collect()
 }
@@ -130,7 +133,10 @@ pub(super) struct AnswerTable<'t> {
 impl<'t> AnswerTable<'t> {
     pub(super) fn open(txn: &'t WriteTransaction) -> StateResult<Self> {
         let (bodies, sums) = (tables::BODIES, tables::ANSWER_BYTES);
-        Ok(Self { bodies: txn.open_table(bodies)?, sums: txn.open_table(sums)? })
+        Ok(Self {
+            bodies: txn.open_table(bodies).or_fault()?,
+            sums: txn.open_table(sums).or_fault()?,
+        })
     }
 
     pub(super) fn get(&self, key: &[u8]) -> StateResult<Option<StoredBody>> {
@@ -147,13 +153,13 @@ impl<'t> AnswerTable<'t> {
 
     pub(super) fn remove(&mut self, key: &[u8]) -> StateResult {
         let size = self.size(key)?;
-        self.bodies.remove(key)?;
+        self.bodies.remove(key).or_fault()?;
         self.count(key, 0, size)
     }
 
     /// Bytes of a row; 0 when there is none.
     fn size(&self, key: &[u8]) -> StateResult<u64> {
-        Ok(self.bodies.get(key)?.map_or(0, |row| row.value().len() as u64))
+        Ok(self.bodies.get(key).or_fault()?.map_or(0, |row| row.value().len() as u64))
     }
 
     fn count(&mut self, key: &[u8], added: u64, removed: u64) -> StateResult {
@@ -169,7 +175,7 @@ impl<'t> AnswerTable<'t> {
             ))
         })?;
         if after == 0 {
-            self.sums.remove(account)?;
+            self.sums.remove(account).or_fault()?;
             return Ok(());
         }
         put(&mut self.sums, account, &after)
@@ -187,8 +193,8 @@ type Sums = BTreeMap<Vec<u8>, u64>;
 /// Counts the bytes of every answer.
 pub(super) fn sums(bodies: &impl ReadableTable<&'static [u8], &'static [u8]>) -> StateResult<Sums> {
     let mut sums = Sums::new();
-    for pair in bodies.iter()? {
-        let (key, row) = pair?;
+    for pair in bodies.iter().or_fault()? {
+        let (key, row) = pair.or_fault()?;
         add(&mut sums, key.value(), row.value());
     }
     Ok(sums)
@@ -238,8 +244,8 @@ fn wrong_sums(mut counted: Sums, stored: &ReadOnly) -> StateResult<Vec<String>> 
 /// Removes the answers of requests that hold a reservation: their settlement never came. It must
 /// run while no request does.
 pub(super) fn remove_orphans(files: &Files) -> StateResult {
-    let reservations = tables::open(&files.ledger.begin_read()?, tables::RESERVATIONS)?;
-    let stored = tables::open(&files.bodies.begin_read()?, tables::BODIES)?;
+    let reservations = tables::open(&files.ledger.begin_read().or_fault()?, tables::RESERVATIONS)?;
+    let stored = tables::open(&files.bodies.begin_read().or_fault()?, tables::BODIES)?;
     let mut orphans = Vec::new();
     for row in tables::under::<Reservation>(&reservations, b"")? {
         let (key, _) = row?;
@@ -251,9 +257,9 @@ pub(super) fn remove_orphans(files: &Files) -> StateResult {
     }
     write(&files.bodies, |txn| {
         let mut answers = AnswerTable::open(txn)?;
-        let mut index = txn.open_table(tables::BODIES_DUE)?;
+        let mut index = txn.open_table(tables::BODIES_DUE).or_fault()?;
         orphans.iter().try_for_each(|(due, key)| {
-            index.remove(due.as_slice())?;
+            index.remove(due.as_slice()).or_fault()?;
             answers.remove(key)
         })
     })
@@ -265,7 +271,7 @@ pub(super) fn read(
     key: &RequestKey,
     now: UnixMillis,
 ) -> StateResult<Option<StoredBody>> {
-    let txn = files.bodies.begin_read()?;
+    let txn = files.bodies.begin_read().or_fault()?;
     let bodies = tables::open(&txn, tables::BODIES)?;
     let body: Option<StoredBody> = get(&bodies, &tables::request_key(key))?;
     Ok(body.filter(|body| now < body.expires_at))

@@ -5,11 +5,12 @@ use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::schema;
 use super::tables::{self, Definition, ReadOnly};
-use crate::ledger::state::{StateError, StateResult};
-use crate::ledger::{Account, AccountStatus, Credential};
-use crate::store::StoreResult;
-use crate::store::codec::StoredField;
-use crate::store::restore::{LostRows, ReplacedState, RestoreReport};
+use crate::StoreResult;
+use crate::codec::StoredField;
+use crate::embedded::tables::OrFault;
+use crate::restore::{LostRows, ReplacedState, RestoreReport};
+use cresset_ledger::state::StateResult;
+use cresset_ledger::{Account, AccountStatus, Credential};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 /// The ledger that a restore is about to replace, as far as it can be read.
@@ -57,13 +58,13 @@ fn epoch_of(database: Option<&Database>, file: File) -> Option<u64> {
 pub(super) fn over(replaced: &ReplacedLedger, restored: &Database) -> StoreResult<RestoreReport> {
     let mut report = RestoreReport { replaced: replaced.state.clone(), ..RestoreReport::default() };
     let txn = replaced.ledger.as_ref().map(Database::begin_read).transpose();
-    let old = txn.map_err(StateError::from)?;
-    let copy = restored.begin_read().map_err(StateError::from)?;
+    let old = txn.or_fault()?;
+    let copy = restored.begin_read().or_fault()?;
     credentials(&copy, old.as_ref(), &mut report)?;
     accounts(&copy, old.as_ref(), &mut report)?;
     if let Some(old) = &old {
         let bodies = replaced.bodies.as_ref().map(Database::begin_read).transpose();
-        let bodies = bodies.map_err(StateError::from)?;
+        let bodies = bodies.or_fault()?;
         match lost(&copy, old, bodies.as_ref()) {
             Ok(lost) => report.lost = Some(lost),
             Err(error) => report.doubt(&error),
@@ -71,11 +72,11 @@ pub(super) fn over(replaced: &ReplacedLedger, restored: &Database) -> StoreResul
     }
     drop(copy);
     files::write(restored, |txn| {
-        let mut table = txn.open_table(tables::CREDENTIALS)?;
+        let mut table = txn.open_table(tables::CREDENTIALS).or_fault()?;
         for row in &report.kept_revoked {
             tables::put(&mut table, row.id.0.as_bytes(), row)?;
         }
-        let mut table = txn.open_table(tables::ACCOUNTS)?;
+        let mut table = txn.open_table(tables::ACCOUNTS).or_fault()?;
         for row in &report.kept_suspended {
             tables::put(&mut table, row.id.0.as_bytes(), row)?;
         }
@@ -144,17 +145,18 @@ fn lost(
     let known = |table| tables::open(copy, table);
     let unknown = |table| {
         let known = known(table)?;
-        count(&tables::open(old, table)?, |key| Ok(known.get(key)?.is_none()))
+        count(&tables::open(old, table)?, |key| Ok(known.get(key).or_fault()?.is_none()))
     };
     let (recent, archived) = (known(tables::REQUESTS)?, known(tables::ARCHIVE)?);
     let is_new = |key: &[u8]| -> StateResult<bool> {
-        Ok(recent.get(key)?.is_none() && archived.get(key)?.is_none())
+        Ok(recent.get(key).or_fault()?.is_none() && archived.get(key).or_fault()?.is_none())
     };
     let requests = tables::open(old, tables::REQUESTS)?;
     let mut lost = count(&requests, is_new)?;
     if let Some(bodies) = bodies {
         // A request on its way into the archive lies in both tables.
-        let only_archived = |key: &[u8]| Ok(requests.get(key)?.is_none() && is_new(key)?);
+        let only_archived =
+            |key: &[u8]| Ok(requests.get(key).or_fault()?.is_none() && is_new(key)?);
         lost += count(&tables::open(bodies, tables::ARCHIVE)?, only_archived)?;
     }
     Ok(LostRows {
@@ -166,8 +168,8 @@ fn lost(
 
 fn count(table: &ReadOnly, wanted: impl Fn(&[u8]) -> StateResult<bool>) -> StateResult<u64> {
     let mut count = 0;
-    for pair in table.iter()? {
-        let (key, _) = pair?;
+    for pair in table.iter().or_fault()? {
+        let (key, _) = pair.or_fault()?;
         count += u64::from(wanted(key.value())?);
     }
     Ok(count)

@@ -5,11 +5,11 @@ use super::older_copy;
 use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
-use crate::config::LedgerSettings;
-use crate::durable_file;
-use crate::failpoint::failpoint;
-use crate::file_lock::FileLock;
-use crate::store::{StoreError, StoreResult};
+use crate::settings::LedgerSettings;
+use crate::{StoreError, StoreResult};
+use cresset_base::durable_file;
+use cresset_base::failpoint;
+use cresset_base::file_lock::FileLock;
 use parking_lot::Mutex;
 use redb::{Builder, Database, DatabaseError, ReadOnlyDatabase};
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +33,7 @@ const LOCK: &str = "lock";
 pub(super) const OWNER_ONLY: u32 = 0o600;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::store) enum File {
+pub(crate) enum File {
     /// Money, credentials and requests. It is kept small, so that its commits are cheap.
     Ledger,
     /// Stored answers and tombstones.
@@ -62,7 +62,7 @@ fn unfinished(name: &str) -> String {
 }
 
 /// Storage that databases can be opened on; tests supply one that fails on purpose.
-pub(in crate::store) trait Disk: Send + Sync + 'static {
+pub(crate) trait Disk: Send + Sync + 'static {
     /// Opens an existing database, with `check_pages` after checking every page of it. Never
     /// creates one.
     fn open(&self, file: File, check_pages: bool) -> StoreResult<Database>;
@@ -149,7 +149,7 @@ impl LockedFolder {
 }
 
 /// Locks a folder for this process until the lock is dropped; `InUse` when another process has it.
-pub(in crate::store) fn lock_file(dir: &Path) -> StoreResult<FileLock> {
+pub(crate) fn lock_file(dir: &Path) -> StoreResult<FileLock> {
     let opened = OpenOptions::new()
         .create(true)
         .truncate(false)

@@ -5,12 +5,13 @@ use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, Writable};
-use crate::clock::UnixMillis;
-use crate::failpoint::failpoint;
-use crate::ids::BootId;
-use crate::ledger::state::StateResult;
-use crate::store::codec::StoredField;
-use crate::store::{StoreError, StoreResult};
+use crate::codec::StoredField;
+use crate::embedded::tables::OrFault;
+use crate::{StoreError, StoreResult};
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_base::ids::BootId;
+use cresset_ledger::state::StateResult;
 use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
 use std::sync::Arc;
 
@@ -74,7 +75,7 @@ impl Files {
     /// after which entries may begin at an earlier time.
     pub(super) fn set_time(&self, now: UnixMillis) -> StateResult {
         write(&self.ledger, |txn| {
-            let mut meta = txn.open_table(tables::META)?;
+            let mut meta = txn.open_table(tables::META).or_fault()?;
             let position: JournalPosition =
                 tables::get(&meta, tables::PROGRESS)?.unwrap_or_default();
             if now < position.clock {
@@ -98,10 +99,10 @@ impl Files {
 
     pub(super) fn set_seal(&self, seal: Option<SealedPosition>) -> StateResult {
         write(&self.ledger, |txn| {
-            let mut meta = txn.open_table(tables::META)?;
+            let mut meta = txn.open_table(tables::META).or_fault()?;
             match seal {
                 Some(seal) => tables::put(&mut meta, tables::SEALED, &seal),
-                None => Ok(meta.remove(tables::SEALED).map(drop)?),
+                None => Ok(meta.remove(tables::SEALED).map(drop).or_fault()?),
             }
         })
     }
@@ -110,7 +111,7 @@ impl Files {
     pub(super) fn set_in_use(&self, boot: BootId) -> StateResult {
         let doubted = self.was_left_open()?;
         set_clean_marker(&self.ledger, CleanMarker { boot, clean: false }, |meta| {
-            let known = meta.remove(tables::UNCHECKED)?.is_some();
+            let known = meta.remove(tables::UNCHECKED).or_fault()?.is_some();
             if doubted && !known { tables::put(meta, tables::UNCHECKED, &boot) } else { Ok(()) }
         })
     }
@@ -137,7 +138,7 @@ fn was_left_open(ledger: &Database) -> StateResult<bool> {
 }
 
 fn meta<T: StoredField>(ledger: &Database, key: &[u8]) -> StateResult<Option<T>> {
-    let txn = ledger.begin_read()?;
+    let txn = ledger.begin_read().or_fault()?;
     tables::get(&tables::open(&txn, tables::META)?, key)
 }
 
@@ -147,7 +148,7 @@ fn set_clean_marker(
     with: impl FnOnce(&mut Writable<'_>) -> StateResult,
 ) -> StateResult {
     write(ledger, |txn| {
-        let mut meta = txn.open_table(tables::META)?;
+        let mut meta = txn.open_table(tables::META).or_fault()?;
         with(&mut meta)?;
         tables::put(&mut meta, tables::CLEAN_MARKER, &marker)
     })
@@ -166,7 +167,7 @@ pub(super) fn initialise(
 }
 
 pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
-    let mut meta = txn.open_table(tables::META)?;
+    let mut meta = txn.open_table(tables::META).or_fault()?;
     tables::put(&mut meta, tables::IDENTITY, &identity)
 }
 
@@ -175,7 +176,7 @@ pub(super) fn write(
     database: &Database,
     change: impl FnOnce(&WriteTransaction) -> StateResult,
 ) -> StateResult {
-    let txn = database.begin_write()?;
+    let txn = database.begin_write().or_fault()?;
     change(&txn)?;
-    Ok(txn.commit()?)
+    Ok(txn.commit().or_fault()?)
 }

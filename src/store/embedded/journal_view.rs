@@ -5,9 +5,10 @@ use super::rows::{JournalPosition, SealedPosition};
 use super::segments::Segment;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, ReadOnly, get};
-use crate::ids::AccountId;
-use crate::ledger::JournalEntry;
-use crate::ledger::state::{JournalHead, StateError, StateResult};
+use crate::embedded::tables::OrFault;
+use cresset_base::ids::AccountId;
+use cresset_ledger::JournalEntry;
+use cresset_ledger::state::{JournalHead, StateError, StateResult};
 use std::iter;
 use std::ops::Bound;
 
@@ -130,10 +131,11 @@ fn last_place(
         return Ok(None);
     }
     let (first, last) = (tables::entry_key(account, from), tables::entry_key(account, until));
-    let Some(place) = places.range(first.as_slice()..=last.as_slice())?.next_back() else {
+    let Some(place) = places.range(first.as_slice()..=last.as_slice()).or_fault()?.next_back()
+    else {
         return Ok(None);
     };
-    let sequence = place?.0.value().last_chunk().copied().unwrap_or_default();
+    let sequence = place.or_fault()?.0.value().last_chunk().copied().unwrap_or_default();
     Ok(Some(u64::from_be_bytes(sequence)))
 }
 

@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "it measures how long fsync takes")]
 
 use super::disk::{self, Disk, File, LockedFolder};
-use crate::store::StoreResult;
+use crate::StoreResult;
 use redb::backends::FileBackend;
 use redb::{Database, ReadOnlyDatabase, StorageBackend};
 use std::fs::OpenOptions;

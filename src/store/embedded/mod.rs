@@ -30,14 +30,15 @@ use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::{AuditReport, StoreResult, StoredBody};
-use crate::clock::UnixMillis;
-use crate::config::LedgerSettings;
-use crate::failpoint::failpoint;
-use crate::ids::{AccountId, BootId, RequestId};
-use crate::ledger::audit::{self, AuditPace, AuditSource, JournalChain};
-use crate::ledger::state::{StateError, StateResult};
-use crate::ledger::{Account, Credential, RequestKey};
+use crate::embedded::tables::OrFault;
+use crate::settings::LedgerSettings;
 pub(super) use backup::{init, restore};
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_base::ids::{AccountId, BootId, RequestId};
+use cresset_ledger::audit::{self, AuditPace, AuditSource, JournalChain};
+use cresset_ledger::state::{StateError, StateResult};
+use cresset_ledger::{Account, Credential, RequestKey};
 pub(super) use disk::Disk;
 pub(super) use disk::lock_file;
 use disk::{File, LockedFolder};
@@ -203,9 +204,8 @@ impl Backend for EmbeddedBackend {
             return Err(BatchFailure::InDoubt("it is not open".into()));
         };
         bodies::write_all(files, actions)?;
-        let archive =
-            tables::open(&files.bodies.begin_read().map_err(StateError::from)?, tables::ARCHIVE)?;
-        let txn = files.ledger.begin_write().map_err(StateError::from)?;
+        let archive = tables::open(&files.bodies.begin_read().or_fault()?, tables::ARCHIVE)?;
+        let txn = files.ledger.begin_write().or_fault()?;
         let mut state = WriteState::open(&txn, archive, now)?;
         let result = run(&mut state)?;
         if state.finish()? {
@@ -213,7 +213,7 @@ impl Backend for EmbeddedBackend {
             failpoint!("store::commit_lost", |_| Err(BatchFailure::InDoubt(
                 "the commit failed".into()
             )));
-            txn.commit().map_err(StateError::from)?;
+            txn.commit().or_fault()?;
             failpoint!("store::after_commit");
             failpoint!("store::commit_unknown", |_| Err(BatchFailure::InDoubt(
                 "the commit failed".into()

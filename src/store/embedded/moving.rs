@@ -5,14 +5,15 @@ use super::disk::{self, Disk, File};
 use super::files::{self, Files, PageCheck};
 use super::snapshot::EmbeddedSnapshot;
 use super::{EmbeddedConfig, tables};
-use crate::failpoint::failpoint;
-use crate::ids::{AccountId, BootId};
-use crate::ledger::RequestKey;
-use crate::ledger::audit::RowIter;
-use crate::ledger::state::{Crashes, StateError, StateResult};
-use crate::store::backend::MoveSource;
-use crate::store::rows::{input_of, request_of};
-use crate::store::{StoreError, StoreResult, StoredBody};
+use crate::backend::MoveSource;
+use crate::embedded::tables::OrFault;
+use crate::rows::{input_of, request_of};
+use crate::{StoreError, StoreResult, StoredBody};
+use cresset_base::failpoint;
+use cresset_base::ids::{AccountId, BootId};
+use cresset_ledger::RequestKey;
+use cresset_ledger::audit::RowIter;
+use cresset_ledger::state::{Crashes, StateError, StateResult};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,7 +50,7 @@ fn misplaced(key: &[u8]) -> StateError {
 }
 
 /// `work` over everything that the ledger of a locked folder holds.
-pub(in crate::store) fn read_whole<T>(
+pub(crate) fn read_whole<T>(
     disk: &Arc<dyn Disk>,
     work: impl FnOnce(&dyn MoveSource) -> StoreResult<T>,
 ) -> StoreResult<T> {
@@ -58,14 +59,14 @@ pub(in crate::store) fn read_whole<T>(
 }
 
 /// The process that used the ledger last; the other files may have been put away.
-pub(in crate::store) fn last_boot(disk: &Arc<dyn Disk>) -> StoreResult<Option<BootId>> {
+pub(crate) fn last_boot(disk: &Arc<dyn Disk>) -> StoreResult<Option<BootId>> {
     use redb::ReadableDatabase;
     let ledger = disk.open(File::Ledger, false)?;
-    Ok(files::last_boot(&ledger.begin_read().map_err(StateError::from)?)?)
+    Ok(files::last_boot(&ledger.begin_read().or_fault()?)?)
 }
 
 /// Fails where a file of an earlier move would be written over.
-pub(in crate::store) fn check_free_names(config: &EmbeddedConfig) -> StoreResult {
+pub(crate) fn check_free_names(config: &EmbeddedConfig) -> StoreResult {
     let moved = files_of(&config.dir)?.into_iter().map(|path| moved_name(&path));
     match moved.into_iter().find(|name| name.exists()) {
         None => Ok(()),
@@ -78,7 +79,7 @@ pub(in crate::store) fn check_free_names(config: &EmbeddedConfig) -> StoreResult
 
 /// Gives the files of a ledger that was moved other names, which it returns. `ledger.redb` is the
 /// last one: as long as it is there, the folder counts as one with a ledger.
-pub(in crate::store) fn put_away(config: &EmbeddedConfig) -> StoreResult<Vec<PathBuf>> {
+pub(crate) fn put_away(config: &EmbeddedConfig) -> StoreResult<Vec<PathBuf>> {
     check_free_names(config)?;
     let files = files_of(&config.dir)?;
     let kept: Vec<_> = files.iter().map(|path| moved_name(path)).collect();

@@ -3,10 +3,11 @@
 use super::disk;
 use super::set_aside;
 use super::tables;
-use crate::ledger::state::{StateError, StateResult};
-use crate::store::scope::{self, BackupScope, NodeFile};
-use crate::store::{RestoreReport, StoreError, StoreResult};
+use crate::embedded::tables::{OrFault, fault};
+use crate::scope::{self, BackupScope, NodeFile};
+use crate::{RestoreReport, StoreError, StoreResult};
 use bytes::Bytes;
+use cresset_ledger::state::StateResult;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::fs;
 use std::io::{self, Write};
@@ -31,7 +32,7 @@ pub(super) fn read(scope: &BackupScope) -> StoreResult<NodeFileContents> {
 /// Stores the files in a backup. Their table is there even if it is empty: it tells a sealed backup
 /// from those of earlier builds.
 pub(super) fn store(txn: &WriteTransaction, files: &NodeFileContents) -> StateResult {
-    let mut table = txn.open_table(tables::NODE_FILES)?;
+    let mut table = txn.open_table(tables::NODE_FILES).or_fault()?;
     files.iter().try_for_each(|(name, content)| {
         tables::put(&mut table, name.to_string_lossy().as_bytes(), content)
     })
@@ -39,11 +40,11 @@ pub(super) fn store(txn: &WriteTransaction, files: &NodeFileContents) -> StateRe
 
 /// The files of a backup; `None` for one of an earlier build, which has no table of them.
 pub(super) fn of(database: &Database) -> StoreResult<Option<NodeFileContents>> {
-    let txn = database.begin_read().map_err(StateError::from)?;
+    let txn = database.begin_read().or_fault()?;
     let table = match txn.open_table(tables::NODE_FILES) {
         Ok(table) => table,
         Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
-        Err(error) => return Err(StateError::from(error).into()),
+        Err(error) => return Err(fault(error.into()).into()),
     };
     let mut files = Vec::new();
     for row in tables::under::<Bytes>(&table, b"")? {

@@ -3,8 +3,8 @@
 //! these.
 
 use super::disk::{self, Disk, File, LockedFolder};
-use crate::failpoint::failpoint;
-use crate::store::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult};
+use cresset_base::failpoint;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

@@ -4,11 +4,12 @@
 use super::bodies::{self, AnswerTable};
 use super::files::{self, Files};
 use super::tables::{self, Writable, due_key, due_subject, get, put};
-use crate::clock::UnixMillis;
-use crate::failpoint::failpoint;
-use crate::ledger::RequestRecord;
-use crate::ledger::state::{Crashes, StateResult};
-use crate::store::limits::Limits;
+use crate::embedded::tables::OrFault;
+use crate::limits::Limits;
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_ledger::RequestRecord;
+use cresset_ledger::state::{Crashes, StateResult};
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
 /// Rows of one kind handled in one pass. The writer makes a pass between two batches, so this
@@ -33,7 +34,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
     archive(&txn, &ended)?;
     if purged > 0 || !ended.is_empty() {
         failpoint!("store::before_archive");
-        txn.commit()?;
+        txn.commit().or_fault()?;
     }
     if !ended.is_empty() {
         failpoint!("store::archived");
@@ -50,7 +51,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
 
 /// Removes the crashes that do not count any more. Returns how many there were.
 fn forget_crashes(files: &Files, now: UnixMillis, crash_block_ms: u64) -> StateResult<usize> {
-    let txn = files.ledger.begin_read()?;
+    let txn = files.ledger.begin_read().or_fault()?;
     let rows = tables::under::<Crashes>(&tables::open(&txn, tables::CRASHES)?, b"")?;
     let old = rows.filter_map(|row| match row {
         Ok((key, crashes)) => (!crashes.count_at(now, crash_block_ms)).then_some(Ok(key)),
@@ -59,9 +60,8 @@ fn forget_crashes(files: &Files, now: UnixMillis, crash_block_ms: u64) -> StateR
     let old: Vec<Vec<u8>> = old.take(MAX_ROWS).collect::<StateResult<_>>()?;
     if !old.is_empty() {
         files::write(&files.ledger, |txn| {
-            let mut table = txn.open_table(tables::CRASHES)?;
-            old.iter()
-                .try_for_each(|key| table.remove(key.as_slice()).map(drop).map_err(Into::into))
+            let mut table = txn.open_table(tables::CRASHES).or_fault()?;
+            old.iter().try_for_each(|key| table.remove(key.as_slice()).map(drop).or_fault())
         })?;
     }
     Ok(old.len())
@@ -74,7 +74,7 @@ struct Ended {
 }
 
 fn due(files: &Files, until: UnixMillis) -> StateResult<Vec<Ended>> {
-    let txn = files.ledger.begin_read()?;
+    let txn = files.ledger.begin_read().or_fault()?;
     let requests = tables::open(&txn, tables::REQUESTS)?;
     let mut found = Vec::new();
     for due in due_keys(&tables::open(&txn, tables::ENDED)?, until)? {
@@ -96,13 +96,13 @@ fn due_keys(
     until: UnixMillis,
 ) -> StateResult<Vec<Vec<u8>>> {
     let until = until.0.saturating_add(1).to_be_bytes();
-    let due = index.range(..until.as_slice())?.take(MAX_ROWS);
-    due.map(|pair| Ok(pair?.0.value().to_vec())).collect()
+    let due = index.range(..until.as_slice()).or_fault()?.take(MAX_ROWS);
+    due.map(|pair| Ok(pair.or_fault()?.0.value().to_vec())).collect()
 }
 
 fn archive(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
-    let mut archive = txn.open_table(tables::ARCHIVE)?;
-    let mut index = txn.open_table(tables::ARCHIVE_DUE)?;
+    let mut archive = txn.open_table(tables::ARCHIVE).or_fault()?;
+    let mut index = txn.open_table(tables::ARCHIVE_DUE).or_fault()?;
     for Ended { due, record } in ended {
         if let Some(record) = record {
             put(&mut archive, due_subject(due), record)?;
@@ -113,20 +113,20 @@ fn archive(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
 }
 
 fn forget(txn: &WriteTransaction, ended: &[Ended]) -> StateResult {
-    let mut requests = txn.open_table(tables::REQUESTS)?;
-    let mut index = txn.open_table(tables::ENDED)?;
+    let mut requests = txn.open_table(tables::REQUESTS).or_fault()?;
+    let mut index = txn.open_table(tables::ENDED).or_fault()?;
     for Ended { due, record } in ended {
         if record.is_some() {
-            requests.remove(due_subject(due))?;
+            requests.remove(due_subject(due)).or_fault()?;
         }
-        index.remove(due.as_slice())?;
+        index.remove(due.as_slice()).or_fault()?;
     }
     Ok(())
 }
 
 fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> StateResult<usize> {
     let mut answers = AnswerTable::open(txn)?;
-    purge(&mut txn.open_table(tables::BODIES_DUE)?, now, |_, key| {
+    purge(&mut txn.open_table(tables::BODIES_DUE).or_fault()?, now, |_, key| {
         // A later attempt may have stored another body that expires later.
         match answers.get(key)? {
             Some(body) if body.expires_at <= now => answers.remove(key),
@@ -136,13 +136,13 @@ fn purge_bodies(txn: &WriteTransaction, now: UnixMillis) -> StateResult<usize> {
 }
 
 fn purge_tombstones(txn: &WriteTransaction, until: UnixMillis) -> StateResult<usize> {
-    let mut archive = txn.open_table(tables::ARCHIVE)?;
-    purge(&mut txn.open_table(tables::ARCHIVE_DUE)?, until, |due, key| {
+    let mut archive = txn.open_table(tables::ARCHIVE).or_fault()?;
+    purge(&mut txn.open_table(tables::ARCHIVE_DUE).or_fault()?, until, |due, key| {
         let record: Option<RequestRecord> = get(&archive, key)?;
         // The id may have been used anew since, and archived again.
         let at = record.and_then(|record| record.latest().finished_at);
         if at.is_some_and(|at| due_key(at, key) == due) {
-            archive.remove(key)?;
+            archive.remove(key).or_fault()?;
         }
         Ok(())
     })
@@ -157,7 +157,7 @@ fn purge(
     let due = due_keys(index, until)?;
     for key in &due {
         handle(key, due_subject(key))?;
-        index.remove(key.as_slice())?;
+        index.remove(key.as_slice()).or_fault()?;
     }
     Ok(due.len())
 }

@@ -1,11 +1,11 @@
 //! The layout of the rows that only this backend has. A change here is a new row version with a
 //! reader for the old one.
 
-use crate::clock::UnixMillis;
-use crate::ids::BootId;
-use crate::ledger::state::JournalHead;
-use crate::ledger::{Bucket, Microcredits};
-use crate::store::codec::{Malformed, Reader, StoredField, row};
+use crate::codec::{Malformed, Reader, StoredField, row};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::BootId;
+use cresset_ledger::state::JournalHead;
+use cresset_ledger::{Bucket, Microcredits};
 
 /// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
 /// together are noticed.

@@ -6,9 +6,10 @@ use super::disk::{self, File};
 use super::files;
 use super::rows::{FileIdentity, GrantAlone, JournalPosition, TimelessCrashes};
 use super::tables;
-use crate::failpoint::failpoint;
-use crate::ledger::state::{Adjustment, Crashes, StateResult};
-use crate::store::{StoreError, StoreResult};
+use crate::embedded::tables::{OrFault, fault};
+use crate::{StoreError, StoreResult};
+use cresset_base::failpoint;
+use cresset_ledger::state::{Adjustment, Crashes, StateResult};
 use redb::{Database, ReadableDatabase, ReadableTable, WriteTransaction};
 use std::panic::{self, AssertUnwindSafe};
 
@@ -29,9 +30,9 @@ fn time_crashes(file: File, txn: &WriteTransaction) -> StateResult {
     if file != File::Ledger {
         return Ok(());
     }
-    let meta = txn.open_table(tables::META)?;
+    let meta = txn.open_table(tables::META).or_fault()?;
     let at = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default().clock;
-    let mut table = txn.open_table(tables::CRASHES)?;
+    let mut table = txn.open_table(tables::CRASHES).or_fault()?;
     let rows: Vec<_> = tables::rows::<TimelessCrashes>(&table)?.collect::<StateResult<_>>()?;
     rows.into_iter().try_for_each(|(key, TimelessCrashes { count, boot })| {
         tables::put(&mut table, &key, &Crashes { count, boot, at })
@@ -44,8 +45,8 @@ fn sum_answers(file: File, txn: &WriteTransaction) -> StateResult {
     if file != File::Bodies {
         return Ok(());
     }
-    let sums = bodies::sums(&txn.open_table(tables::BODIES)?)?;
-    let mut table = txn.open_table(tables::ANSWER_BYTES)?;
+    let sums = bodies::sums(&txn.open_table(tables::BODIES).or_fault()?)?;
+    let mut table = txn.open_table(tables::ANSWER_BYTES).or_fault()?;
     sums.into_iter().try_for_each(|(account, sum)| tables::put(&mut table, &account, &sum))
 }
 
@@ -53,18 +54,18 @@ fn sum_answers(file: File, txn: &WriteTransaction) -> StateResult {
 /// leads to one.
 fn allow_segments(file: File, txn: &WriteTransaction) -> StateResult {
     if file == File::Ledger {
-        return Ok(txn.open_table(tables::SEGMENTS).map(drop)?);
+        return Ok(txn.open_table(tables::SEGMENTS).map(drop).or_fault()?);
     }
-    let bodies = txn.open_table(tables::BODIES)?;
-    let mut index = txn.open_table(tables::BODIES_DUE)?;
+    let bodies = txn.open_table(tables::BODIES).or_fault()?;
+    let mut index = txn.open_table(tables::BODIES_DUE).or_fault()?;
     let mut stale = Vec::new();
-    for row in index.iter()? {
-        let due = row?.0.value().to_vec();
-        if bodies.get(tables::due_subject(&due))?.is_none() {
+    for row in index.iter().or_fault()? {
+        let due = row.or_fault()?.0.value().to_vec();
+        if bodies.get(tables::due_subject(&due)).or_fault()?.is_none() {
             stale.push(due);
         }
     }
-    stale.iter().try_for_each(|due| Ok(index.remove(due.as_slice()).map(drop)?))
+    stale.iter().try_for_each(|due| Ok(index.remove(due.as_slice()).map(drop).or_fault()?))
 }
 
 /// Schema 5 has answers with what their receipts are made from. Rows of earlier layouts stay until
@@ -80,7 +81,7 @@ fn allow_debits(file: File, txn: &WriteTransaction) -> StateResult {
     if file != File::Ledger {
         return Ok(());
     }
-    let mut table = txn.open_table(tables::GRANTS)?;
+    let mut table = txn.open_table(tables::GRANTS).or_fault()?;
     let rows: Vec<_> = tables::rows::<GrantAlone>(&table)?.collect::<StateResult<_>>()?;
     rows.into_iter().try_for_each(|(key, GrantAlone { bucket, units })| {
         tables::put(&mut table, &key, &Adjustment { bucket, units, is_debit: false })
@@ -93,7 +94,7 @@ fn count_uses(file: File, txn: &WriteTransaction) -> StateResult {
     if file != File::Ledger {
         return Ok(());
     }
-    let mut meta = txn.open_table(tables::META)?;
+    let mut meta = txn.open_table(tables::META).or_fault()?;
     let position = tables::get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
     tables::put(&mut meta, tables::USES_COUNTED_AFTER, &position.head.sequence)
 }
@@ -154,10 +155,10 @@ pub(super) fn identity(database: &impl ReadableDatabase, name: &str) -> StoreRes
 }
 
 fn read_identity(database: &impl ReadableDatabase) -> StateResult<Option<FileIdentity>> {
-    let txn = database.begin_read()?;
+    let txn = database.begin_read().or_fault()?;
     match txn.open_table(tables::META) {
         Ok(meta) => tables::get(&meta, tables::IDENTITY),
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(fault(error.into())),
     }
 }

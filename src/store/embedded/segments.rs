@@ -12,12 +12,13 @@ use super::rows::FileIdentity;
 use super::schema::SCHEMA;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, ReadOnly};
-use crate::failpoint::failpoint;
-use crate::ledger::JournalEntry;
-use crate::ledger::audit::{AuditPace, AuditProgress, AuditSource, JournalChain};
-use crate::ledger::journal;
-use crate::ledger::state::{JournalHead, StateError, StateResult};
-use crate::store::StoreResult;
+use crate::StoreResult;
+use crate::embedded::tables::OrFault;
+use cresset_base::failpoint;
+use cresset_ledger::JournalEntry;
+use cresset_ledger::audit::{AuditPace, AuditProgress, AuditSource, JournalChain};
+use cresset_ledger::journal;
+use cresset_ledger::state::{JournalHead, StateError, StateResult};
 use parking_lot::Mutex;
 use redb::{
     AccessGuard, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
@@ -92,7 +93,7 @@ impl SegmentShelf {
             .disk
             .open_segment(&segment.to_string())
             .map_err(|error| segment.damaged(&error))?;
-        let txn = Arc::new(database.begin_read()?);
+        let txn = Arc::new(database.begin_read().or_fault()?);
         if open.len() >= MAX_OPEN {
             open.remove(0);
         }
@@ -112,7 +113,8 @@ impl SegmentShelf {
     pub(super) fn check(&self, segment: &Segment) -> StateResult {
         let entries = self.entries(segment)?;
         let Segment { first, last } = *segment;
-        let ends = (sequence_of(entries.first()?), sequence_of(entries.last()?));
+        let ends =
+            (sequence_of(entries.first().or_fault()?), sequence_of(entries.last().or_fault()?));
         let found: Option<JournalEntry> = tables::get(&entries, &last.sequence.to_be_bytes())?;
         let whole = ends == (Some(first), Some(last.sequence))
             && found.is_some_and(|found| found.hash == last.hash);
@@ -138,7 +140,7 @@ impl SegmentShelf {
         drop(database);
         failpoint!("store::segment_written");
         let copied = self.disk.open_unfinished_segment(&name)?.begin_read();
-        prove(&copied.map_err(StateError::from)?, before, &segment, pace)?;
+        prove(&copied.or_fault()?, before, &segment, pace)?;
         self.disk.finish_segment(&name)?;
         failpoint!("store::segment_finished");
         *self.finished.lock() = Some(segment);
@@ -171,8 +173,8 @@ impl SegmentShelf {
         tables::create(txn, &[tables::META, tables::ENTRIES, tables::ENTRIES_BY_ACCOUNT])?;
         // The schema says how its rows are laid out; a segment belongs to every epoch.
         files::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 0 })?;
-        let mut entries = txn.open_table(tables::ENTRIES)?;
-        let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT)?;
+        let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
+        let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?;
         let mut source = views()?.table(tables::ENTRIES)?;
         for sequence in segment.first..=segment.last.sequence {
             if sequence % VIEW_ENTRIES == 0 {
@@ -205,7 +207,7 @@ fn prove(
 ) -> StateResult {
     let entries = tables::open(copied, tables::ENTRIES)?;
     let places = tables::open(copied, tables::ENTRIES_BY_ACCOUNT)?;
-    let total = entries.len()?;
+    let total = entries.len().or_fault()?;
     let mut head = before;
     for row in tables::under::<JournalEntry>(&entries, b"")? {
         pace(AuditProgress { done: head.sequence - before.sequence, total })?;
@@ -219,7 +221,7 @@ fn prove(
         }
         head = JournalHead { sequence: entry.sequence, hash: entry.hash };
     }
-    let whole = head == segment.last && places.len()? == total;
+    let whole = head == segment.last && places.len().or_fault()? == total;
     whole.then_some(()).ok_or_else(|| segment.damaged(&"is not whole"))
 }
 
@@ -228,7 +230,7 @@ fn prove(
 pub(super) fn sweep(files: &Files) -> StateResult<bool> {
     if let Some(segment) = files.segments.finished.lock().take() {
         files::write(&files.ledger, |txn| {
-            let mut segments = txn.open_table(tables::SEGMENTS)?;
+            let mut segments = txn.open_table(tables::SEGMENTS).or_fault()?;
             tables::put(&mut segments, &segment.first.to_be_bytes(), &segment.last)
         })?;
         failpoint!("store::segment_registered");
@@ -239,23 +241,25 @@ pub(super) fn sweep(files: &Files) -> StateResult<bool> {
         return Ok(false);
     };
     let until = (closed.last.sequence + 1).to_be_bytes();
-    let txn = files.ledger.begin_read()?;
+    let txn = files.ledger.begin_read().or_fault()?;
     let live = tables::open(&txn, tables::ENTRIES)?;
-    let rows = live.range::<&[u8]>(..until.as_slice())?.take(MAX_TRIMMED);
+    let rows = live.range::<&[u8]>(..until.as_slice()).or_fault()?.take(MAX_TRIMMED);
     let left: Vec<Vec<u8>> =
-        rows.map(|row| Ok(row?.0.value().to_vec())).collect::<StateResult<_>>()?;
+        rows.map(|row| Ok(row.or_fault()?.0.value().to_vec())).collect::<StateResult<_>>()?;
     if left.is_empty() {
         return Ok(false);
     }
     files::write(&files.ledger, |txn| {
-        let mut entries = txn.open_table(tables::ENTRIES)?;
-        let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT)?;
+        let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
+        let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?;
         for key in &left {
             let entry: Option<JournalEntry> = tables::get(&entries, key)?;
             if let Some(entry) = entry {
-                places.remove(tables::entry_key(entry.account, entry.sequence).as_slice())?;
+                places
+                    .remove(tables::entry_key(entry.account, entry.sequence).as_slice())
+                    .or_fault()?;
             }
-            entries.remove(key.as_slice())?;
+            entries.remove(key.as_slice()).or_fault()?;
         }
         Ok(())
     })?;
@@ -288,11 +292,12 @@ impl EmbeddedSnapshot {
     fn last_closed_until(&self, sequence: u64) -> StateResult<Option<Segment>> {
         let table = self.table(tables::SEGMENTS)?;
         let (first, until) = (0_u64.to_be_bytes(), sequence.to_be_bytes());
-        let Some(row) = table.range(first.as_slice()..=until.as_slice())?.next_back() else {
+        let Some(row) = table.range(first.as_slice()..=until.as_slice()).or_fault()?.next_back()
+        else {
             return Ok(None);
         };
-        let (key, stored) = row?;
-        let last = crate::store::codec::decode(key.value(), stored.value())?;
+        let (key, stored) = row.or_fault()?;
+        let last = crate::codec::decode(key.value(), stored.value())?;
         Ok(Some(segment(key.value(), last)))
     }
 

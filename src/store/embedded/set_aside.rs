@@ -3,8 +3,8 @@
 //! restore under one number, and the node's own files where it is free.
 
 use super::disk::{self, File, LockedFolder};
-use crate::durable_file;
-use crate::store::StoreResult;
+use crate::StoreResult;
+use cresset_base::durable_file;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

@@ -4,14 +4,15 @@ use super::disk::CONTRADICTION;
 use super::files::Files;
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, ReadOnly};
-use crate::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use crate::ledger::state::{Crashes, Reservation, StateError, StateResult};
-use crate::ledger::{
+use crate::StoreError;
+use crate::backend::{ReadFuture, Snapshot};
+use crate::codec::StoredField;
+use crate::embedded::tables::OrFault;
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_ledger::state::{Crashes, Reservation, StateError, StateResult};
+use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::StoreError;
-use crate::store::backend::{ReadFuture, Snapshot};
-use crate::store::codec::StoredField;
 use redb::{ReadTransaction, ReadableDatabase};
 use std::collections::BTreeMap;
 use std::future;
@@ -32,8 +33,8 @@ impl Files {
     pub(super) fn snapshot(&self) -> StateResult<EmbeddedSnapshot> {
         // The ledger is read first, so that a request on its way to the archive is seen in at least
         // one of the two files.
-        let ledger = self.ledger.begin_read()?;
-        let bodies = self.bodies.begin_read()?;
+        let ledger = self.ledger.begin_read().or_fault()?;
+        let bodies = self.bodies.begin_read().or_fault()?;
         Ok(EmbeddedSnapshot { ledger, bodies, segments: Some(Arc::clone(&self.segments)) })
     }
 }

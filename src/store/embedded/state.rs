@@ -3,19 +3,20 @@
 
 use super::rows::JournalPosition;
 use super::tables::{self, ReadOnly, Writable, get, put};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use crate::ledger::state::{
+use crate::backend::LedgerTxn;
+use crate::embedded::tables::OrFault;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use cresset_ledger::state::{
     Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateResult,
 };
-use crate::ledger::{
+use cresset_ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::backend::LedgerTxn;
 use redb::{ReadableTable, WriteTransaction};
 use std::collections::BTreeMap;
 
-pub(in crate::store) struct WriteState<'t> {
+pub(crate) struct WriteState<'t> {
     meta: Writable<'t>,
     accounts: Writable<'t>,
     balances: Writable<'t>,
@@ -46,23 +47,23 @@ impl<'t> WriteState<'t> {
         archive: ReadOnly,
         now: UnixMillis,
     ) -> StateResult<Self> {
-        let meta = txn.open_table(tables::META)?;
+        let meta = txn.open_table(tables::META).or_fault()?;
         let stored = get::<JournalPosition>(&meta, tables::PROGRESS)?.unwrap_or_default();
         let position = JournalPosition { clock: stored.clock.max(now), ..stored };
         Ok(Self {
             meta,
-            accounts: txn.open_table(tables::ACCOUNTS)?,
-            balances: txn.open_table(tables::BALANCES)?,
-            applications: txn.open_table(tables::APPLICATIONS)?,
-            credentials: txn.open_table(tables::CREDENTIALS)?,
-            digests: txn.open_table(tables::DIGESTS)?,
-            grants: txn.open_table(tables::GRANTS)?,
-            requests: txn.open_table(tables::REQUESTS)?,
-            ended: txn.open_table(tables::ENDED)?,
-            reservations: txn.open_table(tables::RESERVATIONS)?,
-            crashes: txn.open_table(tables::CRASHES)?,
-            entries: txn.open_table(tables::ENTRIES)?,
-            entries_by_account: txn.open_table(tables::ENTRIES_BY_ACCOUNT)?,
+            accounts: txn.open_table(tables::ACCOUNTS).or_fault()?,
+            balances: txn.open_table(tables::BALANCES).or_fault()?,
+            applications: txn.open_table(tables::APPLICATIONS).or_fault()?,
+            credentials: txn.open_table(tables::CREDENTIALS).or_fault()?,
+            digests: txn.open_table(tables::DIGESTS).or_fault()?,
+            grants: txn.open_table(tables::GRANTS).or_fault()?,
+            requests: txn.open_table(tables::REQUESTS).or_fault()?,
+            ended: txn.open_table(tables::ENDED).or_fault()?,
+            reservations: txn.open_table(tables::RESERVATIONS).or_fault()?,
+            crashes: txn.open_table(tables::CRASHES).or_fault()?,
+            entries: txn.open_table(tables::ENTRIES).or_fault()?,
+            entries_by_account: txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?,
             archive,
             position,
             changed: false,
@@ -156,7 +157,7 @@ impl LedgerState for WriteState<'_> {
     fn put_credential(&mut self, credential: &Credential) -> StateResult {
         self.changed = true;
         // The digest of a credential never changes.
-        if self.digests.get(credential.digest.as_slice())?.is_none() {
+        if self.digests.get(credential.digest.as_slice()).or_fault()?.is_none() {
             put(&mut self.digests, &credential.digest, &credential.id)?;
         }
         self.changed_credentials.insert(credential.id, credential.clone());
@@ -198,7 +199,7 @@ impl LedgerState for WriteState<'_> {
     /// Earlier ends of the request stay in the index of ended ones, which a sweep clears.
     fn remove_request(&mut self, key: &RequestKey) -> StateResult {
         self.changed = true;
-        self.requests.remove(tables::request_key(key).as_slice())?;
+        self.requests.remove(tables::request_key(key).as_slice()).or_fault()?;
         Ok(())
     }
 
@@ -214,7 +215,7 @@ impl LedgerState for WriteState<'_> {
 
     fn remove_reservation(&mut self, key: &RequestKey) -> StateResult {
         self.changed = true;
-        self.reservations.remove(tables::request_key(key).as_slice())?;
+        self.reservations.remove(tables::request_key(key).as_slice()).or_fault()?;
         Ok(())
     }
 
@@ -242,7 +243,7 @@ impl LedgerState for WriteState<'_> {
 
     fn remove_crashes(&mut self, account: AccountId, fingerprint: &[u8; 32]) -> StateResult {
         self.changed = true;
-        self.crashes.remove(tables::crash_key(account, fingerprint).as_slice())?;
+        self.crashes.remove(tables::crash_key(account, fingerprint).as_slice()).or_fault()?;
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 //! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what
 //! they name.
 
-use crate::clock::UnixMillis;
-use crate::ledger::state::{StateError, StateResult};
-use crate::store::codec::{self, StoredField};
-pub(super) use crate::store::rows::{crash_key, entry_key, grant_key, request_key, request_prefix};
+use crate::codec::{self, StoredField};
+pub(super) use crate::rows::{crash_key, entry_key, grant_key, request_key, request_prefix};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::state::{StateError, StateResult};
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 
@@ -87,7 +87,7 @@ pub(super) const NODE_FILES: Definition = TableDefinition::new("node_files");
 /// Creates the tables that are missing.
 pub(super) fn create(txn: &WriteTransaction, tables: &[Definition]) -> StateResult {
     for table in tables {
-        txn.open_table(*table)?;
+        txn.open_table(*table).or_fault()?;
     }
     Ok(())
 }
@@ -106,12 +106,12 @@ pub(super) fn get<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
     key: &[u8],
 ) -> StateResult<Option<T>> {
-    let stored = table.get(key)?;
+    let stored = table.get(key).or_fault()?;
     stored.map(|stored| codec::decode(key, stored.value())).transpose()
 }
 
 pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl StoredField) -> StateResult {
-    table.insert(key, codec::encode(key, row).as_slice())?;
+    table.insert(key, codec::encode(key, row).as_slice()).or_fault()?;
     Ok(())
 }
 
@@ -119,8 +119,8 @@ pub(super) fn put(table: &mut Writable<'_>, key: &[u8], row: &impl StoredField) 
 pub(super) fn rows<T: StoredField>(
     table: &impl ReadableTable<&'static [u8], &'static [u8]>,
 ) -> StateResult<impl Iterator<Item = StateResult<(Vec<u8>, T)>>> {
-    Ok(table.iter()?.map(|pair| {
-        let (key, stored) = pair?;
+    Ok(table.iter().or_fault()?.map(|pair| {
+        let (key, stored) = pair.or_fault()?;
         let row = codec::decode(key.value(), stored.value())?;
         Ok((key.value().to_vec(), row))
     }))
@@ -141,10 +141,10 @@ pub(super) fn range_with<T, R: FnMut(&[u8], &[u8]) -> StateResult<T>>(
     keys: (Bound<&[u8]>, Bound<&[u8]>),
     mut read: R,
 ) -> StateResult<impl Iterator<Item = StateResult<T>> + use<T, R>> {
-    let pairs = table.range::<&[u8]>(keys)?;
+    let pairs = table.range::<&[u8]>(keys).or_fault()?;
     let failed = |pair: &Result<_, _>| pair.is_err();
     Ok(until_after(pairs, failed).map(move |pair| {
-        let (key, stored) = pair?;
+        let (key, stored) = pair.or_fault()?;
         read(key.value(), stored.value())
     }))
 }
@@ -182,23 +182,22 @@ fn until_after<T>(
 }
 
 pub(super) fn open(txn: &ReadTransaction, table: Definition) -> StateResult<ReadOnly> {
-    Ok(txn.open_table(table)?)
+    Ok(txn.open_table(table).or_fault()?)
 }
 
-/// Makes `?` turn the database's errors into the ledger's.
-macro_rules! faults {
-    ($($error:ident),+ $(,)?) => {$(
-        impl From<redb::$error> for StateError {
-            fn from(error: redb::$error) -> Self {
-                fault(error.into())
-            }
-        }
-    )+};
+/// Turns the database's errors into the ledger's. A conversion for `?` would belong to the ledger,
+/// which knows no database.
+pub(super) trait OrFault<T> {
+    fn or_fault(self) -> StateResult<T>;
 }
 
-faults!(StorageError, TableError, TransactionError, CommitError, DatabaseError,);
+impl<T, E: Into<redb::Error>> OrFault<T> for Result<T, E> {
+    fn or_fault(self) -> StateResult<T> {
+        self.map_err(|error| fault(error.into()))
+    }
+}
 
-fn fault(error: redb::Error) -> StateError {
+pub(super) fn fault(error: redb::Error) -> StateError {
     match error {
         redb::Error::Corrupted(what) => StateError::Corrupt(what),
         redb::Error::TableTypeMismatch { .. } | redb::Error::TableDoesNotExist(_) => {

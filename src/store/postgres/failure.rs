@@ -1,8 +1,8 @@
 //! What went wrong in the database, and what may be done about it.
 
-use crate::ledger::state::StateError;
-use crate::store::StoreError;
-use crate::store::backend::BatchFailure;
+use crate::StoreError;
+use crate::backend::BatchFailure;
+use cresset_ledger::state::StateError;
 use std::error::Error;
 use std::io::{self, ErrorKind};
 use tokio_postgres::Config;

@@ -4,9 +4,9 @@
 use super::failure::Failure;
 use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, SessionKind};
-use crate::ledger::state::StateResult;
-use crate::ledger::{Account, Credential};
-use crate::store::StoreResult;
+use crate::StoreResult;
+use cresset_ledger::state::StateResult;
+use cresset_ledger::{Account, Credential};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};

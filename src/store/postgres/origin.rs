@@ -3,12 +3,12 @@
 
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, BootId};
-use crate::ledger::audit::JournalChain;
-use crate::ledger::state::{JournalHead, StateResult};
-use crate::store::StoreResult;
-use crate::store::codec::{Malformed, Reader, StoredField, encode, row};
+use crate::StoreResult;
+use crate::codec::{Malformed, Reader, StoredField, encode, row};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, BootId};
+use cresset_ledger::audit::JournalChain;
+use cresset_ledger::state::{JournalHead, StateResult};
 
 const KEY: &str = "moved";
 const READ: &str = "select row from meta where key = $1";

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
-use crate::ids::BootId;
+use cresset_base::ids::BootId;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

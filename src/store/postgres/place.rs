@@ -1,7 +1,7 @@
 //! The place of a ledger in a database, and how it is read from an address.
 
 use super::peers::NodeFacts;
-use crate::config::LedgerSettings;
+use crate::settings::LedgerSettings;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn read(url: &str) -> Result<PostgresConfig, String> {
-        PostgresConfig::read(url, Some("opensesame"), Arc::new(crate::tls::client(None).unwrap()))
+        PostgresConfig::read(url, Some("opensesame"), Arc::new(cresset_tls::client(None).unwrap()))
     }
 
     #[test]

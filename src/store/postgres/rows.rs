@@ -1,14 +1,14 @@
 //! Rows as the tables hold them, and the rows that a transaction has in memory.
 
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, CredentialId};
-use crate::ledger::state::{
+use crate::codec::{Malformed, Reader, StoredField, decode, row};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
+use cresset_ledger::state::{
     Adjustment, Crashes, JournalHead, Reservation, StateError, StateResult,
 };
-use crate::ledger::{
+use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::codec::{Malformed, Reader, StoredField, decode, row};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use tokio_postgres::Row;

@@ -5,8 +5,8 @@
 //! overdrawn. A journal has one entry of each number. An attempt is reserved once and ended once.
 
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use crate::store::codec::{decode, encode};
-use crate::store::{StoreError, StoreResult};
+use crate::codec::{decode, encode};
+use crate::{StoreError, StoreResult};
 
 /// The version of the tables.
 const SCHEMA: u32 = 2;

@@ -1,7 +1,7 @@
 //! A ledger for a measurement, in a schema of its own beside whatever the database has.
 
 use super::{PostgresConfig, init, with_session};
-use crate::store::StoreResult;
+use crate::StoreResult;
 use uuid::Uuid;
 
 /// The schema is removed when this is dropped.
@@ -11,7 +11,7 @@ pub struct ScratchSchema {
     name: String,
 }
 
-pub(in crate::store) fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
+pub(crate) fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
     let name = format!("bench_{}", Uuid::new_v4().simple());
     with_session(place, async |session| {
         Ok(session.script(&format!("create schema {name}")).await?)

@@ -3,12 +3,12 @@
 use super::failure::Failure;
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use crate::clock::UnixMillis;
-use crate::ids::AccountId;
-use crate::ledger::audit::{JournalChain, JournalHeads};
-use crate::ledger::state::{JournalHead, StateResult};
-use crate::store::backend::Seal;
-use crate::store::codec::{Malformed, Reader, StoredField, encode, row};
+use crate::backend::Seal;
+use crate::codec::{Malformed, Reader, StoredField, encode, row};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::AccountId;
+use cresset_ledger::audit::{JournalChain, JournalHeads};
+use cresset_ledger::state::{JournalHead, StateResult};
 
 const KEY: &str = "seal";
 const READ: &str = "select row from meta where key = $1";

@@ -4,7 +4,7 @@
 use super::driver::within;
 use super::failure::Failure;
 use super::tls::DatabaseTls;
-use crate::store::PostgresConfig;
+use crate::PostgresConfig;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;

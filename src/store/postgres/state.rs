@@ -7,19 +7,19 @@ use super::keys::{Keys, credential_named};
 use super::reading;
 use super::rows::{AccountRow, BatchRows, Rows};
 use super::session::DatabaseSession;
-use crate::clock::UnixMillis;
-use crate::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use crate::ledger::state::{
+use crate::backend::LedgerTxn;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use cresset_ledger::state::{
     Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateError, StateResult,
 };
-use crate::ledger::{
+use cresset_ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use crate::store::backend::LedgerTxn;
 use std::cell::RefCell;
 use std::hash::Hash;
 
-pub(in crate::store) struct BatchState<'t> {
+pub(crate) struct BatchState<'t> {
     driver: &'t Driver,
     session: &'t DatabaseSession,
     now: UnixMillis,

@@ -8,15 +8,15 @@ use super::origin::{self, ChainPlace, MoveOrigin};
 use super::rows::{AccountRow, BatchRows};
 use super::session::{Ask, Connector, DatabaseSession, SessionKind};
 use super::{PostgresConfig, schema, seal, server, writing};
-use crate::clock::UnixMillis;
-use crate::failpoint::failpoint;
-use crate::ids::{AccountId, BootId};
-use crate::ledger::audit::{self, AuditProgress, JournalChain, JournalHeads, RowIter};
-use crate::ledger::state::{JournalHead, StateError};
-use crate::ledger::{JournalEntry, RequestKey, journal};
-use crate::store::backend::{MoveSource, Seal};
-use crate::store::moving::{MoveHooks, MoveReport};
-use crate::store::{AuditReport, StoreError, StoreResult, StoredBody};
+use crate::backend::{MoveSource, Seal};
+use crate::moving::{MoveHooks, MoveReport};
+use crate::{AuditReport, StoreError, StoreResult, StoredBody};
+use cresset_base::clock::UnixMillis;
+use cresset_base::failpoint;
+use cresset_base::ids::{AccountId, BootId};
+use cresset_ledger::audit::{self, AuditProgress, JournalChain, JournalHeads, RowIter};
+use cresset_ledger::state::{JournalHead, StateError};
+use cresset_ledger::{JournalEntry, RequestKey, journal};
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ const ANALYZE: &str = "analyze accounts, applications, credentials, grants, requ
 const TOUCH: &str = "update meta set row = row where key = 'moved'";
 
 /// Everything that `source` holds, where an audit read `audited`, in a database without a ledger.
-pub(in crate::store) fn take_over(
+pub(crate) fn take_over(
     place: &PostgresConfig,
     (source, audited): (&dyn MoveSource, &AuditReport),
     now: UnixMillis,
@@ -64,7 +64,7 @@ pub(in crate::store) fn take_over(
 
 /// The process that had used the ledger last that was moved into this database; `None` where none
 /// was.
-pub(in crate::store) fn moved_from(place: &PostgresConfig) -> StoreResult<Option<BootId>> {
+pub(crate) fn moved_from(place: &PostgresConfig) -> StoreResult<Option<BootId>> {
     super::with_session(place, async |session| {
         if !schema::has_tables(session).await? {
             return Ok(None);

@@ -2,14 +2,14 @@
 //! failing storage itself, because each simulates them in its own way.
 
 use super::*;
-use crate::clock::UnixMillis;
-use crate::config::RequestSettings;
-use crate::ledger::apply::{ApplyError, apply};
-use crate::ledger::state::LedgerState;
-use crate::ledger::{AttemptState, RequestRecord, audit};
-use crate::store::backend::{Backend, BatchFailure, LedgerTxn, Seal};
-use crate::store::queue::WriteAction;
-use crate::store::{Limits, StoreError};
+use crate::backend::{Backend, BatchFailure, LedgerTxn, Seal};
+use crate::queue::WriteAction;
+use crate::settings::RequestSettings;
+use crate::{Limits, StoreError};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::apply::{ApplyError, apply};
+use cresset_ledger::state::LedgerState;
+use cresset_ledger::{AttemptState, RequestRecord, audit};
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 const HOUR_MS: u64 = 3_600_000;

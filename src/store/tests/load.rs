@@ -1,7 +1,7 @@
 //! A process that uses a ledger until it is killed, and tells what was acknowledged to it.
 
 use super::*;
-use crate::store::Store;
+use crate::Store;
 use std::io::{BufRead, BufReader};
 use std::process::{self, Stdio};
 

@@ -5,19 +5,19 @@ pub mod contract;
 pub mod load;
 pub mod random_commands;
 
-use crate::clock::UnixMillis;
-pub use crate::ids::{
+use crate::StoreError;
+use crate::stored_body::{StoredBody, StoredContent};
+use cresset_base::clock::UnixMillis;
+pub use cresset_base::ids::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
-use crate::ledger::AdmissionRate;
-pub use crate::ledger::commands::{ReleaseCause, SettleEnd};
-pub use crate::ledger::{
+use cresset_ledger::AdmissionRate;
+pub use cresset_ledger::commands::{ReleaseCause, SettleEnd};
+pub use cresset_ledger::{
     AccountChange, Admit, Bucket, BucketAmounts, BudgetOwner, BudgetPeriod, Budgets, CalendarUse,
     Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits, Outcome, Prices,
     Refusal, RequestKey, SpendingLimit, TokenQuotas, Usage,
 };
-use crate::store::StoreError;
-use crate::store::stored_body::{StoredBody, StoredContent};
 use uuid::Uuid;
 
 /// Account 1 with a key and `balance` premium units.

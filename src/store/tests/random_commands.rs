@@ -2,8 +2,8 @@
 //! that commands often concern the same rows.
 
 use super::*;
-use crate::ledger::AccountStatus;
-use crate::ledger::AdmissionRate;
+use cresset_ledger::AccountStatus;
+use cresset_ledger::AdmissionRate;
 use proptest::prelude::*;
 
 /// A day, as the default limits have it.

@@ -2,7 +2,7 @@
 //! validator accepts, or to one that can still become it.
 
 use super::*;
-use crate::text::testing::{byte_level, text_model};
+use crate::testing::{byte_level, text_model};
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"b":{"type":"integer","minimum":-5,"maximum":12},
     "a":{"enum":["x","<tool>"]},"c":{"type":"array","items":{"type":"boolean"},"maxItems":2}},

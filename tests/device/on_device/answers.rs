@@ -1,10 +1,10 @@
 //! Sends requests to an engine, and records its answers and their times.
 
 use crate::Result;
-use cresset::engine::{
+use cresset_base::ids::AccountId;
+use cresset_engine::{
     EngineHandle, EngineStats, Finished, GenerateRequest, SamplingParams, SequenceEvent, StopCause,
 };
-use cresset::ids::AccountId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Receiver;

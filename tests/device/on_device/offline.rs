@@ -6,7 +6,7 @@ use crate::eight_bits::EightBits;
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
 use crate::targets::{self, OFFLINE, row};
 use crate::{Result, tokens};
-use cresset::engine::EngineOptions;
+use cresset_engine::EngineOptions;
 use cresset_kernels::gpu::Kind;
 
 struct Work {

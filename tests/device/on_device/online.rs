@@ -4,8 +4,8 @@ use crate::answers::{Answer, ask, end, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source};
 use crate::targets::{BETWEEN_TOKENS, BETWEEN_TOKENS_P99, FIRST_TOKEN, WARM_FIRST_TOKEN, row};
 use crate::{Result, median, percentile, tokens};
-use cresset::config;
-use cresset::engine::{EngineHandle, EngineOptions};
+
+use cresset_engine::{EngineHandle, EngineOptions};
 
 const STREAMS: usize = 4;
 /// Tokens of the prompts that a stream sends one after the other, and of the answers: about as many
@@ -20,7 +20,7 @@ const TAIL: usize = 16;
 
 /// An engine with the default configuration of a node.
 fn engine(loaded: &Loaded) -> EngineHandle {
-    let node = config::EngineSettings::default();
+    let node = cresset_engine::EngineSettings::default();
     let options = loaded.options();
     loaded.engine(EngineOptions {
         max_batched_tokens: node.max_batched_tokens.min(options.max_batched_tokens),

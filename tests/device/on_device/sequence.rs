@@ -2,9 +2,9 @@
 
 use crate::model::{BLOCK_SIZE, Shared};
 use crate::{Result, tokens};
-use cresset::engine::RowSampling;
-use cresset::engine::SamplingParams;
-use cresset::engine::runner::Runner;
+use cresset_engine::RowSampling;
+use cresset_engine::SamplingParams;
+use cresset_engine::runner::Runner;
 use cresset_kernels::sampling::Sampled;
 use cresset_models::ForwardBatch;
 use std::sync::Arc;

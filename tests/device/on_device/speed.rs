@@ -6,7 +6,7 @@ use crate::model::{Loaded, Source, Wanted};
 use crate::sequence::{Decode, WARM_UP, decode_seconds, decode_seconds_of, prompt_seconds};
 use crate::targets::{self, DECODE, DECODE_SHARE, HOST, PREFILL_SHARE, predicted_row, row};
 use crate::{Result, answers, median, online, tokens};
-use cresset::engine::EngineOptions;
+use cresset_engine::EngineOptions;
 use cresset_kernels::gpu::Kind;
 use cresset_models::ModelConfig;
 

@@ -5,7 +5,7 @@ use crate::answers::{Answer, ask, end, read, request};
 use crate::model::{BLOCK_SIZE, Loaded, Source, Wanted};
 use crate::targets::{self, row};
 use crate::{Result, tokens};
-use cresset::engine::{EngineHandle, EngineOptions, GenerateRequest, Refused, SamplingParams};
+use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, Refused, SamplingParams};
 use cresset_kernels::gpu::Kind;
 use std::time::{Duration, Instant};
 

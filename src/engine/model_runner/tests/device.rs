@@ -1,9 +1,9 @@
 //! The whole engine over a GPU (or the emulator, if there is none): against the CPU, and against
 //! itself with other sequences in the batch.
 
-use crate::engine::model_runner::*;
-use crate::engine::tests::{collect, golden_model, request, wait_for};
-use crate::engine::{
+use crate::model_runner::*;
+use crate::tests::{collect, golden_model, request, wait_for};
+use crate::{
     EngineHandle, EngineOptions, EngineStats, GenerateRequest, SequenceEvent, StopCause,
     TokenLogprobs,
 };

@@ -6,9 +6,9 @@ use super::layout::{
     self, both_balances, command_form, credits, field, filled, hidden, rows, text, time,
 };
 use super::{HtmlPage, Visitor, plans};
-use crate::clock::UnixMillis;
-use crate::ids::AccountId;
 use axum::extract::{Path, Query, State};
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::AccountId;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::{Value, json};

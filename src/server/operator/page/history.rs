@@ -1,8 +1,8 @@
 //! The last minutes of a node, which the page draws as curves.
 
 use super::super::Live;
-use crate::clock::UnixMillis;
-use crate::recent::Recent;
+use cresset_base::clock::UnixMillis;
+use cresset_base::recent::Recent;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;

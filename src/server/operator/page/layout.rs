@@ -2,7 +2,7 @@
 
 use super::session::{Notice, SessionView};
 use super::{SCRIPT, STYLE};
-use crate::clock::UnixMillis;
+use cresset_base::clock::UnixMillis;
 use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;
 use std::fmt::Display;

@@ -3,9 +3,9 @@
 use super::super::{AdminCommand, Live};
 use super::layout::{self, command_form, field, hidden, mebibytes, rows, text, time};
 use super::{HtmlPage, Visitor, parts};
-use crate::catalogue::Manifest;
 use axum::extract::State;
 use axum::response::Response;
+use cresset_catalogue::Manifest;
 use maud::{Markup, html};
 use serde_json::Value;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::super::Live;
 use super::layout;
-use crate::request::plans::PlanInForce;
+use cresset_request::plans::PlanInForce;
 use maud::{Markup, html};
 use std::fmt::Display;
 

@@ -3,8 +3,8 @@
 use super::super::{AdminCommand, Live, RequestScope};
 use super::layout::{self, credits, hidden, rows, text, time};
 use super::{HtmlPage, Visitor};
-use crate::ids::{AccountId, ApplicationId, RequestId};
 use axum::extract::{Path, Query, State};
+use cresset_base::ids::{AccountId, ApplicationId, RequestId};
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;

@@ -2,8 +2,8 @@
 //! are kept in memory, so that a restart ends them.
 
 use super::super::roles::{Actor, Role};
-use crate::clock::UnixMillis;
-use crate::ids::AccountId;
+use cresset_base::clock::UnixMillis;
+use cresset_base::ids::AccountId;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use subtle::ConstantTimeEq;

@@ -2,12 +2,12 @@
 
 use super::super::{Live, Role, remote, tokens};
 use super::{cookie_name, layout, session_of};
-use crate::config::ListenerName;
 use axum::Form;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::{HeaderMap, SET_COOKIE};
 use axum::response::{Html, IntoResponse, Redirect, Response};
+use cresset_tls::ListenerName;
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Reads any bytes as canonical JSON, and compares with serde_json where both read the same
 //! language.
 
-use crate::ids::SessionId;
 use crate::server::wire::json::{JsonError, JsonTree, fingerprint};
-use cresset_models::testing::{Mutation, mutated};
+use cresset_base::ids::SessionId;
+use cresset_base::mutate::{Mutation, mutated};
 use serde_json::Value;
 use uuid::Uuid;
 

@@ -3,9 +3,9 @@
 use super::faults::{Bench, opened};
 use super::media::{Operation, Random, SimulatedDisk, Trap};
 use super::*;
-use crate::ledger::AttemptState;
-use crate::store::limits::Limits;
-use crate::store::queue::{MAX_WAITING, WriteJob};
+use crate::limits::Limits;
+use crate::queue::{MAX_WAITING, WriteJob};
+use cresset_ledger::AttemptState;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Lines, Write};
 use std::panic::{self, AssertUnwindSafe};

@@ -5,15 +5,15 @@ use super::super::segments;
 use super::Now;
 use super::media::{Random, SimulatedDisk};
 use super::*;
-use crate::ledger::AttemptState;
-use crate::ledger::audit;
-use crate::store::backend::{LedgerReader, Snapshot};
-use crate::store::limits::Limits;
-use crate::store::queue::{WriteAction, WriteJob};
-use crate::store::shared::StoreShared;
-use crate::store::writer::Writer;
-use crate::store::{AuditPolicy, AuditReport, OpenProgress, StoreResult, prepare};
+use crate::backend::{LedgerReader, Snapshot};
+use crate::limits::Limits;
+use crate::queue::{WriteAction, WriteJob};
+use crate::shared::StoreShared;
+use crate::writer::Writer;
+use crate::{AuditPolicy, AuditReport, OpenProgress, StoreResult, prepare};
 use bytes::Bytes;
+use cresset_ledger::AttemptState;
+use cresset_ledger::audit;
 use std::collections::HashMap;
 use tokio::sync::oneshot;
 
@@ -139,7 +139,7 @@ impl Bench {
         assert_eq!(self.audit(), Vec::<String>::new(), "{context}");
     }
 
-    pub fn premium(&self) -> crate::ledger::Balance {
+    pub fn premium(&self) -> cresset_ledger::Balance {
         let snapshot = self.backend.view().unwrap();
         Snapshot::balances(&snapshot, AccountId(id(1))).now().unwrap().premium
     }

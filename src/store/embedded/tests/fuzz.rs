@@ -2,12 +2,12 @@
 //! are damaged; one flipped bit is always damage.
 
 use super::layout::{entry, record};
-use crate::ledger::state::{Adjustment, Crashes, Reservation};
-use crate::ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
-use crate::store::StoredBody;
-use crate::store::codec::{StoredField, decode, encode};
-use crate::store::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
-use cresset_models::testing::{Mutation, mutated};
+use crate::StoredBody;
+use crate::codec::{StoredField, decode, encode};
+use crate::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
+use cresset_base::mutate::{Mutation, mutated};
+use cresset_ledger::state::{Adjustment, Crashes, Reservation};
+use cresset_ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 

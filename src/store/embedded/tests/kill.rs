@@ -3,8 +3,8 @@
 
 use super::media::Random;
 use super::*;
-use crate::ledger::AttemptState;
-use crate::store::tests::load;
+use crate::tests::load;
+use cresset_ledger::AttemptState;
 use std::path::Path;
 
 /// Not a test of its own: the one below starts it in a folder with a ledger, and kills it.
@@ -16,7 +16,7 @@ fn load_until_killed() {
     }
     let store = Store::open(
         &StoreConfig::folder("."),
-        Arc::new(crate::clock::SystemClock),
+        Arc::new(cresset_base::clock::SystemClock),
         Limits::default(),
     )
     .unwrap();

@@ -1,11 +1,11 @@
 //! Rows survive encoding and decoding, and other bytes are never taken for a row.
 
 use super::*;
-use crate::ledger::records::EntryKind;
-use crate::ledger::state::StateError;
-use crate::ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};
-use crate::store::codec::{StoredField, decode, encode};
-use crate::store::tests::random_commands::{attempt, request, units};
+use crate::codec::{StoredField, decode, encode};
+use crate::tests::random_commands::{attempt, request, units};
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::state::StateError;
+use cresset_ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = BucketAmounts> {
@@ -15,7 +15,7 @@ fn split() -> impl Strategy<Value = BucketAmounts> {
 
 fn balances() -> impl Strategy<Value = Balances> {
     (split(), split(), split()).prop_map(|(credited, debited, reserved)| {
-        let bucket = |part: fn(&BucketAmounts) -> Microcredits| crate::ledger::Balance {
+        let bucket = |part: fn(&BucketAmounts) -> Microcredits| cresset_ledger::Balance {
             credited: part(&credited),
             debited: part(&debited),
             reserved: part(&reserved),

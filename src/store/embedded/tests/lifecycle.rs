@@ -3,9 +3,10 @@
 use super::super::disk;
 use super::super::files;
 use super::*;
-use crate::ledger::{AttemptState, RequestRecord};
-use crate::store::limits::Limits;
-use crate::store::{AuditPolicy, OpenProgress};
+use crate::embedded::tables::OrFault;
+use crate::limits::Limits;
+use crate::{AuditPolicy, OpenProgress};
+use cresset_ledger::{AttemptState, RequestRecord};
 use std::fs;
 use std::path::Path;
 
@@ -223,9 +224,9 @@ fn a_changed_balance_is_not_served() {
     let fixture = Fixture::new(50);
     let path = fixture.dir.path().join("ledger.redb");
     let database = disk::open_existing(&path).unwrap();
-    let rich = crate::ledger::Balances::default();
+    let rich = cresset_ledger::Balances::default();
     files::write(&database, |txn| {
-        let mut balances = txn.open_table(super::super::tables::BALANCES)?;
+        let mut balances = txn.open_table(super::super::tables::BALANCES).or_fault()?;
         super::super::tables::put(&mut balances, id(1).as_bytes(), &rich)
     })
     .unwrap();
@@ -252,8 +253,8 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     let raw = super::super::tables::request_key(&key(1));
     let spoiled = backend.with_files(|files| {
         files::write(&files.ledger, |txn| {
-            let mut requests = txn.open_table(super::super::tables::REQUESTS)?;
-            requests.insert(raw.as_slice(), b"junk".as_slice())?;
+            let mut requests = txn.open_table(super::super::tables::REQUESTS).or_fault()?;
+            requests.insert(raw.as_slice(), b"junk".as_slice()).or_fault()?;
             Ok(())
         })
     });

@@ -7,10 +7,8 @@ use super::super::segments::SEGMENT_ENTRIES;
 use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
 use super::super::{files, schema};
 use super::{TestClock, opening};
-use crate::ledger::state::StateResult;
-use crate::store::{
-    Limits, LockedPlace, LockedStore, OpenProgress, Store, StoreError, StoreResult,
-};
+use crate::{Limits, LockedPlace, LockedStore, OpenProgress, Store, StoreError, StoreResult};
+use cresset_ledger::state::StateResult;
 use redb::{Builder, Database, ReadOnlyDatabase, StorageBackend, WriteTransaction};
 use std::collections::BTreeMap;
 use std::io;

@@ -19,11 +19,11 @@ mod time;
 
 use super::disk::File;
 use super::{EmbeddedBackend, EmbeddedConfig};
-use crate::clock::{Clock, UnixMillis};
-use crate::ids::AccountId;
-use crate::ledger::{JournalEntry, RequestRecord};
-use crate::store::tests::*;
-use crate::store::{BackupScope, Limits, RestoreScope, Snapshot, Store, StoreConfig, StoreError};
+use crate::tests::*;
+use crate::{BackupScope, Limits, RestoreScope, Snapshot, Store, StoreConfig, StoreError};
+use cresset_base::clock::{Clock, UnixMillis};
+use cresset_base::ids::AccountId;
+use cresset_ledger::{JournalEntry, RequestRecord};
 use futures_util::FutureExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -153,7 +153,7 @@ fn the_embedded_backend_keeps_its_promises() {
     contract::keeps_all(|| {
         let dir = tempfile::tempdir().unwrap();
         let config = EmbeddedConfig::new(dir.path());
-        crate::store::embedded::init(&config).unwrap();
+        crate::embedded::init(&config).unwrap();
         move || {
             let _kept = &dir;
             EmbeddedBackend::open_on(super::lock(&config).unwrap()).unwrap()

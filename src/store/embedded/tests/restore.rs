@@ -2,9 +2,9 @@
 
 use super::super::{disk, schema};
 use super::*;
-use crate::ledger::AccountStatus;
-use crate::ledger::records::EntryKind;
-use crate::store::{LostRows, NodeFile, ReplacedState, RestoreReport};
+use crate::{LostRows, NodeFile, ReplacedState, RestoreReport};
+use cresset_ledger::AccountStatus;
+use cresset_ledger::records::EntryKind;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

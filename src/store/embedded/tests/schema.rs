@@ -9,16 +9,17 @@ use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
 use super::super::tables;
 use super::media::{Random, SimulatedDisk};
 use super::*;
-use crate::ledger::budgets::PeriodUse;
-use crate::ledger::records::EntryKind;
-use crate::ledger::state::{Adjustment, Crashes, JournalHead, Reservation, StateError};
-use crate::ledger::{
+use crate::codec::{StoredField, decode, encode};
+use crate::embedded::tables::OrFault;
+use crate::stored_body::{StoredBody, StoredContent};
+use cresset_ledger::budgets::PeriodUse;
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::state::{Adjustment, Crashes, JournalHead, Reservation, StateError};
+use cresset_ledger::{
     Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
     BucketAmounts, Consumption, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord,
     SamplingValue,
 };
-use crate::store::codec::{StoredField, decode, encode};
-use crate::store::stored_body::{StoredBody, StoredContent};
 use redb::{ReadableDatabase, ReadableTable, ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
 use std::fs;
@@ -378,9 +379,9 @@ fn an_index_of_answers_loses_rows_that_lead_nowhere() {
         let database = super::super::disk::open_existing(&path).unwrap();
         let mut count = 0;
         write(&database, |txn| {
-            let mut index = txn.open_table(tables::BODIES_DUE)?;
+            let mut index = txn.open_table(tables::BODIES_DUE).or_fault()?;
             change(&mut index);
-            count = index.len()?;
+            count = index.len().or_fault()?;
             Ok(())
         })
         .unwrap();
@@ -425,7 +426,7 @@ fn a_folder_keeps_a_copy_of_its_older_schema() {
 #[ignore = "only does something in a folder with a ledger"]
 fn upgrade_until_killed() {
     if Path::new("ledger.redb").exists() {
-        let clock = Arc::new(crate::clock::SystemClock);
+        let clock = Arc::new(cresset_base::clock::SystemClock);
         drop(Store::open(&StoreConfig::folder("."), clock, Limits::default()));
     }
 }
@@ -433,12 +434,12 @@ fn upgrade_until_killed() {
 /// Schemas before 7 count no use.
 fn forget_uses(txn: &WriteTransaction) -> Result<(), StateError> {
     let used = CalendarUse::default();
-    let mut accounts = txn.open_table(tables::ACCOUNTS)?;
+    let mut accounts = txn.open_table(tables::ACCOUNTS).or_fault()?;
     let rows: Vec<_> = tables::rows::<Account>(&accounts)?.collect::<Result<_, _>>()?;
     for (key, row) in rows {
         tables::put(&mut accounts, &key, &Account { used, ..row })?;
     }
-    let mut credentials = txn.open_table(tables::CREDENTIALS)?;
+    let mut credentials = txn.open_table(tables::CREDENTIALS).or_fault()?;
     let rows: Vec<_> = tables::rows::<Credential>(&credentials)?.collect::<Result<_, _>>()?;
     rows.into_iter()
         .try_for_each(|(key, row)| tables::put(&mut credentials, &key, &Credential { used, ..row }))
@@ -458,11 +459,11 @@ fn downgrade(dir: &Path) {
     };
     change(File::Bodies, |_| Ok(()));
     change(File::Ledger, |txn| {
-        txn.open_table(tables::META)?.remove(tables::SEALED)?;
-        txn.delete_table(tables::SEGMENTS).map(drop)?;
-        txn.open_table(tables::META)?.remove(tables::USES_COUNTED_AFTER)?;
+        txn.open_table(tables::META).or_fault()?.remove(tables::SEALED).or_fault()?;
+        txn.delete_table(tables::SEGMENTS).map(drop).or_fault()?;
+        txn.open_table(tables::META).or_fault()?.remove(tables::USES_COUNTED_AFTER).or_fault()?;
         forget_uses(txn)?;
-        let mut grants = txn.open_table(tables::GRANTS)?;
+        let mut grants = txn.open_table(tables::GRANTS).or_fault()?;
         let rows: Vec<_> = tables::rows::<Adjustment>(&grants)?.collect::<Result<_, _>>()?;
         rows.into_iter().try_for_each(|(key, Adjustment { bucket, units, .. })| {
             tables::put(&mut grants, &key, &GrantAlone { bucket, units })
@@ -502,7 +503,7 @@ fn a_hundred_thousand_requests_survive_kills_of_their_upgrade() {
         killed += 1;
     }
     println!("{killed} kills survived");
-    let clock = Arc::new(crate::clock::SystemClock);
+    let clock = Arc::new(cresset_base::clock::SystemClock);
     let store = Store::open(&config, clock, Limits::default()).unwrap();
     let after = store.audit().unwrap();
     assert_eq!((after.violations, after.entries), (vec![], before.entries));
@@ -518,15 +519,15 @@ fn crashes_of_schema_1_get_the_time_of_their_ledger() {
     let (key, boot) = (tables::crash_key(AccountId(id(1)), &[9; 32]), BootId(id(7)));
     let mut stored = JournalPosition::default();
     write(&database, |txn| {
-        let mut crashes = txn.open_table(tables::CRASHES)?;
+        let mut crashes = txn.open_table(tables::CRASHES).or_fault()?;
         tables::put(&mut crashes, &key, &TimelessCrashes { count: 2, boot })?;
-        stored = tables::get(&txn.open_table(tables::META)?, tables::PROGRESS)?.unwrap();
+        stored = tables::get(&txn.open_table(tables::META).or_fault()?, tables::PROGRESS)?.unwrap();
         Ok(())
     })
     .unwrap();
     upgrade(&database, &[File::Ledger], super::super::schema::STEPS).unwrap();
     write(&database, |txn| {
-        let found = tables::get::<Crashes>(&txn.open_table(tables::CRASHES)?, &key)?;
+        let found = tables::get::<Crashes>(&txn.open_table(tables::CRASHES).or_fault()?, &key)?;
         assert_eq!(found, Some(Crashes { count: 2, boot, at: stored.clock }));
         Ok(())
     })
@@ -562,8 +563,8 @@ fn a_wrong_sum_of_answers_is_a_violation() {
         let dir = kept(SCHEMA);
         let database = super::super::disk::open_existing(&dir.path().join("bodies.redb")).unwrap();
         write(&database, |txn| {
-            let mut sums = txn.open_table(tables::ANSWER_BYTES)?;
-            sums.remove(&id(1).as_bytes()[..])?;
+            let mut sums = txn.open_table(tables::ANSWER_BYTES).or_fault()?;
+            sums.remove(&id(1).as_bytes()[..]).or_fault()?;
             let Some(wrong) = wrong else { return Ok(()) };
             tables::put(&mut sums, id(1).as_bytes(), &wrong)
         })
@@ -580,7 +581,7 @@ fn a_wrong_sum_of_answers_is_a_violation() {
 
 fn rename_accounts(file: File, txn: &WriteTransaction) -> Result<(), StateError> {
     if file == File::Ledger {
-        let mut accounts = txn.open_table(tables::ACCOUNTS)?;
+        let mut accounts = txn.open_table(tables::ACCOUNTS).or_fault()?;
         let rows: Vec<_> = tables::rows::<Account>(&accounts)?.collect::<Result<_, _>>()?;
         for (key, row) in rows {
             tables::put(&mut accounts, &key, &Account { name: row.name + "!", ..row })?;
@@ -590,8 +591,9 @@ fn rename_accounts(file: File, txn: &WriteTransaction) -> Result<(), StateError>
 }
 
 fn add_table(_: File, txn: &WriteTransaction) -> Result<(), StateError> {
-    let mut added = txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))?;
-    let count = added.len()?.to_be_bytes();
+    let mut added =
+        txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added")).or_fault()?;
+    let count = added.len().or_fault()?.to_be_bytes();
     tables::put(&mut added, &count, &())
 }
 
@@ -626,10 +628,12 @@ fn an_interrupted_upgrade_goes_on() {
                 "{after}"
             );
             write(&database, |txn| {
-                let added = txn.open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))?;
-                assert_eq!(added.len()?, 1, "{after}");
+                let added = txn
+                    .open_table(redb::TableDefinition::<&[u8], &[u8]>::new("added"))
+                    .or_fault()?;
+                assert_eq!(added.len().or_fault()?, 1, "{after}");
                 if file == File::Ledger {
-                    let accounts = txn.open_table(tables::ACCOUNTS)?;
+                    let accounts = txn.open_table(tables::ACCOUNTS).or_fault()?;
                     let account = tables::get::<Account>(&accounts, id(1).as_bytes())?;
                     assert_eq!(account.unwrap().name, "one!", "{after}");
                 }

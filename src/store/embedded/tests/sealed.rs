@@ -6,13 +6,14 @@ use super::super::files::{self, Files, PageCheck};
 use super::super::rows::SealedPosition;
 use super::super::tables::{self, Definition};
 use super::*;
-use crate::ledger::RequestRecord;
-use crate::ledger::audit::unpaced;
-use crate::ledger::state::{JournalHead, StateResult};
-use crate::store::auditor::AuditTurns;
-use crate::store::backend::LedgerReader;
-use crate::store::shared::StoreShared;
-use crate::store::{AuditReport, backend::Backend};
+use crate::auditor::AuditTurns;
+use crate::backend::LedgerReader;
+use crate::embedded::tables::OrFault;
+use crate::shared::StoreShared;
+use crate::{AuditReport, backend::Backend};
+use cresset_ledger::RequestRecord;
+use cresset_ledger::audit::unpaced;
+use cresset_ledger::state::{JournalHead, StateResult};
 use redb::WriteTransaction;
 use std::thread;
 
@@ -78,27 +79,29 @@ fn a_start_reads_what_came_after_the_seal() {
     assert_eq!(read(&sealed()), (0, 0, 2));
     assert_eq!(read(&with_news()), (2, 0, 2));
     let unsealed = sealed();
-    change(&unsealed, |txn| Ok(txn.open_table(tables::META)?.remove(tables::SEALED).map(drop)?));
+    change(&unsealed, |txn| {
+        Ok(txn.open_table(tables::META).or_fault()?.remove(tables::SEALED).map(drop).or_fault()?)
+    });
     assert_eq!(read(&unsealed), (7, 3, 2));
     unsealed.open();
     assert_eq!(read(&unsealed), (0, 0, 2));
 }
 
 /// Changes one row. `T` is its content.
-fn edit<T: crate::store::codec::StoredField>(
+fn edit<T: crate::codec::StoredField>(
     txn: &WriteTransaction,
     table: Definition,
     key: &[u8],
     change: impl FnOnce(&mut T),
 ) -> StateResult {
-    let mut table = txn.open_table(table)?;
+    let mut table = txn.open_table(table).or_fault()?;
     let mut row = tables::get(&table, key)?.unwrap();
     change(&mut row);
     tables::put(&mut table, key, &row)
 }
 
 fn remove(txn: &WriteTransaction, table: Definition, key: &[u8]) -> StateResult {
-    assert!(txn.open_table(table)?.remove(key)?.is_some());
+    assert!(txn.open_table(table).or_fault()?.remove(key).or_fault()?.is_some());
     Ok(())
 }
 
@@ -126,12 +129,12 @@ const FOUND_AT_START: [(&str, Plant); 10] = [
     ("not what it was at the audit before", |txn| forge(txn, |seal| seal.head.hash[0] ^= 1)),
     ("not what it was at the audit before", |txn| forge(txn, |seal| seal.head.sequence = 90)),
     ("other balances than its journal", |txn| {
-        edit(txn, tables::BALANCES, id(1).as_bytes(), |row: &mut crate::ledger::Balances| {
+        edit(txn, tables::BALANCES, id(1).as_bytes(), |row: &mut cresset_ledger::Balances| {
             row.premium.debited = Microcredits::ZERO;
         })
     }),
     ("in flight", |txn| {
-        edit(txn, tables::ACCOUNTS, id(2).as_bytes(), |row: &mut crate::ledger::Account| {
+        edit(txn, tables::ACCOUNTS, id(2).as_bytes(), |row: &mut cresset_ledger::Account| {
             row.in_flight = 1;
         })
     }),
@@ -178,7 +181,7 @@ fn the_audit_of_everything_finds_damage_before_the_seal() {
                 row.after.premium.debited = Microcredits::ZERO;
                 (sequence, hash) = (row.sequence, row.hash);
             })?;
-            edit(txn, tables::BALANCES, id(1).as_bytes(), |row: &mut crate::ledger::Balances| {
+            edit(txn, tables::BALANCES, id(1).as_bytes(), |row: &mut cresset_ledger::Balances| {
                 row.premium.debited = Microcredits::ZERO;
             })?;
             forge(txn, |seal| seal.head = JournalHead { sequence, hash })

@@ -6,12 +6,13 @@ use super::super::tables;
 use super::faults::Bench;
 use super::media::SimulatedDisk;
 use super::*;
-use crate::ledger::audit::{self, AuditSource, JournalChain, JournalHeads, unpaced};
-use crate::store::backend::LedgerReader;
-use crate::store::scope::{BackupScope, RestoreScope};
-use crate::store::shared::StoreShared;
-use crate::store::writer::Writer;
-use crate::store::{AuditPolicy, OpenProgress, prepare};
+use crate::backend::LedgerReader;
+use crate::embedded::tables::OrFault;
+use crate::scope::{BackupScope, RestoreScope};
+use crate::shared::StoreShared;
+use crate::writer::Writer;
+use crate::{AuditPolicy, OpenProgress, prepare};
+use cresset_ledger::audit::{self, AuditSource, JournalChain, JournalHeads, unpaced};
 use redb::ReadableTableMetadata;
 use std::fs;
 use std::path::Path;
@@ -91,7 +92,7 @@ fn closed_parts_and_live_entries_are_one_journal() {
     spend(&mut bench, 100..=110);
     let view = bench.backend.view().unwrap();
     let from = before.0.last().unwrap();
-    let from = crate::ledger::state::JournalHead { sequence: from.sequence, hash: from.hash };
+    let from = cresset_ledger::state::JournalHead { sequence: from.sequence, hash: from.hash };
     let news = audit::since(&view, from.into(), &unpaced).unwrap();
     assert_eq!((news.entries, news.violations), (23, vec![]));
     drop(view);
@@ -157,7 +158,7 @@ fn the_audit_of_everything_reads_closed_parts() {
     drop(bench.reopen());
     let name = disk.segments().remove(1);
     disk.change(&name, |txn| {
-        let mut entries = txn.open_table(tables::ENTRIES)?;
+        let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
         let key = (PART + 5).to_be_bytes();
         let mut entry: JournalEntry = tables::get(&entries, &key)?.unwrap();
         entry.at = UnixMillis(entry.at.0 + 1);

@@ -3,9 +3,9 @@
 use super::super::tables::request_key;
 use super::super::{bodies, files};
 use super::*;
-use crate::config::LedgerSettings;
-use crate::store::StoredBody;
-use crate::store::backend::Backend;
+use crate::StoredBody;
+use crate::backend::Backend;
+use crate::settings::LedgerSettings;
 use bytes::Bytes;
 use redb::{Builder, DatabaseError, ReadableDatabase, ReadableTable};
 use std::fs;

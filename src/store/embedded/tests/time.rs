@@ -3,11 +3,12 @@
 
 use super::super::tables;
 use super::*;
-use crate::ledger::records::EntryKind;
-use crate::ledger::{AttemptState, JournalEntry};
-use crate::store::ClockLimits;
-use crate::store::backend::Backend;
+use crate::ClockLimits;
+use crate::backend::Backend;
+use crate::embedded::tables::OrFault;
 use bytes::Bytes;
+use cresset_ledger::records::EntryKind;
+use cresset_ledger::{AttemptState, JournalEntry};
 
 const HOUR: u64 = 3_600_000;
 
@@ -326,7 +327,7 @@ fn time_goes_back_only_where_an_operator_set_it_back() {
     backend
         .with_files(|files| {
             super::super::files::write(&files.ledger, |txn| {
-                let mut meta = txn.open_table(tables::META)?;
+                let mut meta = txn.open_table(tables::META).or_fault()?;
                 tables::put(&mut meta, tables::SET_BACK, &vec![0_u64])
             })
         })

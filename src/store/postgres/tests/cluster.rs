@@ -5,7 +5,7 @@ use super::super::session::{Connector, DatabaseSession, SessionKind};
 use super::super::{NodeFacts, PostgresConfig};
 use super::server_process::ServerProcess;
 pub use super::server_process::programs;
-use crate::config::LedgerSettings;
+use crate::settings::LedgerSettings;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

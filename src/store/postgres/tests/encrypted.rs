@@ -2,7 +2,7 @@
 
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
-use crate::store::StoreError;
+use crate::StoreError;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn certificates_are_verified() {
     let mut server = Box::new(tokio_postgres::Config::new());
     server.host("localhost").port(port).user("cresset").dbname("postgres").options(options);
     server.ssl_mode(SslMode::Require);
-    let client = |authority: Option<&Path>| Arc::new(crate::tls::client(authority).unwrap());
+    let client = |authority: Option<&Path>| Arc::new(cresset_tls::client(authority).unwrap());
     let place = |tls| PostgresConfig { server: server.clone(), tls, ..cluster.place() };
     let known = client(Some(&file("authority.pem")));
     PostgresBackend::open(&place(Some(known))).unwrap();

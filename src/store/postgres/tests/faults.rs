@@ -4,15 +4,15 @@ use super::super::session::DatabaseSession;
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
 use super::node::{Node, SetClock};
-use crate::clock::UnixMillis;
-use crate::config::LedgerSettings;
-use crate::ledger::apply::apply;
-use crate::ledger::audit;
-use crate::ledger::{AttemptState, RequestRecord};
-use crate::store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
-use crate::store::queue::WriteAction;
-use crate::store::tests::*;
-use crate::store::{Store, StoreConfig, StoreError};
+use crate::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
+use crate::queue::WriteAction;
+use crate::settings::LedgerSettings;
+use crate::tests::*;
+use crate::{Store, StoreConfig, StoreError};
+use cresset_base::clock::UnixMillis;
+use cresset_ledger::apply::apply;
+use cresset_ledger::audit;
+use cresset_ledger::{AttemptState, RequestRecord};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -96,7 +96,7 @@ fn a_damaged_row_is_an_error_of_its_own_command_and_audits_find_it() {
     let damaged = backend.transact(0, &actions, NOW, |txn| {
         for (index, action) in actions.iter().enumerate() {
             if let Err(error) = apply(txn, &action.command, NOW) {
-                let crate::ledger::apply::ApplyError::State(error) = error else {
+                let cresset_ledger::apply::ApplyError::State(error) = error else {
                     panic!("{error}")
                 };
                 return Err(BatchFailure::Damaged(index, error));

@@ -3,10 +3,10 @@
 
 use super::super::PostgresConfig;
 use super::cluster;
-use crate::clock::SystemClock;
-use crate::ledger::AttemptState;
-use crate::store::tests::*;
-use crate::store::{Limits, Store, StoreConfig};
+use crate::tests::*;
+use crate::{Limits, Store, StoreConfig};
+use cresset_base::clock::SystemClock;
+use cresset_ledger::AttemptState;
 use std::path::PathBuf;
 use std::sync::Arc;
 

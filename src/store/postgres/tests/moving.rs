@@ -6,16 +6,16 @@ use super::super::driver::Driver;
 use super::super::session::Connector;
 use super::cluster;
 use super::node::SetClock;
-use crate::clock::{Clock, SystemClock};
-use crate::config::LedgerSettings;
-use crate::ledger::JournalEntry;
-use crate::ledger::audit::{AuditProgress, AuditSource, JournalChain};
-use crate::store::tests::random_commands::command;
-use crate::store::tests::*;
-use crate::store::{
+use crate::settings::LedgerSettings;
+use crate::tests::random_commands::command;
+use crate::tests::*;
+use crate::{
     ClockLimits, EmbeddedConfig, Limits, MoveHooks, MoveReport, Store, StoreConfig, StoreError,
     StoreResult,
 };
+use cresset_base::clock::{Clock, SystemClock};
+use cresset_ledger::JournalEntry;
+use cresset_ledger::audit::{AuditProgress, AuditSource, JournalChain};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeSet;

@@ -5,13 +5,13 @@ use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
-use crate::clock::{Clock, SystemClock, UnixMillis};
-use crate::ledger::apply::apply;
-use crate::ledger::{AdmissionRate, AttemptState};
-use crate::store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
-use crate::store::codec::encode;
-use crate::store::tests::*;
-use crate::store::{Limits, Store, StoreConfig, StoreError};
+use crate::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
+use crate::codec::encode;
+use crate::tests::*;
+use crate::{Limits, Store, StoreConfig, StoreError};
+use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_ledger::apply::apply;
+use cresset_ledger::{AdmissionRate, AttemptState};
 use std::thread;
 use std::time::Duration;
 
@@ -125,11 +125,11 @@ fn a_violation_that_one_node_finds_stops_all() {
     let beside = PostgresBackend::open_beside(&place).unwrap();
     assert_eq!(beside.told_distrust().unwrap().as_deref(), Some("two and two are five"));
     // A seal would vouch for what nobody has looked into.
-    let report = crate::ledger::audit::everything(
+    let report = cresset_ledger::audit::everything(
         &*first.audit_source().unwrap(),
-        &crate::ledger::audit::unpaced,
+        &cresset_ledger::audit::unpaced,
     );
-    let seal = crate::store::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
+    let seal = crate::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
     second.set_seal(Some(&seal)).unwrap();
     assert_eq!(beside.seal().unwrap(), None);
     // A start that found everything sound.
@@ -159,7 +159,7 @@ fn one_node_audits_and_the_others_take_over_what_it_found() {
     first.look_at_others();
     clock.set(NOW.0 + DAY);
     assert!(first.shared.owes_full_audit(DAY) && !second.shared.owes_full_audit(DAY));
-    assert!(first.shared.audit(&crate::ledger::audit::unpaced).unwrap().ok);
+    assert!(first.shared.audit(&cresset_ledger::audit::unpaced).unwrap().ok);
     first.seal();
     second.seal();
     assert_eq!(second.shared.fully_audited_at(), Some(UnixMillis(NOW.0 + DAY)));

@@ -4,10 +4,10 @@ use super::super::PostgresConfig;
 use super::cluster::{self, Cluster, place_in};
 use super::proxy::Proxy;
 use super::server_process::ServerProcess;
-use crate::clock::SystemClock;
-use crate::ledger::AttemptState;
-use crate::store::tests::*;
-use crate::store::{Limits, Store, StoreConfig, StoreError};
+use crate::tests::*;
+use crate::{Limits, Store, StoreConfig, StoreError};
+use cresset_base::clock::SystemClock;
+use cresset_ledger::AttemptState;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -217,7 +217,7 @@ const PLACE: &str = "CRESSET_TEST_STALLED_LEDGER";
 fn load_until_stopped() {
     let Ok(named) = std::env::var(PLACE) else { return };
     let (folder, options) = named.split_once(' ').unwrap();
-    let _armed = crate::failpoint::arm();
+    let _armed = cresset_base::failpoint::arm();
     load::without_end(&open(&place_in(&PathBuf::from(folder), options)));
 }
 

@@ -4,7 +4,7 @@
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster, place_in};
 use super::server_process::ServerProcess;
-use crate::store::StoreError;
+use crate::StoreError;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -1,0 +1,50 @@
+//! One request's life, from its first look-up to its settlement, without any HTTP.
+//!
+//! A surface parses its own dialect into an `IncomingRequest`, calls `find_or_start`, and renders
+//! the `AnswerSource` it gets. It renders a stream delta by delta, and it gives the lifecycle a
+//! function that renders the whole answer, because that body is stored before the settlement.
+//!
+//! The life of a request that is new (`lifecycle`): the sequence enters the engine, the reservation
+//! becomes durable, tokens become deltas, the body is stored, the charge is settled, and only then
+//! the last delta is published. `guard` undoes what is left wherever that ends early.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        unreachable_pub,
+        reason = "tests measure time, start threads and share helpers"
+    )
+)]
+
+mod elsewhere;
+mod error;
+mod find;
+mod guard;
+mod lifecycle;
+pub mod live;
+mod other_nodes;
+mod plan;
+pub mod plans;
+pub mod recent;
+mod services;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod tools;
+mod trace;
+pub mod transcript;
+
+pub use cresset_text::AnswerFormat;
+pub use elsewhere::{lease_lost, owner};
+pub use error::RequestError;
+pub use find::{AnswerSource, find_or_start};
+pub use lifecycle::{CompleteAnswer, Thought};
+pub use live::{AnswerFigures, Delta, Subscription};
+pub use other_nodes::heed_other_nodes;
+pub use plan::{
+    Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits, count_prompt,
+};
+pub use services::{ServiceParts, Services, cancel};
+pub use settings::Plan;
+pub use tools::{AskedFormat, AskedTools, Capability, PreparedAnswer, ToolChoice};

@@ -1,0 +1,14 @@
+//! What a node shows of its work: every metric with its name, unit and help, and spans of requests
+//! in OpenTelemetry's form.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        unreachable_pub,
+        reason = "tests measure time, start threads and share helpers"
+    )
+)]
+
+pub mod metrics;
+pub mod traces;

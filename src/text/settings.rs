@@ -1,0 +1,16 @@
+//! What a rendering of a chat template may cost.
+
+use cresset_base::section;
+
+section! {
+/// What one rendering of a release's chat template may cost. A release whose template needs more
+/// cannot be qualified.
+pub struct TemplateSettings {
+    /// Steps of the template's program.
+    #[schemars(range(min = 1_000, max = 1 << 30))]
+    pub max_steps: u64 = 300_000,
+    /// All texts and lists that it makes on the way, the prompt among them, MiB.
+    #[schemars(range(min = 1, max = 1 << 14))]
+    pub max_written_mib: usize = 32,
+}
+}
