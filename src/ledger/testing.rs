@@ -92,9 +92,6 @@ impl AuditSource for MemoryState {
     fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
         Ok(Vec::new())
     }
-    fn uses_counted_after(&self, _: JournalChain) -> StateResult<u64> {
-        Ok(0)
-    }
     fn closed_parts(&self) -> RowIter<'_, ()> {
         rows(std::iter::empty())
     }

@@ -143,8 +143,8 @@ const LATER: Duration = Duration::from_secs(5);
 /// Why a request that was cancelled or failed has no receipt.
 pub(super) const NOT_COMPLETED: &str =
     "it did not complete; the request itself says how it ended and what was charged";
-/// Why a request has none that a build before receipts completed.
-pub(super) const BEFORE_RECEIPTS: &str = "it was made before receipts were kept";
+/// Why an answer has none of a model that was being qualified.
+pub(super) const NOT_QUALIFIED: &str = "its model was being qualified";
 /// Clients ignore longer times.
 const LATEST: Duration = Duration::from_mins(1);
 

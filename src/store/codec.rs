@@ -201,33 +201,6 @@ macro_rules! row {
     };
 }
 
-/// Lays out a struct whose version 2 added fields to version 1: those of both, in the order given
-/// here, which never changes, and what the added ones are in rows of version 1.
-macro_rules! grown_row {
-    ($type:ident { $($field:ident),+ $(,)? } then { $($added:ident = $before:expr),+ $(,)? }) => {
-        impl StoredField for $type {
-            const VERSION: u8 = 2;
-
-            fn write(&self, out: &mut Vec<u8>) {
-                $(self.$field.write(out);)+
-                $(self.$added.write(out);)+
-            }
-            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                let row = Self::read_earlier(1, input)?;
-                $(let $added = StoredField::read(input)?;)+
-                Ok(Self { $($added,)+ ..row })
-            }
-            fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                if version != 1 {
-                    return Err(Malformed("unknown row version"));
-                }
-                $(let $field = StoredField::read(input)?;)+
-                Ok(Self { $($field,)+ $($added: $before),+ })
-            }
-        }
-    };
-}
-
 /// Lays out an enum without fields: one byte, whose meaning never changes.
 macro_rules! codes {
     ($type:ident { $($code:literal => $variant:ident),+ $(,)? }) => {
@@ -259,4 +232,4 @@ macro_rules! wrapper {
     )+};
 }
 
-pub(super) use {codes, grown_row, row, wrapper};
+pub(super) use {codes, row, wrapper};

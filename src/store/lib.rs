@@ -105,6 +105,15 @@ pub enum StoreError {
     InUse(String),
 }
 
+impl StoreError {
+    /// Refuses what was written before schemas began at 1.
+    pub(crate) fn older_format(what: &str) -> Self {
+        Self::Unusable(format!(
+            "{what} has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a"
+        ))
+    }
+}
+
 impl From<StateError> for StoreError {
     fn from(error: StateError) -> Self {
         Self::Unavailable(error.to_string())

@@ -2,7 +2,7 @@
 //! row version with a reader for the old one. A row's checksum covers its key. Numbers in keys are
 //! big-endian, so the order of the keys is the order of what they name.
 
-use super::codec::{Malformed, Reader, StoredField, codes, grown_row, row, wrapper};
+use super::codec::{Malformed, Reader, StoredField, codes, row, wrapper};
 use crate::stored_body::{StoredBody, StoredContent};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{
@@ -65,16 +65,22 @@ row!(Budgets { day, month });
 row!(Consumption { units, tokens });
 row!(PeriodUse { number, reserved, spent });
 row!(CalendarUse { day, month });
-grown_row!(Account { id, name, plan, status, created_at, in_flight } then {
-    note = None,
-    stores_answers = true,
-    budgets = Budgets::default(),
-    used = CalendarUse::default(),
+row!(Account {
+    id,
+    name,
+    plan,
+    status,
+    created_at,
+    in_flight,
+    note,
+    stores_answers,
+    budgets,
+    used
 });
 row!(Balance { credited, debited, reserved });
 row!(Balances { trial, premium });
 row!(Application { id, account, name, created_at });
-grown_row!(Credential {
+row!(Credential {
     id,
     kind,
     account,
@@ -84,8 +90,10 @@ grown_row!(Credential {
     hint,
     created_at,
     expires_at,
-    revoked_at
-} then { budgets = Budgets::default(), used = CalendarUse::default() });
+    revoked_at,
+    budgets,
+    used
+});
 row!(Adjustment { bucket, units, is_debit });
 row!(RequestKey { account, application, request });
 row!(Attempt {
@@ -106,7 +114,7 @@ row!(Attempt {
     started_at,
     finished_at
 });
-grown_row!(Reservation { key, attempt, boot, amount } then { tokens = 0 });
+row!(Reservation { key, attempt, boot, amount, tokens });
 row!(Crashes { count, boot, at });
 row!(JournalEntry { sequence, at, account, kind, amount, after, hash });
 
@@ -115,10 +123,7 @@ row!(SamplingValue { name, bits });
 row!(AskedGeneration { prompt, seed, sampling, max_tokens, min_tokens, ignore_eos });
 row!(ReceiptFacts { proof, asked, answer_tokens, answer_text });
 
-/// Version 1 had the answer as it is, version 2 nothing of its receipt.
 impl StoredField for StoredBody {
-    const VERSION: u8 = 3;
-
     fn write(&self, out: &mut Vec<u8>) {
         let (plain_bytes, bytes) = match &self.content {
             StoredContent::Plain(bytes) => (None, bytes),
@@ -130,22 +135,14 @@ impl StoredField for StoredBody {
         self.receipt.write(out);
     }
     fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let body = Self::read_earlier(2, input)?;
-        Ok(Self { receipt: StoredField::read(input)?, ..body })
-    }
-    fn read_earlier(version: u8, input: &mut Reader<'_>) -> Result<Self, Malformed> {
         let expires_at = StoredField::read(input)?;
-        let plain_bytes = match version {
-            1 => None,
-            2 => StoredField::read(input)?,
-            _ => return Err(Malformed("unknown row version")),
-        };
+        let plain_bytes = StoredField::read(input)?;
         let bytes = StoredField::read(input)?;
         let content = match plain_bytes {
             None => StoredContent::Plain(bytes),
             Some(plain_bytes) => StoredContent::Deflated { plain_bytes, bytes },
         };
-        Ok(Self { expires_at, content, receipt: None })
+        Ok(Self { expires_at, content, receipt: StoredField::read(input)? })
     }
 }
 

@@ -27,7 +27,7 @@ const LEVEL: u8 = 3;
 pub struct StoredBody {
     pub expires_at: UnixMillis,
     pub(super) content: StoredContent,
-    /// What its receipt is made from. Answers of builds before receipts have none.
+    /// What its receipt is made from; `None` for an answer of a model that is being qualified.
     pub receipt: Option<Arc<ReceiptFacts>>,
 }
 

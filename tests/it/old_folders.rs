@@ -5,7 +5,6 @@
 use crate::database::{place, shared};
 use crate::process::{Folder, MODEL, Reply, Served};
 use serde_json::{Value, json};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -81,7 +80,7 @@ fn keep_this_folder() {
     let facts = json!({
         "account": used.account, "key": used.key, "suspended_key": other.key,
         "revoked_key": revoked["secret"], "token": secret, "done": done, "by_token": by_token,
-        "open": open, "trial": TRIAL, "made_at": seconds_now(), "receipts": true,
+        "open": open, "trial": TRIAL, "made_at": seconds_now(),
     });
     std::fs::create_dir_all(goldens()).unwrap();
     let file = |extension: &str| goldens().join(format!("{name}.{extension}"));
@@ -117,9 +116,8 @@ fn unpacked(archive: &Path) -> Folder {
     folder
 }
 
-/// Asks again for an answer that the folder holds, and for its receipt, which the first folders
-/// have none of.
-fn is_replayed(node: &Served, key: &str, exchange: &Value, young: bool, receipts: bool) {
+/// Asks again for an answer that the folder holds, and for its receipt.
+fn is_replayed(node: &Served, key: &str, exchange: &Value, young: bool) {
     let id = exchange["id"].as_str().unwrap();
     let again = node.chat(key, id, &exchange["body"]).finish();
     if !young {
@@ -131,8 +129,7 @@ fn is_replayed(node: &Served, key: &str, exchange: &Value, young: bool, receipts
     let stream = exchange["body"]["stream"] == true;
     assert!(stream || again.body == exchange["answer"].as_str().unwrap(), "byte for byte");
     let receipt = node.get(key, &format!("/v1/requests/{id}/receipt"));
-    assert_eq!(receipt.status, if receipts { 200 } else { 404 }, "{}", receipt.body);
-    assert!(receipts || receipt.body.contains("before receipts were kept"), "{}", receipt.body);
+    assert_eq!(receipt.status, 200, "{}", receipt.body);
 }
 
 fn charged(exchange: &Value) -> u64 {
@@ -141,14 +138,12 @@ fn charged(exchange: &Value) -> u64 {
     rest.split('"').next().unwrap().parse().unwrap()
 }
 
-/// True when the ledger had to be brought up to a newer schema. It is moved into a `database`
-/// before it serves, where there is one.
-fn opens_and_serves(archive: &Path, facts: &Value, database: Option<&str>) -> bool {
+/// The ledger is moved into a `database` before it serves, where there is one.
+fn opens_and_serves(archive: &Path, facts: &Value, database: Option<&str>) {
     let text = |name: &str| facts[name].as_str().unwrap();
     let folder = unpacked(archive);
     let age = seconds_now().saturating_sub(facts["made_at"].as_u64().unwrap());
     let young = age < REPLAYED_FOR.as_secs();
-    let receipts = facts["receipts"] == true;
 
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
     // The folder stood still since it was made.
@@ -170,24 +165,14 @@ fn opens_and_serves(archive: &Path, facts: &Value, database: Option<&str>) -> bo
     assert_eq!(node.get(text("revoked_key"), "/v1/me").status, 401);
     assert_eq!(node.get(text("suspended_key"), "/v1/me").status, 401);
     for exchange in facts["done"].as_array().unwrap() {
-        is_replayed(&node, text("key"), exchange, young, receipts);
+        is_replayed(&node, text("key"), exchange, young);
     }
-    is_replayed(&node, text("token"), &facts["by_token"], young, receipts);
+    is_replayed(&node, text("token"), &facts["by_token"], young);
     let fresh = body(&node.model, false, 4, 9);
     let reply = node.chat(text("key"), &Uuid::new_v4().to_string(), &fresh).finish();
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert!(node.terminate().success());
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
-    !older_copies(folder.path()).is_empty()
-}
-
-/// The ledger's files as they were before an upgrade.
-fn older_copies(folder: &Path) -> Vec<PathBuf> {
-    let names = std::fs::read_dir(folder).unwrap();
-    names
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.to_str().unwrap().contains(".redb.schema-"))
-        .collect()
 }
 
 /// A folder made from the backup that lies in the kept one.
@@ -199,42 +184,6 @@ fn restores(archive: &Path, facts: &Value) {
     let account = facts["account"].as_str().unwrap();
     let rows = folder.json(&["requests", "list", "--account", account, "--accept-clock"]);
     assert_eq!(rows["data"].as_array().unwrap().len(), 3, "{rows}");
-}
-
-/// The process is killed at every place of an upgrade in turn: the next start goes on from there,
-/// and the files as they were lie beside the new ones.
-fn upgrades_through_kills(archive: &Path, facts: &Value) {
-    let points = [
-        "store::older_copy_part=3*off->return",
-        "store::older_copy=return",
-        "store::older_copy=return",
-        "store::upgraded=return",
-        "store::bodies_upgraded=return",
-        "store::upgraded=return",
-        "store::opened=return",
-    ];
-    let folder = unpacked(archive);
-    for point in points {
-        let mut command = folder.command(&["accounts", "list", "--json", "--accept-clock"]);
-        let killed = command.env("FAILPOINTS", point).output().unwrap();
-        assert!(!killed.status.success(), "{point} was not reached");
-    }
-    let account = facts["account"].as_str().unwrap();
-    let credits = folder.json(&["credits", "show", "--account", account, "--accept-clock"]);
-    assert_eq!(credits["reservedUnits"], "0");
-    assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
-    let kept = older_copies(folder.path());
-    assert_eq!(kept.len(), 2, "{kept:?}");
-    // They are whole: under their old names they are the ledger again.
-    let again = unpacked(archive);
-    for copy in &kept {
-        assert_eq!(std::fs::metadata(copy).unwrap().permissions().mode() & 0o777, 0o600);
-        let name = copy.file_name().unwrap().to_str().unwrap().split(".schema-").next().unwrap();
-        std::fs::copy(copy, again.path().join(name)).unwrap();
-    }
-    assert_eq!(again.json(&["ledger", "audit"])["ok"], true);
-    let credits = again.json(&["credits", "show", "--account", account, "--accept-clock"]);
-    assert_eq!(credits["reservedUnits"], "0");
 }
 
 /// The kept folders, and what was done to each.
@@ -249,20 +198,18 @@ fn kept() -> impl Iterator<Item = (PathBuf, Value)> {
 
 #[test]
 fn folders_of_every_format_open_and_serve() {
-    let mut upgraded = 0;
+    let mut folders = 0;
     for (archive, facts) in kept() {
         restores(&archive, &facts);
-        if opens_and_serves(&archive, &facts, None) {
-            upgrades_through_kills(&archive, &facts);
-            upgraded += 1;
-        }
+        opens_and_serves(&archive, &facts, None);
+        folders += 1;
     }
-    assert!(upgraded > 0, "a folder of an older format is kept");
+    assert!(folders > 0, "the folder of each released format is kept");
 }
 
 #[test]
 fn a_journal_with_closed_parts_moves_into_a_database() {
     let Some(server) = shared() else { return };
-    let (archive, facts) = kept().find(|(_, facts)| facts["receipts"] == true).unwrap();
+    let (archive, facts) = kept().next().unwrap();
     opens_and_serves(&archive, &facts, Some(&place(server)));
 }

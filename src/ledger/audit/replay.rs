@@ -70,7 +70,7 @@ impl Audit<'_> {
                 self.check_adjustment(entry, reference, &before)?
             }
             EntryKind::Reserve { key, attempt } => {
-                self.check_reserve(entry, key, *attempt, &before)?
+                self.check_reserve(entry, key, *attempt, &before)
             }
             EntryKind::Settle { key, attempt } => {
                 self.check_end(entry, key, *attempt, JournalledEnd::Settled(entry.amount), &before)?
@@ -126,15 +126,15 @@ impl Audit<'_> {
         key: &RequestKey,
         attempt: AttemptId,
         before: &Balances,
-    ) -> StateResult<Option<Balances>> {
+    ) -> Option<Balances> {
         self.require(key.account == entry.account, || {
             format!("entry {} names another account's request", entry.sequence)
         });
         let open = OpenReservation { amount: entry.amount, at: entry.at };
         let twice = self.open.insert((*key, attempt), open).is_some();
         self.require(!twice, || format!("attempt {attempt} of {key} is reserved twice"));
-        self.follow_reserve(entry)?;
-        Ok(before.reserve(entry.amount))
+        self.follow_reserve(entry);
+        before.reserve(entry.amount)
     }
 
     fn check_end(
@@ -167,7 +167,7 @@ impl Audit<'_> {
         let charged =
             if let JournalledEnd::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
         if let Some(OpenReservation { at, .. }) = opened {
-            self.follow_end(entry, at, [reserved, charged])?;
+            self.follow_end(entry, at, [reserved, charged]);
         }
         self.require(reserved.checked_sub(charged).is_some(), || {
             format!("attempt {attempt} of {key} is charged more than was reserved")

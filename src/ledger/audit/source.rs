@@ -82,9 +82,6 @@ pub trait AuditSource {
     /// Sequences of the entries of a chain after which an operator set the time back.
     fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>>;
 
-    /// The entry of a chain after which uses are counted; 0 where they always were.
-    fn uses_counted_after(&self, chain: JournalChain) -> StateResult<u64>;
-
     /// Parts of the journal that were closed: one item for each, an `Err` for one that is missing
     /// or is not what it was. It reads little of them.
     fn closed_parts(&self) -> RowIter<'_, ()>;

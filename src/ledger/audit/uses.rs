@@ -1,7 +1,7 @@
 //! Checks what accounts and keys are said to have spent and reserved of their day and their month:
 //! against the journal, against the open reservations, and the keys against their account.
 
-use super::{Audit, JournalChain};
+use super::Audit;
 use crate::amounts::{BucketAmounts, Microcredits};
 use crate::budgets::{BudgetPeriod, CalendarUse, Consumption};
 use crate::records::{Account, Credential, JournalEntry};
@@ -16,7 +16,6 @@ type OpenUse = (UnixMillis, Consumption);
 /// What an audit has found out about uses so far.
 #[derive(Default)]
 pub(super) struct UseCheck {
-    counted_after: HashMap<JournalChain, u64>,
     /// The use of each account by the journal, which tells of money alone.
     journalled: HashMap<AccountId, CalendarUse>,
     open: HashMap<CredentialId, Vec<OpenUse>>,
@@ -32,8 +31,8 @@ fn money(amount: BucketAmounts) -> Consumption {
 impl Audit<'_> {
     /// Follows a reservation of the journal. A journal that is read from a trusted end does not
     /// lead to whole sums.
-    pub(super) fn follow_reserve(&mut self, entry: &JournalEntry) -> StateResult {
-        self.follow(entry, |used| used.reserve(money(entry.amount), entry.at))
+    pub(super) fn follow_reserve(&mut self, entry: &JournalEntry) {
+        self.follow(entry, |used| used.reserve(money(entry.amount), entry.at));
     }
 
     /// Follows the end of a reservation, which was made at `at`.
@@ -42,18 +41,17 @@ impl Audit<'_> {
         entry: &JournalEntry,
         at: UnixMillis,
         [reserved, charged]: [BucketAmounts; 2],
-    ) -> StateResult {
-        self.follow(entry, |used| used.settle(at, money(reserved), money(charged)))
+    ) {
+        self.follow(entry, |used| used.settle(at, money(reserved), money(charged)));
     }
 
     fn follow(
         &mut self,
         entry: &JournalEntry,
         change: impl FnOnce(&CalendarUse) -> Option<CalendarUse>,
-    ) -> StateResult {
-        let chain = self.source.chain_of(entry.account);
-        if self.is_incremental || entry.sequence <= self.counted_after(chain)? {
-            return Ok(());
+    ) {
+        if self.is_incremental {
+            return;
         }
         let before = self.uses.journalled.entry(entry.account).or_default();
         let after = change(before);
@@ -61,17 +59,6 @@ impl Audit<'_> {
         self.require(after.is_some(), || {
             format!("entry {} frees more than its period reserves", entry.sequence)
         });
-        Ok(())
-    }
-
-    /// The entry after which a chain's uses are counted, which is read once.
-    fn counted_after(&mut self, chain: JournalChain) -> StateResult<u64> {
-        if let Some(known) = self.uses.counted_after.get(&chain) {
-            return Ok(*known);
-        }
-        let found = self.source.uses_counted_after(chain)?;
-        self.uses.counted_after.insert(chain, found);
-        Ok(found)
     }
 
     /// Checks an account's use against its reservations and, where all of the journal was read,

@@ -2,7 +2,7 @@
 //! receipt of one that completed.
 
 use crate::server::access_log::AccessLine;
-use crate::server::error::{ApiError, BEFORE_RECEIPTS, NOT_COMPLETED};
+use crate::server::error::{ApiError, NOT_COMPLETED, NOT_QUALIFIED};
 use crate::server::forward::Onward;
 use crate::server::wire::objects::RequestObject;
 use crate::server::wire::query::PathId;
@@ -70,7 +70,7 @@ pub async fn receipt(
     }
     let stored = services.store.stored_body(&record.key).await?;
     let facts = stored.ok_or(ApiError::RequestResultExpired)?.receipt;
-    let facts = facts.ok_or(ApiError::NoReceipt { why: BEFORE_RECEIPTS })?;
+    let facts = facts.ok_or(ApiError::NoReceipt { why: NOT_QUALIFIED })?;
     let catalogue = services.catalogue.clone();
     let signing = spawn_blocking(move || signed(&catalogue, &record, &facts));
     let signed = signing.await.unwrap_or_else(|error| Err(error.to_string()));

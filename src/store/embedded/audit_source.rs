@@ -144,10 +144,6 @@ impl AuditSource for EmbeddedSnapshot {
         Ok(self.row(tables::META, tables::SET_BACK)?.unwrap_or_default())
     }
 
-    fn uses_counted_after(&self, _: JournalChain) -> StateResult<u64> {
-        Ok(self.row(tables::META, tables::USES_COUNTED_AFTER)?.unwrap_or_default())
-    }
-
     fn row_count(&self) -> StateResult<u64> {
         let mut rows = self.head()?.sequence;
         for table in [

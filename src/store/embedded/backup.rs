@@ -85,18 +85,19 @@ pub(crate) fn restore(
 ) -> StoreResult<RestoreReport> {
     let folder = LockedFolder::lock(&config.dir)?;
     for file in File::ALL {
+        // The way back from a newer build replaces its ledger.
+        disk::check_schema(&folder.path(file), file, u32::MAX)?;
         disk::remove_leftover(&folder.unfinished(file))?;
     }
     let ledger = folder.unfinished(File::Ledger);
     let sealed = backup_seal::copy(from, &ledger)?;
     let database = disk::open_existing(&ledger)?;
-    let node_files = node_files::of(&database)?;
-    if node_files.is_some() && !sealed {
+    // An older format is named first: its backups may have no seal.
+    let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
+    if !sealed {
         return Err(disk::unusable(from, "is damaged and was not used", &"it has lost its seal"));
     }
-    let found = schema::upgrade(&database, &File::ALL, schema::STEPS)?;
-    // A backup of an earlier build has no tables of answers.
-    files::write(&database, |txn| tables::create(txn, &ANSWER_TABLES))?;
+    let node_files = node_files::of(&database)?;
     prove(&database, from)?;
     let replaced = ReplacedLedger::open(&folder);
     let mut report = carry::over(&replaced, &database)?;
@@ -109,8 +110,7 @@ pub(crate) fn restore(
     let (number, kept) = set_aside::keep(&folder, halfway)?;
     report.replaced_files = kept;
     if scope == RestoreScope::Node {
-        let files = node_files.unwrap_or_default();
-        node_files::place(folder.dir(), &files, number, &mut report)?;
+        node_files::place(folder.dir(), &node_files, number, &mut report)?;
     }
     // The bodies first: until the ledger follows, the epochs differ and neither is opened.
     folder.finish(File::Bodies)?;

@@ -25,7 +25,7 @@ pub(super) fn append(path: &Path) -> StoreResult {
 }
 
 /// Copies a backup, without its seal, to a file of the owner alone. Returns whether it has a seal,
-/// which then is right; backups of earlier builds have none.
+/// which then is right.
 pub(super) fn copy(from: &Path, to: &Path) -> StoreResult<bool> {
     match try_copy(from, to) {
         Ok((Some(sealed), digest)) if sealed != digest => Err(StoreError::Unusable(format!(

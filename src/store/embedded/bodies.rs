@@ -190,16 +190,6 @@ fn account_of(key: &[u8]) -> &[u8] {
 /// Bytes of answers by account.
 type Sums = BTreeMap<Vec<u8>, u64>;
 
-/// Counts the bytes of every answer.
-pub(super) fn sums(bodies: &impl ReadableTable<&'static [u8], &'static [u8]>) -> StateResult<Sums> {
-    let mut sums = Sums::new();
-    for pair in bodies.iter().or_fault()? {
-        let (key, row) = pair.or_fault()?;
-        add(&mut sums, key.value(), row.value());
-    }
-    Ok(sums)
-}
-
 fn add(sums: &mut Sums, key: &[u8], row: &[u8]) {
     *sums.entry(account_of(key).to_vec()).or_default() += row.len() as u64;
 }

@@ -1,7 +1,6 @@
 //! The names and places of the two databases. Only this file knows them, and what a file must look
 //! like to be opened.
 
-use super::older_copy;
 use super::rows::FileIdentity;
 use super::schema;
 use super::segments::SEGMENT_ENTRIES;
@@ -82,9 +81,6 @@ pub(crate) trait Disk: Send + Sync + 'static {
         });
         SEGMENT_ENTRIES
     }
-    /// Copies the closed files as they are, for the build that wrote them, before they are brought
-    /// up to another schema. What was copied before stays as it is.
-    fn keep_older(&self, schema: u32) -> StoreResult;
     fn free_bytes(&self) -> io::Result<u64>;
     /// Sizes of the files, by what they hold.
     fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
@@ -168,16 +164,12 @@ pub(crate) fn lock_file(dir: &Path) -> StoreResult<FileLock> {
 impl Disk for LockedFolder {
     fn open(&self, file: File, check_pages: bool) -> StoreResult<Database> {
         let path = self.path(file);
-        check_schema(&path, file)?;
+        check_schema(&path, file, schema::SCHEMA)?;
         let database = open_with(&path, check_pages, self.cache_bytes())?;
         if let Some(number) = number_at(&path) {
             self.opened.lock().insert(file, number);
         }
         Ok(database)
-    }
-
-    fn keep_older(&self, schema: u32) -> StoreResult {
-        older_copy::keep(self, schema)
     }
 
     fn create_segment(&self, name: &str) -> StoreResult<Database> {
@@ -300,15 +292,15 @@ pub(super) fn remove_leftover(path: &Path) -> StoreResult {
     }
 }
 
-/// Refuses the file of a newer build before anything is written to it. All other faults are found
-/// when it is opened.
-fn check_schema(path: &Path, file: File) -> StoreResult {
+/// Refuses a file of a schema above `known`, or of an older format, before anything is written to
+/// it. All other faults are found when it is opened.
+pub(super) fn check_schema(path: &Path, file: File, known: u32) -> StoreResult {
     let read = || -> Option<FileIdentity> {
         let database = Builder::new().open_read_only(path).ok()?;
         schema::identity(&database, file.name()).ok()
     };
     match panic::catch_unwind(read) {
-        Ok(Some(found)) => schema::check(found.schema, schema::SCHEMA, file.name()),
+        Ok(Some(found)) => schema::check(found.schema, known, file.name()),
         _ => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
-use super::schema;
+use super::schema::{self, SchemaStep};
 use super::segments::SegmentShelf;
 use super::tables::{self, Definition, Writable};
 use crate::codec::StoredField;
@@ -35,24 +35,24 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) fn open(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
-        let mut files = Self::open_as_they_are(disk, pages)?;
-        let older = schema::identity(&files.ledger, File::Ledger.name())?.schema;
-        if older != schema::SCHEMA {
-            schema::check(older, schema::SCHEMA, File::Ledger.name())?;
-            // The copies are made of closed files.
-            drop(files);
-            disk.keep_older(older)?;
-            files = Self::open_as_they_are(disk, pages)?;
-        }
-        schema::upgrade(&files.bodies, &[File::Bodies], schema::STEPS)?;
-        failpoint!("store::bodies_upgraded");
-        schema::upgrade(&files.ledger, &[File::Ledger], schema::STEPS)?;
+        let files = Self::open_as_they_are(disk, pages)?;
+        files.upgrade(schema::STEPS)?;
         Ok(files)
+    }
+
+    /// Brings both files up to the schema after the last of `steps`. The bodies go first, so a
+    /// ledger with the new schema is never opened beside older bodies.
+    pub(super) fn upgrade(&self, steps: &[SchemaStep]) -> StoreResult {
+        schema::upgrade(&self.bodies, &[File::Bodies], steps)?;
+        failpoint!("store::bodies_upgraded");
+        schema::upgrade(&self.ledger, &[File::Ledger], steps).map(drop)
     }
 
     fn open_as_they_are(disk: &Arc<dyn Disk>, pages: PageCheck) -> StoreResult<Self> {
         let ledger = disk.open(File::Ledger, true)?;
-        let epoch = schema::identity(&ledger, File::Ledger.name())?.epoch;
+        let FileIdentity { schema, epoch } = schema::identity(&ledger, File::Ledger.name())?;
+        // Before the other file is opened, which may write to it.
+        schema::check(schema, schema::SCHEMA, File::Ledger.name())?;
         let check_bodies = pages == PageCheck::Everything
             || (was_left_open(&ledger)? && meta::<BootId>(&ledger, tables::UNCHECKED)?.is_some());
         let bodies = disk.open(File::Bodies, check_bodies)?;
@@ -168,7 +168,7 @@ pub(super) fn initialise(
 
 pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
     let mut meta = txn.open_table(tables::META).or_fault()?;
-    tables::put(&mut meta, tables::IDENTITY, &identity)
+    tables::put(&mut meta, tables::FORMAT, &identity)
 }
 
 /// One durable transaction, abandoned when `change` fails.

@@ -65,10 +65,6 @@ impl Disk for MeteredFolder {
         builder.create_with_backend(metered).map_err(|error| refuse(&error))
     }
 
-    fn keep_older(&self, schema: u32) -> StoreResult {
-        self.folder.keep_older(schema)
-    }
-
     fn create_segment(&self, name: &str) -> StoreResult<Database> {
         self.folder.create_segment(name)
     }

@@ -13,7 +13,6 @@ mod journal_view;
 mod metered;
 mod moving;
 mod node_files;
-mod older_copy;
 mod retention;
 mod rows;
 mod schema;

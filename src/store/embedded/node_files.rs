@@ -3,7 +3,7 @@
 use super::disk;
 use super::set_aside;
 use super::tables;
-use crate::embedded::tables::{OrFault, fault};
+use crate::embedded::tables::OrFault;
 use crate::scope::{self, BackupScope, NodeFile};
 use crate::{RestoreReport, StoreError, StoreResult};
 use bytes::Bytes;
@@ -29,8 +29,7 @@ pub(super) fn read(scope: &BackupScope) -> StoreResult<NodeFileContents> {
     files.iter().map(read).collect()
 }
 
-/// Stores the files in a backup. Their table is there even if it is empty: it tells a sealed backup
-/// from those of earlier builds.
+/// Stores the files in a backup, whose table of them may be empty.
 pub(super) fn store(txn: &WriteTransaction, files: &NodeFileContents) -> StateResult {
     let mut table = txn.open_table(tables::NODE_FILES).or_fault()?;
     files.iter().try_for_each(|(name, content)| {
@@ -38,14 +37,10 @@ pub(super) fn store(txn: &WriteTransaction, files: &NodeFileContents) -> StateRe
     })
 }
 
-/// The files of a backup; `None` for one of an earlier build, which has no table of them.
-pub(super) fn of(database: &Database) -> StoreResult<Option<NodeFileContents>> {
+/// The files of a backup.
+pub(super) fn of(database: &Database) -> StoreResult<NodeFileContents> {
     let txn = database.begin_read().or_fault()?;
-    let table = match txn.open_table(tables::NODE_FILES) {
-        Ok(table) => table,
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
-        Err(error) => return Err(fault(error.into()).into()),
-    };
+    let table = tables::open(&txn, tables::NODE_FILES)?;
     let mut files = Vec::new();
     for row in tables::under::<Bytes>(&table, b"")? {
         let (name, content) = row?;
@@ -58,7 +53,7 @@ pub(super) fn of(database: &Database) -> StoreResult<Option<NodeFileContents>> {
         }
         files.push((name, content));
     }
-    Ok(Some(files))
+    Ok(files)
 }
 
 /// Puts the files in their places under `folder`. Those that they replace are kept beside them

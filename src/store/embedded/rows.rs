@@ -5,12 +5,12 @@ use crate::codec::{Malformed, Reader, StoredField, row};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::BootId;
 use cresset_ledger::state::JournalHead;
-use cresset_ledger::{Bucket, Microcredits};
 
 /// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
 /// together are noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileIdentity {
+    /// From 1; 0 for a file of the formats before.
     pub schema: u32,
     /// Raised by every restore.
     pub epoch: u64,
@@ -40,23 +40,7 @@ pub(super) struct SealedPosition {
     pub fully_audited_at: UnixMillis,
 }
 
-/// A grant as schemas 1 to 5 stored it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrantAlone {
-    pub bucket: Bucket,
-    pub units: Microcredits,
-}
-
-/// Crashes as schema 1 stored them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TimelessCrashes {
-    pub count: u32,
-    pub boot: BootId,
-}
-
 row!(FileIdentity { schema, epoch });
 row!(CleanMarker { boot, clean });
 row!(JournalPosition { head, clock });
 row!(SealedPosition { head, fully_audited_at });
-row!(GrantAlone { bucket, units });
-row!(TimelessCrashes { count, boot });

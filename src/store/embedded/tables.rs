@@ -12,10 +12,12 @@ pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u
 pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
-/// In both files: `identity`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`,
-/// `set_back`, `unchecked` and `uses_counted_after`.
+/// In both files: `format`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`,
+/// `set_back` and `unchecked`.
 pub(super) const META: Definition = TableDefinition::new("meta");
-pub(super) const IDENTITY: &[u8] = b"identity";
+pub(super) const FORMAT: &[u8] = b"format";
+/// What files have in place of `format` that were written before schemas began at 1.
+pub(super) const OLDER_FORMAT: &[u8] = b"identity";
 pub(super) const CLEAN_MARKER: &[u8] = b"tenure";
 pub(super) const PROGRESS: &[u8] = b"progress";
 /// What audits found sound.
@@ -24,8 +26,6 @@ pub(super) const SEALED: &[u8] = b"sealed";
 pub(super) const SET_BACK: &[u8] = b"set_back";
 /// The boot that used the files after a stop that was not orderly without a check of every page.
 pub(super) const UNCHECKED: &[u8] = b"unchecked";
-/// The last entry of the journal that no account's or key's use counts.
-pub(super) const USES_COUNTED_AFTER: &[u8] = b"uses_counted_after";
 
 // Tables of ledger.redb: money, and requests that are live or recent.
 pub(super) const ACCOUNTS: Definition = TableDefinition::new("accounts");

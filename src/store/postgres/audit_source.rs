@@ -228,10 +228,6 @@ impl AuditSource for AuditReading<'_> {
         Ok(self.origin()?.map(|origin| origin.set_back_after(chain)).unwrap_or_default())
     }
 
-    fn uses_counted_after(&self, chain: JournalChain) -> StateResult<u64> {
-        Ok(self.origin()?.map(|origin| origin.uses_counted_after(chain)).unwrap_or_default())
-    }
-
     fn closed_parts(&self) -> RowIter<'_, ()> {
         Ok(Box::new(iter::empty()))
     }

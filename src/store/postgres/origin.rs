@@ -30,26 +30,16 @@ pub(super) struct MoveOrigin {
     pub moved_at: UnixMillis,
     /// Where an operator had set the time back, so that the next entry has an earlier time.
     pub set_back: Vec<ChainPlace>,
-    /// The last entry of each account that no use counts.
-    pub uncounted: Vec<ChainPlace>,
 }
 
 row!(ChainPlace { account, sequence });
-row!(MoveOrigin { boot, head, moved_at, set_back, uncounted });
+row!(MoveOrigin { boot, head, moved_at, set_back });
 
 impl MoveOrigin {
     pub(super) fn set_back_after(&self, chain: JournalChain) -> Vec<u64> {
-        places_in(&self.set_back, chain).collect()
+        let own = |place: &&ChainPlace| JournalChain::Account(place.account) == chain;
+        self.set_back.iter().filter(own).map(|place| place.sequence).collect()
     }
-
-    pub(super) fn uses_counted_after(&self, chain: JournalChain) -> u64 {
-        places_in(&self.uncounted, chain).max().unwrap_or_default()
-    }
-}
-
-fn places_in(places: &[ChainPlace], chain: JournalChain) -> impl Iterator<Item = u64> {
-    let own = move |place: &&ChainPlace| JournalChain::Account(place.account) == chain;
-    places.iter().filter(own).map(|place| place.sequence)
 }
 
 pub(super) async fn read(session: &DatabaseSession) -> StateResult<Option<MoveOrigin>> {

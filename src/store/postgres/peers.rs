@@ -12,7 +12,7 @@ use uuid::Uuid;
 const OTHERS: &str = "select about from nodes where state = 0 and boot <> $1";
 const TELL: &str = "update nodes set about = $2 where boot = $1";
 /// One node at a time tells of itself, so that of two that differ the later one finds it.
-pub(super) const ONE_BY_ONE: &str = "select 1 from meta where key = 'identity' for update";
+pub(super) const ONE_BY_ONE: &str = "select 1 from meta where key = 'format' for update";
 const ALL: &str = "select boot, state, extract(epoch from lease_until - clock_timestamp())::float8, \
     about, (select count(*) from reservations r where r.boot = n.boot) from nodes n order by boot";
 

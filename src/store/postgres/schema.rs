@@ -8,10 +8,14 @@ use super::session::{Ask, DatabaseSession, QueryAnswer};
 use crate::codec::{decode, encode};
 use crate::{StoreError, StoreResult};
 
-/// The version of the tables.
-const SCHEMA: u32 = 2;
+/// The schema of these tables: 1 plus the steps that lead to it.
+const SCHEMA: u32 = 1 + STEPS.len() as u32;
 
-const IDENTITY: &str = "identity";
+/// The key of the schema in `meta`.
+const FORMAT: &str = "format";
+/// The schema, and what tables have in its place that were made before schemas began at 1.
+const FOUND: &str =
+    "select key, row from meta where key in ('format', 'identity') order by key desc limit 1";
 
 const TABLES: &str = "
 create table meta (key text primary key, row bytea not null);
@@ -106,9 +110,8 @@ alter table bodies alter column row set storage external;
 create index bodies_due on bodies (expires_at);
 ";
 
-/// What each version added to the one before; the first of them made 2 of 1.
-const STEPS: &[&str] = &["alter table nodes add column about text not null default ''; \
-    alter table accounts add column rate_due bigint not null default 0"];
+/// The steps in order: the first one makes schema 2 of schema 1. A released step never changes.
+const STEPS: &[&str] = &[];
 /// Nodes of an earlier build write tables as they knew them.
 const RUNNING: &str =
     "select 1 from nodes where state = 0 and lease_until > clock_timestamp() limit 1";
@@ -136,8 +139,8 @@ pub(super) async fn begin_with_tables(session: &DatabaseSession) -> StoreResult 
     // All or nothing: what fails ends the session, and with it the transaction.
     session.script("begin").await?;
     session.script(TABLES).await?;
-    let row = encode(IDENTITY.as_bytes(), &SCHEMA);
-    session.ask(Ask::new("insert into meta values ($1, $2)").with(IDENTITY).with(row)).await?;
+    let row = encode(FORMAT.as_bytes(), &SCHEMA);
+    session.ask(Ask::new("insert into meta values ($1, $2)").with(FORMAT).with(row)).await?;
     Ok(())
 }
 
@@ -146,8 +149,13 @@ pub(super) async fn has_tables(session: &DatabaseSession) -> StoreResult<bool> {
     Ok(!session.ask(Ask::new(NAMES)).await?.rows.is_empty())
 }
 
-/// Fails unless the tables are those of this build.
+/// Brings the tables up to the schema of this build; fails where they have another one.
 pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
+    bring_up(session, STEPS).await
+}
+
+/// Brings the tables up to the schema after the last of `steps`.
+pub(super) async fn bring_up(session: &DatabaseSession, steps: &[&str]) -> StoreResult {
     let missing = || {
         StoreError::Unusable(
             "the database has no ledger: name another database, or make one with `cresset init --ledger`".into(),
@@ -156,30 +164,39 @@ pub(super) async fn check(session: &DatabaseSession) -> StoreResult {
     if !has_tables(session).await? {
         return Err(missing());
     }
-    let select = Ask::new("select row from meta where key = $1").with(IDENTITY);
-    let QueryAnswer { rows, .. } = session.ask(select).await.map_err(|failure| {
+    let QueryAnswer { rows, .. } = session.ask(Ask::new(FOUND)).await.map_err(|failure| {
         StoreError::Unusable(format!("the tables are not those of a ledger: {failure}"))
     })?;
-    let stored: &[u8] = rows.first().ok_or_else(missing)?.get(0);
-    let schema: u32 = decode(IDENTITY.as_bytes(), stored)?;
-    match steps_after(schema)? {
+    let found = rows.first().ok_or_else(missing)?;
+    if found.get::<_, &str>(0) != FORMAT {
+        return Err(StoreError::older_format("the ledger in the database"));
+    }
+    let stored: &[u8] = found.get(1);
+    let schema: u32 = decode(FORMAT.as_bytes(), stored)?;
+    match steps_after(schema, steps)? {
         [] => Ok(()),
-        steps => extend(session, stored.to_vec(), steps).await,
+        due => extend(session, stored.to_vec(), 1 + steps.len() as u32, due).await,
     }
 }
 
-/// The steps from this version to that of this build.
-fn steps_after(schema: u32) -> StoreResult<&'static [&'static str]> {
-    let steps = (schema as usize).checked_sub(1).and_then(|known| STEPS.get(known..));
-    steps.ok_or_else(|| {
+/// The steps from this schema on.
+fn steps_after<'s>(schema: u32, steps: &'s [&'s str]) -> StoreResult<&'s [&'s str]> {
+    let due = (schema as usize).checked_sub(1).and_then(|taken| steps.get(taken..));
+    due.ok_or_else(|| {
+        let known = 1 + steps.len();
         StoreError::Unusable(format!(
-            "the ledger in the database has schema {schema} and this build knows {SCHEMA}: use the build that made it"
+            "the ledger in the database has schema {schema} and this build knows {known}: use the build that made it"
         ))
     })
 }
 
-/// Makes the tables those of this build, all or nothing.
-async fn extend(session: &DatabaseSession, stored: Vec<u8>, steps: &[&str]) -> StoreResult {
+/// Takes the steps that are `due` and stores the `schema` that they lead to, all or nothing.
+async fn extend(
+    session: &DatabaseSession,
+    stored: Vec<u8>,
+    schema: u32,
+    due: &[&str],
+) -> StoreResult {
     if !session.ask(Ask::new(RUNNING)).await?.rows.is_empty() {
         return Err(StoreError::Unusable(
             "nodes of an earlier build use the ledger in the database: stop them first".into(),
@@ -187,15 +204,15 @@ async fn extend(session: &DatabaseSession, stored: Vec<u8>, steps: &[&str]) -> S
     }
     session.script("begin").await?;
     let update = Ask::new("update meta set row = $2 where key = $1 and row = $3");
-    let row = encode(IDENTITY.as_bytes(), &SCHEMA);
-    if session.ask(update.with(IDENTITY).with(row).with(stored)).await?.affected == 0 {
+    let row = encode(FORMAT.as_bytes(), &schema);
+    if session.ask(update.with(FORMAT).with(row).with(stored)).await?.affected == 0 {
         // Another process was faster.
         return Ok(session.script("rollback").await?);
     }
-    for step in steps {
+    for step in due {
         session.script(step).await?;
     }
     session.script("commit").await?;
-    tracing::info!(schema = SCHEMA, "the tables of the ledger have the form of this build");
+    tracing::info!(schema, "the tables of the ledger have the form of this build");
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::{AuditReport, StoreError, StoreResult, StoredBody};
 use cresset_base::clock::UnixMillis;
 use cresset_base::failpoint;
 use cresset_base::ids::{AccountId, BootId};
-use cresset_ledger::audit::{self, AuditProgress, JournalChain, JournalHeads, RowIter};
+use cresset_ledger::audit::{self, AuditProgress, JournalHeads, RowIter};
 use cresset_ledger::state::{JournalHead, StateError};
 use cresset_ledger::{JournalEntry, RequestKey, journal};
 use std::collections::{BTreeMap, HashMap};
@@ -144,13 +144,12 @@ struct ChainEnd {
 struct NewChains {
     ends: HashMap<AccountId, ChainEnd>,
     set_back: Vec<ChainPlace>,
-    uncounted: HashMap<AccountId, u64>,
 }
 
 impl NewChains {
     /// The same entry as the next one of its account's chain.
-    fn next(&mut self, entry: JournalEntry, counted_after: u64) -> JournalEntry {
-        let (account, before) = (entry.account, entry.sequence);
+    fn next(&mut self, entry: JournalEntry) -> JournalEntry {
+        let account = entry.account;
         let end = self.ends.entry(account).or_default();
         if entry.at < end.at {
             self.set_back.push(ChainPlace { account, sequence: end.head.sequence });
@@ -159,9 +158,6 @@ impl NewChains {
         entry.hash = journal::chain(&end.head, &entry);
         let head = JournalHead { sequence: entry.sequence, hash: entry.hash };
         *end = ChainEnd { head, at: entry.at };
-        if before <= counted_after {
-            self.uncounted.insert(account, entry.sequence);
-        }
         entry
     }
 }
@@ -196,9 +192,8 @@ impl MoveTarget<'_> {
 
     fn take_journal(&mut self, source: &dyn MoveSource) -> StoreResult<NewChains> {
         let mut chains = NewChains::default();
-        let counted_after = source.uses_counted_after(JournalChain::Shared)?;
         self.each(source.entries(&JournalHeads::default()), |rows, entry| {
-            rows.entries.push(chains.next(entry, counted_after));
+            rows.entries.push(chains.next(entry));
         })?;
         Ok(chains)
     }
@@ -280,14 +275,12 @@ impl MoveTarget<'_> {
         chains: NewChains,
         now: UnixMillis,
     ) -> StoreResult {
-        let place = |(account, sequence)| ChainPlace { account, sequence };
         let head = source.heads()?.next().transpose()?.map(|(_, head)| head);
         let origin = MoveOrigin {
             boot: source.last_boot()?.unwrap_or(BootId::generate()),
             head: head.unwrap_or_default(),
             moved_at: now,
             set_back: chains.set_back,
-            uncounted: chains.uncounted.into_iter().map(place).collect(),
         };
         self.driver.wait(origin::write(self.session, &origin))
     }

@@ -318,10 +318,6 @@ impl Disk for SimulatedDisk {
         self.database_with(file.name(), check_pages)
     }
 
-    fn keep_older(&self, _: u32) -> StoreResult {
-        Ok(())
-    }
-
     fn create_segment(&self, name: &str) -> StoreResult<Database> {
         let unfinished = format!("{name}.new");
         self.media.lock().unwrap().remove(&unfinished);

@@ -5,10 +5,13 @@ use super::super::disk;
 use super::super::files;
 use super::super::rows::FileIdentity;
 use super::super::schema::SCHEMA;
+use super::super::tables;
 use super::*;
+use crate::embedded::tables::OrFault;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Each case spoils one file; opening must say why and leave the file as it was.
 #[test]
@@ -92,9 +95,8 @@ fn files_that_may_not_be_written_or_read_are_refused() {
 
 #[test]
 fn files_of_newer_builds_are_refused_and_left_alone() {
-    for (file, schema) in
-        [(File::Ledger, SCHEMA + 1), (File::Bodies, SCHEMA + 1), (File::Ledger, 0)]
-    {
+    for file in File::ALL {
+        let schema = SCHEMA + 1;
         let fixture = Fixture::new(50);
         let path = fixture.dir.path().join(file.name());
         let database = disk::open_existing(&path).unwrap();
@@ -112,6 +114,77 @@ fn files_of_newer_builds_are_refused_and_left_alone() {
         let place = File::ALL.iter().position(|other| *other == file).unwrap();
         assert!(read()[place] == before[place], "the file was changed");
     }
+}
+
+const OLDER: &str = "has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a";
+
+/// Gives a file the mark of the formats before schemas began at 1, with one of their numbers.
+fn age(path: &Path, schema: u32) {
+    let database = disk::open_existing(path).unwrap();
+    files::write(&database, |txn| {
+        let mut meta = txn.open_table(tables::META).or_fault()?;
+        meta.remove(tables::FORMAT).or_fault()?;
+        tables::put(&mut meta, tables::OLDER_FORMAT, &FileIdentity { schema, epoch: 1 })
+    })
+    .unwrap();
+}
+
+/// Names and bytes of everything in a folder.
+fn everything_in(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn folders_of_an_older_format_are_refused_and_left_alone() {
+    let backups = tempfile::tempdir().unwrap();
+    let backup = backups.path().join("backup");
+    Fixture::new(50).open().backup(&BackupScope::Ledger, &backup).unwrap();
+    for schema in 1..=7 {
+        let fixture = Fixture::new(50);
+        for file in File::ALL {
+            age(&fixture.dir.path().join(file.name()), schema);
+        }
+        let before = everything_in(fixture.dir.path());
+        let expect = format!("ledger.redb {OLDER}");
+        assert_eq!(unusable(fixture.try_open()), expect);
+        assert_eq!(unusable(Store::inspect(&fixture.config())), expect);
+        let restored = Store::restore(&fixture.config(), &backup, RestoreScope::Ledger);
+        assert_eq!(unusable(restored), expect);
+        assert!(unusable(Store::init(&fixture.config())).contains("left as it is"));
+        assert!(everything_in(fixture.dir.path()) == before, "the folder was changed");
+    }
+}
+
+/// A file that came from elsewhere is found by itself.
+#[test]
+fn one_file_of_an_older_format_is_refused_and_left_alone() {
+    for file in File::ALL {
+        let fixture = Fixture::new(50);
+        let path = fixture.dir.path().join(file.name());
+        age(&path, 1);
+        let before = fs::read(&path).unwrap();
+        assert_eq!(unusable(fixture.try_open()), format!("{} {OLDER}", file.name()));
+        assert!(fs::read(&path).unwrap() == before, "the file was changed");
+    }
+}
+
+/// Some older backups have no seal, and are named for what they are all the same.
+#[test]
+fn a_backup_of_an_older_format_is_refused() {
+    let fixture = Fixture::new(50);
+    let (ledger, folder) = (fixture.dir.path().join("ledger.redb"), tempfile::tempdir().unwrap());
+    let backup = folder.path().join("backup");
+    fixture.open().backup(&BackupScope::Ledger, &backup).unwrap();
+    let mut bytes = fs::read(&backup).unwrap();
+    bytes.truncate(bytes.len() - 48);
+    fs::write(&backup, bytes).unwrap();
+    age(&backup, 2);
+    let before = [&backup, &ledger].map(|path| fs::read(path).unwrap());
+    let refused = Store::restore(&fixture.config(), &backup, RestoreScope::Ledger);
+    assert_eq!(unusable(refused), format!("the backup {OLDER}"));
+    assert!([&backup, &ledger].map(|path| fs::read(path).unwrap()) == before);
+    fixture.open();
 }
 
 #[test]

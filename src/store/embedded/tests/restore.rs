@@ -270,7 +270,7 @@ fn no_restore_touches_what_another_one_set_aside() {
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(settle(1, 1, 10)).unwrap();
     drop(store);
-    // A file that a build before the numbers set aside.
+    // A file that a person set aside.
     fs::write(fixture.dir.path().join("ledger.redb.replaced"), "kept").unwrap();
     let mut before = set_aside(fixture.dir.path());
     for number in 1..=3 {

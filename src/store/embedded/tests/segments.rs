@@ -187,9 +187,6 @@ impl Disk for ShortParts {
     fn open(&self, file: File, check_pages: bool) -> Result<redb::Database, StoreError> {
         self.0.open(file, check_pages)
     }
-    fn keep_older(&self, schema: u32) -> Result<(), StoreError> {
-        self.0.keep_older(schema)
-    }
     fn create_segment(&self, name: &str) -> Result<redb::Database, StoreError> {
         self.0.create_segment(name)
     }

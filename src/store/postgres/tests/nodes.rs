@@ -1,6 +1,6 @@
 //! Several nodes on one ledger.
 
-use super::super::session::DatabaseSession;
+use super::super::schema;
 use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
@@ -245,9 +245,14 @@ fn a_rate_holds_over_all_nodes() {
     assert!(refused.contains("more requests a minute"), "{refused}");
 }
 
-/// The tables as the first version made them.
+/// Steps that only this test has. Neither can be taken twice.
+const PLANTED: [&str; 2] = [
+    "alter table nodes add column added text not null default ''",
+    "alter table accounts add column added bigint not null default 7",
+];
+
 #[test]
-fn tables_of_an_earlier_build_are_extended_once_no_node_uses_them() {
+fn tables_of_an_earlier_schema_are_extended_once_no_node_uses_them() {
     let Some(cluster) = cluster::shared() else { return };
     let place = cluster.ledger();
     let store = Store::open_briefly(
@@ -259,22 +264,27 @@ fn tables_of_an_earlier_build_are_extended_once_no_node_uses_them() {
         store.as_ref().unwrap().submit_blocking(command).unwrap();
     }
     drop(store);
-    let as_before = async |session: &DatabaseSession| {
-        let row = hex::encode(encode(b"identity", &1_u32));
-        let script = format!(
-            "alter table nodes drop about; alter table accounts drop rate_due; \
-             update meta set row = '\\x{row}' where key = 'identity'"
-        );
-        session.script(&script).await.unwrap();
+    let script = |script: &str| {
+        cluster.with_session(&place, async |session| session.script(script).await.unwrap());
     };
-    cluster.with_session(&place, as_before);
-    let running = "insert into nodes values \
-        ('00000000-0000-0000-0000-000000000009', 0, clock_timestamp() + interval '1 hour')";
-    cluster.with_session(&place, async |session| session.script(running).await.unwrap());
-    let refused = PostgresBackend::open(&place).err().map(|error| error.to_string());
-    assert!(refused.unwrap_or_default().contains("stop them first"));
-    cluster
-        .with_session(&place, async |session| session.script("delete from nodes").await.unwrap());
+    let bring_up = |steps: &[&str]| {
+        cluster.with_session(&place, async |session| schema::bring_up(session, steps).await)
+    };
+    script(
+        "insert into nodes values \
+        ('00000000-0000-0000-0000-000000000009', 0, clock_timestamp() + interval '1 hour')",
+    );
+    assert!(bring_up(&PLANTED).unwrap_err().to_string().contains("stop them first"));
+    script("delete from nodes");
+    // All steps or none: with the one that fails, the first has not happened.
+    bring_up(&[PLANTED[0], "no statement"]).unwrap_err();
+    bring_up(&PLANTED).unwrap();
+    bring_up(&PLANTED).unwrap();
+    let newer = PostgresBackend::open(&place).err().unwrap().to_string();
+    assert!(newer.contains("has schema 3 and this build knows 1"), "{newer}");
+    // What the steps left goes on where this build may use it.
+    let row = hex::encode(encode(b"format", &1_u32));
+    script(&format!("update meta set row = '\\x{row}' where key = 'format'"));
     let (backend, boot) = claimed(&place);
     run(&backend, vec![admit(1, 1, boot, 10)]).unwrap();
     assert_sound(&backend);

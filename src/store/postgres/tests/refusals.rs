@@ -1,10 +1,12 @@
 //! Databases that cannot be meant are refused in one sentence that names the setting, and no start
 //! tries them again.
 
+use super::super::session::{Ask, DatabaseSession};
 use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster, place_in};
 use super::server_process::ServerProcess;
 use crate::StoreError;
+use crate::codec::encode;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -78,6 +80,33 @@ fn a_standby_is_refused_where_no_primary_is_named() {
     let mut both = place.clone();
     both.server.host_path(&primary.folder);
     assert!(refused(&both).contains("cresset init --ledger"));
+}
+
+/// The tables with the mark that they had before schemas began at 1.
+#[test]
+fn a_ledger_of_an_older_format_is_refused_and_left_alone() {
+    let Some(cluster) = cluster::shared() else { return };
+    for schema in 1..=2_u32 {
+        let place = cluster.ledger();
+        let row = hex::encode(encode(b"identity", &schema));
+        let age =
+            format!("update meta set key = 'identity', row = '\\x{row}' where key = 'format'");
+        cluster.with_session(&place, async |session| session.script(&age).await.unwrap());
+        let before = cluster.with_session(&place, told);
+        assert_eq!(
+            refused(&place),
+            "the ledger in the database has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a"
+        );
+        assert!(super::super::init(&place).unwrap_err().to_string().contains("left as it is"));
+        assert_eq!(cluster.with_session(&place, told), before);
+    }
+}
+
+/// The rows of `meta`, and the nodes.
+async fn told(session: &DatabaseSession) -> String {
+    let all = "select string_agg(key || encode(row, 'hex'), ' ' order by key) || \
+        (select count(*) from nodes) from meta";
+    session.ask(Ask::new(all)).await.unwrap().rows[0].get(0)
 }
 
 /// A pooler of transactions before a server, with two sessions there.
