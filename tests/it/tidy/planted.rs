@@ -22,136 +22,54 @@ fn kept(find: Find, files: Files) {
 }
 
 #[test]
-fn an_import_below_the_tests_is_seen() {
-    let text = "//! Store.\n#[cfg(test)]\nmod tests;\n\nuse crate::server::Node;\n";
-    broken(layout::modules, &[("src/store/mod.rs", text)], "src/store/mod.rs knows server");
-    let text = "#[cfg(test)]\n#[allow(unused)]\nmod tests {\n    use crate::server::Node;\n}\n";
-    kept(layout::modules, &[("src/store/mod.rs", text)]);
-}
-
-#[test]
-fn imports_are_expanded() {
-    let path = "src/engine/worker.rs";
+fn modules_of_the_root_package_know_only_those_below_them() {
+    let path = "src/server/auth.rs";
     for text in [
-        "use crate::{server::Node, ids::AccountId};",
-        "use crate::{ids::{AccountId}, server::{self, Node as N}};",
-        "pub use crate::server::*;",
-        "use super::super::server::Node;",
-        "mod inner {\n    use super::super::super::server::Node;\n}",
-        "fn f() {\n    crate::server::run();\n}",
-        "use crate as node;\nfn f() {\n    node::server::run();\n}",
+        "use crate::node::Assembly;",
+        "fn f() {\n    crate::node::run();\n}",
+        "#[cfg(not(test))]\nuse crate::node::Assembly;",
+        "#[cfg(any(test, unix))]\nuse crate::node::Assembly;",
+        "#[cfg(test)]\nconst A: [u8; 1] = [b'}'];\nuse crate::node::Assembly;",
+        "#[cfg(test)]\nstruct S<T: A, U>(T, U);\nuse crate::node::Assembly;",
+        "fn f<'a>(c: char) -> bool {\n    c == '\"'\n}\nuse crate::node::Assembly;",
     ] {
-        broken(layout::modules, &[(path, text)], "src/engine/worker.rs knows server");
-    }
-    broken(
-        layout::modules,
-        &[("src/text/load.rs", "use cresset_kernels::Compute;")],
-        "src/text/load.rs knows kernels",
-    );
-    broken(layout::modules, &[("src/attic/mod.rs", "")], "the table has no row for attic");
-    for all in ["use crate::*;", "use super::super::*;", "use {super::super::{*}};"] {
-        let text = format!("{all}\nfn f() {{\n    server::run();\n}}");
-        broken(layout::modules, &[(path, &text)], "src/engine/worker.rs names every module");
+        broken(layout::modules, &[(path, text)], "src/server/auth.rs knows node");
     }
     for text in [
-        "// use crate::server::Node;",
-        "const A: &str = r#\"use crate::server::Node;\"#;",
-        "/* a /* b */ crate::server::Node */ use crate::ids::AccountId;",
-        "use super::scheduler::Scheduler;",
-        "#[cfg(test)]\nuse crate::server::Node;",
-        "#[cfg(all(test, unix))]\nfn f() -> Node {\n    crate::server::node()\n}",
-        "struct S {\n    #[cfg(test)]\n    node: crate::server::Node,\n    id: u8,\n}",
+        "// use crate::node::Assembly;",
+        "const A: &str = r#\"use crate::node::Assembly;\"#;",
+        "/* a /* b */ crate::node::Assembly */ use crate::config::Config;",
+        "use super::wire::json::JsonTree;",
+        "#[cfg(test)]\nuse crate::node::Assembly;",
+        "#[cfg(all(test, unix))]\nfn f() -> Node {\n    crate::node::node()\n}",
+        "struct S {\n    #[cfg(test)]\n    node: crate::node::Assembly,\n    id: u8,\n}",
     ] {
         kept(layout::modules, &[(path, text)]);
     }
 }
 
 #[test]
-fn crates_know_only_those_below_them() {
-    let record = "qualification/src/record.rs";
-    broken(
-        layout::crates,
-        &[(record, "fn f(model: &dyn cresset_models::Model) {}")],
-        "qualification/src/record.rs knows models",
-    );
-    let memory = ("kernels/src/memory.rs", "use {cresset_models::KvCache, candle_core::Tensor};");
-    broken(layout::crates, &[memory], "kernels/src/memory.rs knows models");
-    let text = "use candle_core::Tensor;\nuse cresset_kernels::Ops;\nuse cresset_models::Model;";
-    kept(layout::crates, &[("models/src/cpu/mod.rs", text)]);
-    kept(layout::crates, &[(record, "#[cfg(test)]\nuse cresset_models::testing;")]);
-}
-
-#[test]
-fn only_a_tests_item_is_left_out() {
-    let path = "src/engine/worker.rs";
-    for text in [
-        "#[cfg(not(test))]\nuse crate::server::Node;",
-        "#[cfg(any(test, unix))]\nuse crate::server::Node;",
-        "#[cfg(test)]\nconst A: [u8; 1] = [b'}'];\nuse crate::server::Node;",
-        "#[cfg(test)]\nuse crate::{ids::AccountId};\nuse crate::server::Node;",
-        "#[cfg(test)]\nstruct S<T: A, U>(T, U);\nuse crate::server::Node;",
-        "fn f<'a>(c: char) -> bool {\n    c == '\"'\n}\nuse crate::server::Node;",
+fn pure_files_name_no_clock_task_or_tensor() {
+    for (text, what) in [
+        ("use tokio::sync::mpsc;", "tokio"),
+        ("fn f() -> Instant {\n    Instant::now()\n}", "Instant::now"),
+        ("fn f(since: Instant) {\n    g(since.elapsed());\n}", "elapsed"),
+        ("use candle_core::Tensor;", "candle_core"),
     ] {
-        broken(layout::modules, &[(path, text)], "src/engine/worker.rs knows server");
+        let expected = format!("src/engine/sequence.rs names {what}");
+        broken(layout::purity, &[("src/engine/sequence.rs", text)], &expected);
+        kept(layout::purity, &[("src/engine/worker.rs", text)]);
     }
-}
-
-#[test]
-fn parts_of_the_server_are_told_apart() {
-    let wire = ("src/server/wire/mod.rs", "use super::handlers::chat;");
-    let handlers = ("src/server/handlers/mod.rs", "pub mod chat;");
-    let exported = ("src/server/mod.rs", "pub use handlers::chat;\nmod handlers;");
-    let expected = "src/server/wire/mod.rs knows handlers";
-    broken(layout::server_parts, &[wire, handlers, exported], expected);
-    let wire = ("src/server/wire/mod.rs", "use crate::server::chat;");
-    broken(layout::server_parts, &[wire, handlers, exported], expected);
-    let wire = ("src/server/wire/mod.rs", "use self::fields::Field;\nmod fields;");
-    kept(layout::server_parts, &[wire, handlers, exported]);
-    let expected = "the table of the server has no row for attic";
-    broken(layout::server_parts, &[("src/server/attic.rs", "")], expected);
-}
-
-#[test]
-fn purity_is_judged_by_what_is_reached() {
-    let hub = ("src/engine/mod.rs", "pub use sampler::RowSampling;\nmod sampler;\nmod sequence;");
-    let sequence = ("src/engine/sequence.rs", "use super::RowSampling;");
-    for reached in [
-        "use cresset_kernels::sampling::scan;",
-        "use std::time;\nfn now() -> time::Instant {\n    time::Instant::now()\n}",
-        "use tokio::sync::mpsc;",
-    ] {
-        let named = found(layout::purity, &[hub, sequence, ("src/engine/sampler.rs", reached)]);
-        let expected = "src/engine/sequence.rs → src/engine/sampler.rs:";
-        assert!(named.len() == 1 && named[0].starts_with(expected), "{reached}: {named:?}");
-    }
-    let clean = "use std::time::Instant;\npub struct RowSampling(Instant);";
-    kept(layout::purity, &[hub, sequence, ("src/engine/sampler.rs", clean)]);
-    let impure = ("src/engine/sampler.rs", "use tokio::sync::mpsc;");
-    for text in ["use super::*;", "use crate::engine::{*};"] {
-        let named = found(layout::purity, &[hub, ("src/engine/sequence.rs", text), impure]);
-        let expected =
-            ["src/engine/sequence.rs → src/engine/sampler.rs:1 reaches tokio::sync::mpsc"];
-        assert_eq!(named, expected, "{text}");
-    }
-    let text = "fn f(since: std::time::Instant) {\n    g(since.elapsed());\n}";
-    let expected = "src/engine/scheduler.rs:2 calls elapsed";
-    broken(layout::purity, &[("src/engine/scheduler.rs", text)], expected);
+    let time = "use std::time::Instant;\npub struct Since(Instant);";
+    kept(layout::purity, &[("src/engine/block_manager/pool.rs", time)]);
 }
 
 #[test]
 fn each_thing_has_its_place() {
     let path = "src/engine/worker.rs";
     for (text, what) in [
-        ("use std::env;\nfn f() {\n    env::var(\"X\");\n}", ":3 has std::env::var"),
-        ("fn f() {\n    std::env::var(\"X\");\n}", ":2 has std::env::var"),
-        ("use std::env::{self, var_os as get};", ":1 has std::env::var_os"),
-        ("use redb::Database;", ":1 has redb"),
-        ("use prometheus_client::registry::Registry;", ":1 has prometheus_client"),
-        ("fn f() -> axum::Router {\n}", ":1 has axum"),
-        (
-            "use tokio::sync::mpsc::unbounded_channel;",
-            ":1 has tokio::sync::mpsc::unbounded_channel",
-        ),
+        ("use redb::Database;", " has redb"),
+        ("fn f() -> axum::Router {\n}", " has axum"),
         ("unsafe fn f() {}", " has unsafe"),
         ("fn f() {\n    unsafe\n    { g() }\n}", " has unsafe"),
         ("unsafe impl Send for S {}", " has unsafe"),
@@ -160,7 +78,7 @@ fn each_thing_has_its_place() {
     ] {
         broken(layout::places, &[(path, text)], &format!("{path}{what}"));
     }
-    kept(layout::places, &[("src/config/paths.rs", "fn f() {\n    std::env::var(\"X\");\n}")]);
+    kept(layout::places, &[("src/store/embedded/disk.rs", "use redb::Database;")]);
     kept(layout::places, &[("kernels/src/simd/avx2.rs", "unsafe fn f() {}")]);
     kept(
         layout::places,
@@ -203,17 +121,6 @@ fn kernels_have_reference_and_tests_beside_them() {
     let expected = "kernels/src/norm/norm.cu has no reference.rs beside it";
     broken(layout::kernels, &[kernel, tests], expected);
     kept(layout::kernels, &[kernel, reference, tests]);
-}
-
-#[test]
-fn a_file_that_nothing_declares_is_found() {
-    let library = ("src/lib.rs", "pub mod store;");
-    let store = ("src/store/mod.rs", "mod writer;");
-    let writer = ("src/store/writer.rs", "");
-    kept(layout::declared_files, &[library, store, writer]);
-    let expected = "src/store/queue.rs: no module declares it";
-    let left = ("src/store/queue.rs", "");
-    broken(layout::declared_files, &[library, store, writer, left], expected);
 }
 
 #[test]
@@ -318,13 +225,13 @@ fn metrics_are_explained() {
     let document = ("README.md", "| `cresset_ready` | Whether |");
     let metrics = |text: &str| format!("fn f() {{\n    Self {{ {text} }}\n}}");
     let registered = metrics("ready: add(&mut r, \"ready\", \"1 while ready\"),");
-    kept(shape::metrics, &[document, ("src/metrics.rs", &registered)]);
+    kept(shape::metrics, &[document, ("src/telemetry/metrics.rs", &registered)]);
     let unknown = metrics("a: histogram(\n  &mut r,\n  \"time_seconds\",\n  \"Time\",\n  &B),");
     let expected = "`cresset_time_seconds` is not in README.md";
-    broken(shape::metrics, &[document, ("src/metrics.rs", &unknown)], expected);
+    broken(shape::metrics, &[document, ("src/telemetry/metrics.rs", &unknown)], expected);
     let silent = metrics("ready: add(&mut r, \"ready\", \"\"),");
     let expected = "`cresset_ready` has no help text";
-    broken(shape::metrics, &[document, ("src/metrics.rs", &silent)], expected);
+    broken(shape::metrics, &[document, ("src/telemetry/metrics.rs", &silent)], expected);
 }
 
 #[test]

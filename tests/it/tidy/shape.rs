@@ -1,8 +1,7 @@
 //! The rules of shape: how long things may be, how they are named, and which documentation they
 //! need.
 
-use super::paths::Token;
-use super::source::{Source, Tree, matching};
+use super::source::{Source, Token, Tree, matching, tokens};
 use super::{Offence, offence};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -100,7 +99,7 @@ pub fn typical_function(tree: &Tree) -> Vec<Offence> {
 
 /// (first line, number of lines) of each function with a body.
 fn function_lengths(code: &str) -> Vec<(usize, usize)> {
-    let tokens = super::paths::tokens(code);
+    let tokens = tokens(code);
     let line = |at: usize| code[..at].matches('\n').count();
     let mut lengths = Vec::new();
     for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.is("fn")) {
@@ -208,7 +207,7 @@ fn has_associated_types(before: &[Token]) -> bool {
 }
 
 /// The place where each metric is explained to people who run a node.
-const METRICS: (&str, &str) = ("src/metrics.rs", "README.md");
+const METRICS: (&str, &str) = ("src/telemetry/metrics.rs", "README.md");
 
 /// Checks that every metric has a help text and stands in the document.
 pub fn metrics(tree: &Tree) -> Vec<Offence> {
@@ -259,7 +258,7 @@ pub fn ignored_tests(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
     for file in tree.rust() {
         for (at, _) in file.code.match_indices("#[ignore") {
-            let mut tokens = super::paths::tokens(&file.code[at..]).into_iter();
+            let mut tokens = tokens(&file.code[at..]).into_iter();
             let name = tokens.by_ref().skip_while(|token| !token.is("fn")).nth(1);
             if let Some(name) = name.filter(|name| !list.text.contains(&name.text)) {
                 let detail = format!("{}: {} is not in {LONG_TESTS}", file.path, name.text);

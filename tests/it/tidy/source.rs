@@ -1,7 +1,6 @@
 //! The files of the project as the rules read them: without comments, and with the code of tests
 //! told apart from production code.
 
-use super::paths::{Mention, Token, mentions, module_of, tokens};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
@@ -20,6 +19,45 @@ const PRODUCT: [&str; 5] =
 /// to the tests.
 const TEST_FEATURES: [&str; 3] = ["testing", "emulator", "failpoints"];
 
+/// A word or a single other character.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    pub text: String,
+    /// Its first byte.
+    pub at: usize,
+}
+
+impl Token {
+    pub fn is(&self, text: &str) -> bool {
+        self.text == text
+    }
+
+    pub fn is_word(&self) -> bool {
+        self.text.starts_with(|c: char| c.is_alphabetic() || c == '_')
+    }
+}
+
+/// The tokens of blanked code; `::` is one.
+pub fn tokens(code: &str) -> Vec<Token> {
+    let mut found = Vec::new();
+    let mut chars = code.char_indices().peekable();
+    while let Some((at, first)) = chars.next() {
+        let mut text = String::from(first);
+        let in_word = |c: char| c.is_alphanumeric() || c == '_';
+        if in_word(first) {
+            while let Some((_, next)) = chars.next_if(|(_, c)| in_word(*c)) {
+                text.push(next);
+            }
+        } else if first == ':' {
+            text.extend(chars.next_if(|(_, c)| *c == ':').map(|(_, c)| c));
+        } else if first.is_whitespace() {
+            continue;
+        }
+        found.push(Token { text, at });
+    }
+    found
+}
+
 /// One file.
 pub struct Source {
     /// Path relative to the root, with `/`.
@@ -31,19 +69,13 @@ pub struct Source {
     pub production: String,
     /// Whether the file is part of the product, which means that it has code outside of tests.
     pub is_product: bool,
-    /// The tokens of `production`, and the paths that it names.
+    /// The tokens of `production`.
     pub tokens: Vec<Token>,
-    pub mentions: Vec<Mention>,
 }
 
 impl Source {
     pub fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
-    }
-
-    /// The line of a byte of the text, from 1.
-    pub fn line(&self, at: usize) -> usize {
-        self.text[..at].matches('\n').count() + 1
     }
 }
 
@@ -93,7 +125,6 @@ impl Tree {
                 file.production.clear();
             }
             file.tokens = tokens(&file.production);
-            file.mentions = mentions(file);
         }
         Self { files }
     }
@@ -131,15 +162,7 @@ fn blanked(path: String, text: String) -> Source {
         code = blank(&text, &literals_and_comments(&text));
         production = blank(&code, &test_items(&code, &text));
     }
-    Source {
-        path,
-        text,
-        code,
-        production,
-        is_product: false,
-        tokens: Vec::new(),
-        mentions: Vec::new(),
-    }
+    Source { path, text, code, production, is_product: false, tokens: Vec::new() }
 }
 
 /// `text` with spaces in place of everything in `ranges` but line ends.
@@ -371,14 +394,21 @@ fn test_modules(files: &[Source]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for file in files.iter().filter(|file| file.is_rust() && in_product(&file.path)) {
         for name in declared(&file.code).difference(&declared(&file.production)) {
-            found.insert(format!("{}/{name}", module_of(&file.path).folder));
+            found.insert(format!("{}/{name}", folder_of(&file.path)));
         }
     }
     found
 }
 
+/// The folder that holds the files of a module's children.
+fn folder_of(path: &str) -> &str {
+    let module = path.trim_end_matches(".rs");
+    let own = ["/lib", "/main", "/mod"].iter().find_map(|own| module.strip_suffix(own));
+    own.unwrap_or(module)
+}
+
 /// The names in `mod name;`.
-pub fn declared(code: &str) -> BTreeSet<String> {
+fn declared(code: &str) -> BTreeSet<String> {
     let tokens = tokens(code);
     let found = tokens.windows(3).filter(|w| w[0].is("mod") && w[2].is(";"));
     found.map(|w| w[1].text.clone()).collect()

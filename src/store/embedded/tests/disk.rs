@@ -260,7 +260,7 @@ struct Looker {
 
 impl Looker {
     fn start(dir: &Path) -> Self {
-        let name = "store::embedded::tests::disk::look_when_told";
+        let name = "embedded::tests::disk::look_when_told";
         let mut child = process::Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact", "--ignored", "--nocapture"])
             .current_dir(dir)

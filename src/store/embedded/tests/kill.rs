@@ -26,7 +26,7 @@ fn load_until_killed() {
 /// Starts a process under load, waits for `wait` acknowledgements and kills it. Returns every
 /// request that it acknowledged.
 pub fn run_and_kill(dir: &Path, wait: usize) -> Vec<u128> {
-    let name = "store::embedded::tests::kill::load_until_killed";
+    let name = "embedded::tests::kill::load_until_killed";
     let mut child = load::process(name);
     load::kill_after(child.current_dir(dir), wait)
 }

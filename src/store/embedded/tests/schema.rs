@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/embedded/tests/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("embedded/tests/golden").join(name)
 }
 
 fn units(units: u64) -> Microcredits {
@@ -512,7 +512,7 @@ fn upgrade_until_killed() {
 
 /// The process that upgrades a folder.
 fn upgrading(dir: &Path) -> process::Command {
-    let name = "store::embedded::tests::schema::upgrade_until_killed";
+    let name = "embedded::tests::schema::upgrade_until_killed";
     let mut child = process::Command::new(std::env::current_exe().unwrap());
     child.args([name, "--exact", "--ignored"]).current_dir(dir);
     child.stdout(process::Stdio::null()).stderr(process::Stdio::null());

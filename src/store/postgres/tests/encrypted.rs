@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio_postgres::config::SslMode;
 
 fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tls").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/it/tls").join(name)
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn kill_often(rounds: usize) {
     let named = format!("{} {options}", cluster.folder().display());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for round in 0..rounds {
-        let mut child = load::process("store::postgres::tests::kill::load_until_killed");
+        let mut child = load::process("postgres::tests::kill::load_until_killed");
         let known = load::kill_after(child.env(PLACE, &named), 1 + round * 13 % 60);
         assert!(!known.is_empty(), "round {round}: the load did nothing");
         let store = open(&place);

@@ -228,7 +228,7 @@ fn stop_inside_a_transaction() {
     let place = cluster.ledger();
     let store = with_account(&place);
     let named = format!("{} {}", cluster.folder().display(), place.server.get_options().unwrap());
-    let mut child = load::process("store::postgres::tests::outages::load_until_stopped");
+    let mut child = load::process("postgres::tests::outages::load_until_stopped");
     child.env(PLACE, named).env("FAILPOINTS", "store::before_commit=20*off->sleep(600000)");
     let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let boots = || {
