@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_is_no_certificate_has_no_end() {
-        let certificate = super::super::certificates(Path::new("tests/it/tls/first.pem"));
+        let certificate = super::super::certificates(Path::new("../../tests/it/tls/first.pem"));
         let certificate = certificate.unwrap().remove(0);
         assert_eq!(not_after(&certificate), Some(4_949_055_707));
         for length in 0..certificate.len() {

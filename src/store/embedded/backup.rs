@@ -120,7 +120,7 @@ pub(crate) fn restore(
 
 /// The number of answers in a copy.
 fn answers(database: &Database) -> StateResult<u64> {
-    Ok(tables::open(&database.begin_read().or_fault()?, tables::BODIES)?.len().or_fault()?)
+    tables::open(&database.begin_read().or_fault()?, tables::BODIES)?.len().or_fault()
 }
 
 /// Moves the answers and tombstones of a restored copy into a file of their own and gives both the

@@ -40,7 +40,7 @@ pub(super) fn write(
 ) -> StateResult {
     let txn = begin(bodies)?;
     change(&txn)?;
-    Ok(txn.commit().or_fault()?)
+    txn.commit().or_fault()
 }
 
 /// Makes the bodies among the actions durable, in one transaction of their own. Those of accounts

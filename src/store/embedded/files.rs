@@ -178,5 +178,5 @@ pub(super) fn write(
 ) -> StateResult {
     let txn = database.begin_write().or_fault()?;
     change(&txn)?;
-    Ok(txn.commit().or_fault()?)
+    txn.commit().or_fault()
 }

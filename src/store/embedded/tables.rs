@@ -182,7 +182,7 @@ fn until_after<T>(
 }
 
 pub(super) fn open(txn: &ReadTransaction, table: Definition) -> StateResult<ReadOnly> {
-    Ok(txn.open_table(table).or_fault()?)
+    txn.open_table(table).or_fault()
 }
 
 /// Turns the database's errors into the ledger's. A conversion for `?` would belong to the ledger,
