@@ -1,8 +1,10 @@
 //! The form of a section of the configuration. Each part of the node defines the sections that it
 //! uses, and the node composes them.
 
-/// Defines a section: each field with its documentation, its bounds and its default. The crate that
-/// uses it depends on `serde` and `schemars`.
+#[doc(hidden)]
+pub use {schemars, serde};
+
+/// Defines a section: each field with its documentation, its bounds and its default.
 #[macro_export]
 macro_rules! section {
     (
@@ -13,8 +15,10 @@ macro_rules! section {
     ) => {
         $(#[$about])*
         #[derive(Clone, Debug, PartialEq)]
-        #[derive(::serde::Serialize, ::serde::Deserialize, ::schemars::JsonSchema)]
-        #[serde(default, deny_unknown_fields)]
+        #[derive($crate::settings::serde::Serialize, $crate::settings::serde::Deserialize)]
+        #[derive($crate::settings::schemars::JsonSchema)]
+        #[serde(crate = "::cresset_base::settings::serde", default, deny_unknown_fields)]
+        #[schemars(crate = "::cresset_base::settings::schemars")]
         pub struct $section {
             $($(#[$attribute])* pub $field: $type,)+
         }
