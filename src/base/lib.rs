@@ -1,5 +1,6 @@
 //! What every part of the node may use: ids, time, files and locks, the memory of the machine,
-//! places where tests break the node, and the form of a section of settings. It knows no other part.
+//! places where tests break the node, and the form of a section of settings. It knows no other
+//! part.
 
 #![cfg_attr(
     test,

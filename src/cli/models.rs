@@ -259,7 +259,7 @@ type OnProgress<'a> = &'a mut dyn FnMut(FetchProgress);
 async fn with_bytes<T: Send + 'static>(
     context: &Context,
     what: String,
-    work: impl FnOnce(&Catalogue, OnProgress) -> Result<T, cresset_catalogue::Error> + Send + 'static,
+    work: impl FnOnce(&Catalogue, OnProgress) -> cresset_catalogue::Result<T> + Send + 'static,
 ) -> CommandResult<T> {
     let catalogue = Catalogue::new(&context.data_dir);
     let blocking = tokio::task::spawn_blocking(move || {

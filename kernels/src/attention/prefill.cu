@@ -23,9 +23,10 @@
 // block a multiprocessor. Queries stay in registers. The scores of a tile are multiplied while the
 // weights of the tile before are computed, in the same order of sums. A tile takes 1024 cycles of
 // the tensor cores, 750 of shared memory (64 KiB read, 32 written), and its weights about 700, of
-// which the tensor cores work in 512: some 1300 to 1600 cycles in all. Predicted for an H200: 420 to
-// 520 TFLOP/s for 8192 tokens. Measured: 302, no more than without warp groups. The scores behind the last tile are those of whatever
-// lies in their slot, and nobody reads them: without a branch the products overlap.
+// which the tensor cores work in 512: some 1300 to 1600 cycles in all. Predicted for an H200: 420
+// to 520 TFLOP/s for 8192 tokens. Measured: 302, no more than without warp groups. The scores
+// behind the last tile are those of whatever lies in their slot, and nobody reads them: without a
+// branch the products overlap.
 #include "attention/tile.cuh"
 #include "warp_groups.cuh"
 

@@ -31,10 +31,10 @@
 //     the columns each, in slots and at barriers of their own. The ranges' sums are added through
 //     shared memory, one warp group after the other, which keeps their order.
 //
-// Predicted for an H200: 550 to 640 TFLOP/s with 8192 rows; 165 to 190 us for 28672 by 4096 with 512
-// rows, 58 to 66 with 64. Measured there: 459 TFLOP/s with 8192 rows, where the library has 743; 258
-// us with 512 rows (160) and 64 with 64 (58). The second-level cache is at 46 %; warps wait for the
-// dispatcher.
+// Predicted for an H200: 550 to 640 TFLOP/s with 8192 rows; 165 to 190 us for 28672 by 4096 with
+// 512 rows, 58 to 66 with 64. Measured there: 459 TFLOP/s with 8192 rows, where the library has
+// 743; 258 us with 512 rows (160) and 64 with 64 (58). The second-level cache is at 46 %; warps
+// wait for the dispatcher.
 #include "warp_groups.cuh"
 
 #include "linear/dense_product.cuh"

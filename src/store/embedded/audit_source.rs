@@ -2,9 +2,8 @@
 
 use super::bodies;
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, Definition, ReadOnly, due_key, get, request_key};
+use super::tables::{self, Definition, OrFault, ReadOnly, due_key, get, request_key};
 use crate::codec::StoredField;
-use crate::embedded::tables::OrFault;
 use cresset_base::ids::{AccountId, ApplicationId};
 use cresset_ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use cresset_ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};

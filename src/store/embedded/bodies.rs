@@ -2,10 +2,9 @@
 //! take are summed as they come and go.
 
 use super::files::Files;
-use super::tables::{self, ReadOnly, Writable, due_key, get, put};
+use super::tables::{self, OrFault, ReadOnly, Writable, due_key, get, put};
 use crate::StoredBody;
 use crate::codec;
-use crate::embedded::tables::OrFault;
 use crate::queue::WriteAction;
 use cresset_base::clock::UnixMillis;
 use cresset_base::failpoint;

@@ -4,10 +4,9 @@
 use super::disk::{self, File, LockedFolder};
 use super::files;
 use super::schema;
-use super::tables::{self, Definition, ReadOnly};
+use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreResult;
 use crate::codec::StoredField;
-use crate::embedded::tables::OrFault;
 use crate::restore::{LostRows, ReplacedState, RestoreReport};
 use cresset_ledger::state::StateResult;
 use cresset_ledger::{Account, AccountStatus, Credential};

@@ -4,8 +4,7 @@
 use super::rows::{JournalPosition, SealedPosition};
 use super::segments::Segment;
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, ReadOnly, get};
-use crate::embedded::tables::OrFault;
+use super::tables::{self, OrFault, ReadOnly, get};
 use cresset_base::ids::AccountId;
 use cresset_ledger::JournalEntry;
 use cresset_ledger::state::{JournalHead, StateError, StateResult};

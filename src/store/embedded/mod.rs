@@ -29,7 +29,6 @@ use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::{AuditReport, StoreResult, StoredBody};
-use crate::embedded::tables::OrFault;
 use crate::settings::LedgerSettings;
 pub(super) use backup::{init, restore};
 use cresset_base::clock::UnixMillis;
@@ -53,6 +52,7 @@ use state::WriteState;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tables::OrFault;
 
 /// Free bytes under which a failed ledger is not reopened yet. Opening writes to both files, and an
 /// opening that fails halfway takes the old handle's reads away: 16 MiB are room for that and for

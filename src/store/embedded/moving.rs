@@ -4,9 +4,9 @@
 use super::disk::{self, Disk, File};
 use super::files::{self, Files, PageCheck};
 use super::snapshot::EmbeddedSnapshot;
+use super::tables::OrFault;
 use super::{EmbeddedConfig, tables};
 use crate::backend::MoveSource;
-use crate::embedded::tables::OrFault;
 use crate::rows::{input_of, request_of};
 use crate::{StoreError, StoreResult, StoredBody};
 use cresset_base::failpoint;

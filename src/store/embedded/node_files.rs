@@ -3,7 +3,7 @@
 use super::disk;
 use super::set_aside;
 use super::tables;
-use crate::embedded::tables::OrFault;
+use super::tables::OrFault;
 use crate::scope::{self, BackupScope, NodeFile};
 use crate::{RestoreReport, StoreError, StoreResult};
 use bytes::Bytes;

@@ -3,8 +3,7 @@
 
 use super::bodies::{self, AnswerTable};
 use super::files::{self, Files};
-use super::tables::{self, Writable, due_key, due_subject, get, put};
-use crate::embedded::tables::OrFault;
+use super::tables::{self, OrFault, Writable, due_key, due_subject, get, put};
 use crate::limits::Limits;
 use cresset_base::clock::UnixMillis;
 use cresset_base::failpoint;

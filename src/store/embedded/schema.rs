@@ -5,7 +5,7 @@ use super::disk::{self, File};
 use super::files;
 use super::rows::FileIdentity;
 use super::tables;
-use crate::embedded::tables::{OrFault, fault};
+use super::tables::{OrFault, fault};
 use crate::{StoreError, StoreResult};
 use cresset_base::failpoint;
 use cresset_ledger::state::StateResult;

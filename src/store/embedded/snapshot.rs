@@ -3,11 +3,10 @@
 use super::disk::CONTRADICTION;
 use super::files::Files;
 use super::segments::SegmentShelf;
-use super::tables::{self, Definition, ReadOnly};
+use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreError;
 use crate::backend::{ReadFuture, Snapshot};
 use crate::codec::StoredField;
-use crate::embedded::tables::OrFault;
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use cresset_ledger::state::{Crashes, Reservation, StateError, StateResult};
 use cresset_ledger::{

@@ -2,9 +2,8 @@
 //! writes.
 
 use super::rows::JournalPosition;
-use super::tables::{self, ReadOnly, Writable, get, put};
+use super::tables::{self, OrFault, ReadOnly, Writable, get, put};
 use crate::backend::LedgerTxn;
-use crate::embedded::tables::OrFault;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use cresset_ledger::state::{

@@ -116,8 +116,8 @@ fn begins(file: &Source, places: &[&str]) -> bool {
     places.iter().any(|place| file.path.starts_with(place))
 }
 
-/// Files where a type may have a JSON schema: the wire's own types, the document that lists them, ids
-/// and amounts, and the settings, whose schema `config schema` prints.
+/// Files where a type may have a JSON schema: the wire's own types, the document that lists them,
+/// ids and amounts, and the settings, whose schema `config schema` prints.
 fn may_have_schema(file: &Source) -> bool {
     let places = [
         "src/server/wire/",
@@ -157,7 +157,11 @@ pub fn wire_types(tree: &Tree) -> Vec<Offence> {
 /// Checks that every kernel has a specification and tests beside it.
 pub fn kernels(tree: &Tree) -> Vec<Offence> {
     let mut found = Vec::new();
-    for file in tree.files.iter().filter(|file| file.path.ends_with(".cu")) {
+    for file in tree
+        .files
+        .iter()
+        .filter(|file| file.path.starts_with("kernels/") && file.path.ends_with(".cu"))
+    {
         let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let has = |name: &str| tree.find(&format!("{folder}/{name}")).is_some();
         for (what, present) in [

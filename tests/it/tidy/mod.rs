@@ -1,5 +1,5 @@
-//! The project's own rules, executable: where things may stand, how long they may be. Each rule is tested too: `planted.rs` breaks it and checks that it reports
-//! that.
+//! The project's own rules, executable: where things may stand, how long they may be. Each rule is
+//! tested too: `planted.rs` breaks it and checks that it reports that.
 
 #![allow(
     clippy::case_sensitive_file_extension_comparisons,

@@ -4,11 +4,10 @@
 use super::super::disk::{self, Disk, LockedFolder};
 use super::super::files::{self, Files, PageCheck};
 use super::super::rows::SealedPosition;
-use super::super::tables::{self, Definition};
+use super::super::tables::{self, Definition, OrFault};
 use super::*;
 use crate::auditor::AuditTurns;
 use crate::backend::LedgerReader;
-use crate::embedded::tables::OrFault;
 use crate::shared::StoreShared;
 use crate::{AuditReport, backend::Backend};
 use cresset_ledger::RequestRecord;
