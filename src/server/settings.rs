@@ -100,9 +100,3 @@ impl FromRef<Api> for Arc<Services> {
         api.services.clone()
     }
 }
-
-impl FromRef<Api> for Arc<ApiSettings> {
-    fn from_ref(api: &Api) -> Self {
-        api.settings.clone()
-    }
-}

@@ -4,8 +4,7 @@
 use super::disk::{self, File};
 use super::files;
 use super::rows::FileIdentity;
-use super::tables;
-use super::tables::{OrFault, fault};
+use super::tables::{self, OrFault, fault};
 use crate::{StoreError, StoreResult};
 use cresset_base::failpoint;
 use cresset_ledger::state::StateResult;
