@@ -73,7 +73,7 @@ impl Config {
         schemars::schema_for!(Config).to_value()
     }
 
-    /// What the public surface is made with.
+    /// The settings of the public surface.
     pub fn api(&self) -> ApiSettings {
         ApiSettings {
             service_name: self.service_name.clone(),

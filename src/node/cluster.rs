@@ -4,8 +4,7 @@
 use super::{NodeError, RunningNode, open_files};
 use crate::config::Config;
 use crate::server::{self, Forwarder};
-use cresset_tls::ClusterSettings;
-use cresset_tls::TlsListeners;
+use cresset_tls::{ClusterSettings, TlsListeners};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use tokio::net::TcpListener;

@@ -10,21 +10,19 @@ use super::services::{api, services};
 use super::{Assembly, ComputeDevice, NodeError, cluster, ledger, open_files, private_files};
 use crate::config::Config;
 use crate::gateway::{self, Gateway, GatewayOptions};
-use crate::server;
-use crate::server::Api;
 use crate::server::operator::page::PageState;
 use crate::server::operator::{
     Live, LongCommands, OperatorFiles, OperatorRoutes, OwnProgram, Reloads, StartPhase, StartState,
     page, socket, status,
 };
+use crate::server::{self, Api};
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_base::ids::ModelId;
 use cresset_catalogue::QualifiedModel;
 use cresset_pool::ModelPool;
-use cresset_request::{self, Services};
+use cresset_request::Services;
 use cresset_store::{LockedStore, OpenProgress, Store};
-use cresset_tls::ListenerName;
-use cresset_tls::{self, TlsListeners};
+use cresset_tls::{ListenerName, TlsListeners};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -17,7 +17,7 @@ use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
 use cresset_qualification::CanaryCase;
 use cresset_qualification::subject::Precision;
-use cresset_text::{self, TemplateLimits, TextModel};
+use cresset_text::{TemplateLimits, TextModel};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What requests and the public surface need, made of a configuration.
+//! Makes the services of requests and the public surface from a configuration.
 
 use crate::config::Config;
 use crate::server::Api;

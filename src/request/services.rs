@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio_util::task::TaskTracker;
 
-/// What the services of a node are made of.
+/// The parts from which the services of a node are made.
 pub struct ServiceParts {
     pub requests: RequestSettings,
     /// The plans of the start, by name.

@@ -78,7 +78,7 @@ pub struct CredentialSettings {
 }
 }
 
-/// What the public surface is made with.
+/// The settings of the public surface.
 #[derive(Clone, Debug)]
 pub struct ApiSettings {
     pub service_name: String,

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cresset_request::Plan;
 use cresset_request::plans::PlanInForce;
-use cresset_request::{self, AnswerSource, Caller, IncomingRequest, Services};
+use cresset_request::{AnswerSource, Caller, IncomingRequest, Services};
 use std::sync::Arc;
 use std::time::Duration;
 

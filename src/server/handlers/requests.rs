@@ -16,7 +16,7 @@ use bytes::Bytes;
 use cresset_base::ids::RequestId;
 use cresset_catalogue::Catalogue;
 use cresset_ledger::{AttemptState, ReceiptFacts, RequestRecord};
-use cresset_request::{self, Caller, Services};
+use cresset_request::{Caller, Services};
 use std::sync::Arc;
 use tokio::task::spawn_blocking;
 

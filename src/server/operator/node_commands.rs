@@ -6,7 +6,7 @@ use super::command::{AdminCommand, AdminError};
 use super::upgrade::upgrade;
 use super::view::{list, merged};
 use super::{Live, Role};
-use cresset_catalogue::{self, NotedPrices};
+use cresset_catalogue::NotedPrices;
 use cresset_pool::ModelView;
 use cresset_tls::ListenerName;
 use serde_json::{Value, json};

@@ -7,8 +7,7 @@ use cresset_engine::EngineStats;
 use cresset_pool::{DeviceView, ModelView};
 use cresset_request::Services;
 use cresset_request::recent::RecentError;
-use cresset_tls::ListenerName;
-use cresset_tls::ends_soon;
+use cresset_tls::{ListenerName, ends_soon};
 use serde_json::{Value, json};
 
 /// Why new work would be refused now; `None` when the node is ready.
