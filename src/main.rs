@@ -1,5 +1,5 @@
 //! The `cresset` command.
 
 fn main() -> std::process::ExitCode {
-    cresset::cli::main()
+    cresset_cli::main()
 }

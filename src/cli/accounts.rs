@@ -4,9 +4,9 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand};
 use cresset_base::ids::{CredentialId, RequestId};
+use cresset_commands::AdminCommand;
 use cresset_ledger::BudgetPeriod;
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::{text, values};
-use crate::server::operator::{AdminCommand, Role};
 use clap::{Args, Subcommand};
+use cresset_commands::{AdminCommand, Role};
 use serde_json::{Value, json};
 use std::time::Duration;
 

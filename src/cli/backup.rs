@@ -4,10 +4,9 @@ use super::ledger;
 use super::support::context::{Context, Globals, config_file};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use crate::node;
-use crate::server::operator::{AdminCommand, view};
 use clap::Args;
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_commands::{AdminCommand, view};
 use cresset_store::{RestoreScope, Store, StoreConfig};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -77,7 +76,7 @@ pub(super) async fn backup(
         return Err(CommandError::new(what).remedy("make it, or name another one with --into"));
     }
     let config = config_file(globals, &context.data_dir).map(std::path::absolute).transpose()?;
-    let files = node::files::to_back_up(&context.data_dir, config.as_deref())?;
+    let files = cresset_node::files::to_back_up(&context.data_dir, config.as_deref())?;
     let named = |dir: &PathBuf| dir.join(file_name(SystemClock.now()));
     let file = arguments.file.clone().or(arguments.into.as_ref().map(named)).unwrap_or_default();
     let to = std::path::absolute(file)?;
@@ -92,7 +91,7 @@ pub(super) async fn backup(
 fn check(context: &Context, file: &Path) -> CommandResult {
     let from = std::path::absolute(file)?;
     let place = BriefFolder(std::env::temp_dir().join(format!("cresset-check-{}", Uuid::new_v4())));
-    node::ledger::make_folder(&place.0)?;
+    cresset_node::ledger::make_folder(&place.0)?;
     let config = StoreConfig::folder(&place.0);
     let restored = Store::restore(&config, &from, RestoreScope::Node).map_err(CommandError::new)?;
     let report = view::audit(&Store::inspect(&config).map_err(CommandError::new)?);
@@ -136,7 +135,7 @@ fn remove_oldest(dir: &Path, keep: usize) -> CommandResult<Vec<String>> {
 }
 
 pub(super) async fn restore(context: &Context, arguments: &RestoreArguments) -> CommandResult {
-    node::ledger::make_folder(&context.data_dir)?;
+    cresset_node::ledger::make_folder(&context.data_dir)?;
     ledger::restore(context, &arguments.file, RestoreScope::Node).await
 }
 

@@ -4,9 +4,9 @@
 use super::support::context::{Globals, data_dir, load_config};
 use super::support::logging;
 use super::support::output::{CommandResult, Output, Style, style};
-use crate::config::{Config, LoadedConfig};
-use crate::server::openapi::document;
 use clap::Subcommand;
+use cresset_api::openapi::document;
+use cresset_node::config::{Config, LoadedConfig};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -3,8 +3,8 @@
 use super::support::context::Context;
 use super::support::http::{HttpCall, json};
 use super::support::output::{CommandError, CommandResult};
-use crate::server::operator::AdminCommand;
 use clap::Args;
+use cresset_commands::AdminCommand;
 use cresset_tls::NodeAddress;
 use hyper::StatusCode;
 use serde::Deserialize;

@@ -3,12 +3,12 @@
 use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
-use crate::config::Config;
-use crate::node::{self, ComputeDevice, NodeError, cluster, instruction_set, private_files};
-use crate::server::operator::AdminCommand;
 use cresset_base::clock::{UnixMillis, shown_now};
 use cresset_base::memory::memory_bytes;
 use cresset_catalogue::QualifiedModel;
+use cresset_commands::AdminCommand;
+use cresset_node::config::Config;
+use cresset_node::{ComputeDevice, NodeError, cluster, instruction_set, private_files};
 use cresset_store::Store;
 use cresset_telemetry::traces;
 use cresset_tls::{TlsListeners, ends_soon};
@@ -243,7 +243,7 @@ fn certificate(check: &'static str, ends: u64, shown: Option<u64>) -> Finding {
 
 async fn data_folder(context: &Context, status: Option<Value>) -> Vec<Finding> {
     let shown = context.data_dir.display();
-    let place = match node::ledger::place(&context.data_dir, &context.config) {
+    let place = match cresset_node::ledger::place(&context.data_dir, &context.config) {
         Ok(place) => place,
         Err(error) => return vec![misplaced(error)],
     };
@@ -275,7 +275,8 @@ fn misplaced(NodeError { message, remedy }: NodeError) -> Finding {
 /// What a failover of the ledger's database may lose.
 fn failover(config: &Config) -> Option<Finding> {
     let remedy = "add a synchronous standby, name it in the server's synchronous_standby_names, and set ledger.standbys";
-    node::ledger::failover_warning(config).map(|what| Finding::warning("standbys", what, remedy))
+    cresset_node::ledger::failover_warning(config)
+        .map(|what| Finding::warning("standbys", what, remedy))
 }
 
 async fn ledger(context: &Context) -> Finding {
@@ -300,7 +301,7 @@ async fn ledger(context: &Context) -> Finding {
 fn clock(config: &Config, stored: UnixMillis) -> Finding {
     let shown = shown_now();
     let ahead = shown.seconds() as i64 - stored.seconds() as i64;
-    match node::ledger::limits(config).clock.judge(shown, stored) {
+    match cresset_node::ledger::limits(config).clock.judge(shown, stored) {
         Ok(()) => Finding::good(
             "clock",
             format!(

@@ -3,9 +3,9 @@
 use super::support::context::{Context, Globals, config_path};
 use super::support::database_settings::{self, with_ledger};
 use super::support::output::{CommandError, CommandResult};
-use crate::config::Override;
-use crate::node::ledger;
 use clap::Args;
+use cresset_node::config::Override;
+use cresset_node::ledger;
 use serde_json::json;
 use std::path::PathBuf;
 

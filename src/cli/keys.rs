@@ -5,9 +5,9 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::server::operator::AdminCommand;
 use clap::Subcommand;
 use cresset_base::ids::CredentialId;
+use cresset_commands::AdminCommand;
 use std::time::Duration;
 
 const COLUMNS: &[&str] = &[

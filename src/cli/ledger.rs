@@ -5,10 +5,9 @@ mod moving;
 use super::support::context::{Context, Globals};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use crate::node;
-use crate::server::operator::{AdminCommand, view};
 use clap::Subcommand;
 use cresset_base::clock::{Clock, SystemClock};
+use cresset_commands::{AdminCommand, view};
 use cresset_ledger::{Account, Credential};
 use cresset_store::{ReplacedState, RestoreReport, RestoreScope, Store};
 pub(super) use moving::MoveArguments;
@@ -70,13 +69,13 @@ pub(super) async fn report(context: &Context) -> CommandResult<Value> {
     if context.remote.is_some() {
         return context.admin(AdminCommand::LedgerAudit).await;
     }
-    node::ledger::require(&context.data_dir, &context.config)?;
-    let place = node::ledger::place(&context.data_dir, &context.config)?;
+    cresset_node::ledger::require(&context.data_dir, &context.config)?;
+    let place = cresset_node::ledger::place(&context.data_dir, &context.config)?;
     let read = async || match context.ask_node(&AdminCommand::LedgerAudit).await? {
         Some(report) => Ok(Some(report)),
         None => match Store::inspect(&place) {
             Ok(report) => Ok(Some(view::audit(&report))),
-            Err(error) => Ok(node::ledger::not_opened(&context.config, error)?),
+            Err(error) => Ok(cresset_node::ledger::not_opened(&context.config, error)?),
         },
     };
     context.patiently(read).await
@@ -108,7 +107,7 @@ pub(super) async fn restore(context: &Context, file: &Path, scope: RestoreScope)
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
-    let place = node::ledger::place(&context.data_dir, &context.config)?;
+    let place = cresset_node::ledger::place(&context.data_dir, &context.config)?;
     let report = Store::restore(&place, &from, scope);
     let report = report.map_err(CommandError::new)?;
     let places = json!({ "data_dir": context.data_dir, "restored_from": from });

@@ -5,8 +5,6 @@ use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Render};
 use super::support::progress::TaskProgress;
 use super::support::{text, values};
-use crate::node::{self, Assembly, GpuMemory, inspect};
-use crate::server::operator::AdminCommand;
 use clap::{Args, Subcommand};
 use cresset_base::clock::{Clock, SystemClock};
 use cresset_base::ids::ModelId;
@@ -15,7 +13,9 @@ use cresset_catalogue::{
     self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
     QualifiedModel,
 };
+use cresset_commands::AdminCommand;
 use cresset_engine::EngineSettings;
+use cresset_node::{Assembly, GpuMemory, inspect};
 use cresset_qualification::{Grade, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -344,7 +344,9 @@ fn with_card(context: &Context, catalogue: &Catalogue, manifest: &Manifest) -> V
 /// Its figures for a GPU follow from the engine's settings.
 fn card(catalogue: &Catalogue, manifest: &Manifest, engine: &EngineSettings) -> Value {
     let source = catalogue.source(manifest).ok();
-    let Some(card) = source.and_then(|source| node::card(&source).ok()) else { return Value::Null };
+    let Some(card) = source.and_then(|source| cresset_node::card(&source).ok()) else {
+        return Value::Null;
+    };
     let gpu = GpuMemory::of(&card, engine);
     json!({
         "architecture": card.architecture,
@@ -502,9 +504,9 @@ fn words(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
     use cresset_engine::KvTypeSetting;
     use cresset_models::testing::TinyLlama;
+    use cresset_node::config::Config;
 
     #[test]
     fn a_fresh_data_folder_knows_the_default_release() {

@@ -3,7 +3,7 @@
 use super::support::context::Context;
 use super::support::listing;
 use super::support::output::CommandResult;
-use crate::server::operator::AdminCommand;
+use cresset_commands::AdminCommand;
 
 const COLUMNS: &[&str] = &[
     "boot",

@@ -9,11 +9,12 @@ use super::support::output::{CommandError, CommandResult, note};
 use super::support::progress::TaskProgress;
 use super::support::{text, values};
 use super::{models, reload};
-use crate::config;
-use crate::node::{Assembly, Endpoint};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cresset_catalogue::{Catalogue, Manifest, NotQualified};
+use cresset_node::Assembly;
+use cresset_node::config;
+use cresset_prover::{Endpoint, Prover};
 use cresset_qualification::checks::ALL;
 use cresset_qualification::report::Report;
 use cresset_qualification::{
@@ -319,7 +320,7 @@ async fn endpoint_report(
     let only = arguments.only.clone();
     let blocking = tokio::task::spawn_blocking(move || {
         let mut on_check = shown_progress(format!("checking {}", endpoint.url));
-        assembly.check_endpoint(&endpoint, suite, &only, &mut on_check)
+        Prover(&assembly).check_endpoint(&endpoint, suite, &only, &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }
@@ -361,7 +362,7 @@ async fn run_only(context: &Context, manifest: Manifest, arguments: Arguments) -
     let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
         let mut on_check = shown_progress(format!("checking {}", manifest.name));
-        assembly.run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check)
+        Prover(&assembly).run_checks(&manifest, suite, like.as_deref(), &ids, &mut on_check)
     });
     let checks = blocking.await.map_err(CommandError::new)??;
     let document = serde_json::json!({ "checks": checks, "record": null });
@@ -384,7 +385,7 @@ pub(super) async fn run_suite(
 ) -> CommandResult<Record> {
     let blocking = tokio::task::spawn_blocking(move || {
         let mut on_check = shown_progress(format!("qualifying {}", manifest.name));
-        assembly.qualify(&manifest, suite, like.as_deref(), &mut on_check)
+        Prover(&assembly).qualify(&manifest, suite, like.as_deref(), &mut on_check)
     });
     Ok(blocking.await.map_err(CommandError::new)??)
 }
@@ -474,7 +475,7 @@ fn checks_text(checks: &[CheckResult]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use cresset_node::config::Config;
 
     #[test]
     fn reports_are_written_in_the_format_of_their_name() {
@@ -486,9 +487,9 @@ mod tests {
         let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
         let manifest = assembly
             .catalogue()
-            .add(&file, Some("tiny"), &crate::node::inspect, &mut |_| {})
+            .add(&file, Some("tiny"), &cresset_node::inspect, &mut |_| {})
             .unwrap();
-        let record = assembly.qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
+        let record = Prover(&assembly).qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
         assert!(verdict_text(&record).contains("Self-consistency only"));
         let written = |name: &str| {
             let path = data.path().join(name);

@@ -3,11 +3,11 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use crate::node::{self, RerunOutcome};
-use crate::server::operator::AdminCommand;
-use crate::server::wire::receipt::ReceiptStatement;
 use clap::{Args, Subcommand};
 use cresset_catalogue::{Catalogue, NodePublicKey, claimed};
+use cresset_commands::AdminCommand;
+use cresset_prover::{Prover, RerunOutcome};
+use cresset_request::documents::receipt::ReceiptStatement;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -100,7 +100,7 @@ fn signed(
 
 /// What the ledger says, if there is one here. Fails where it differs.
 async fn ledger(context: &Context, statement: &ReceiptStatement) -> CommandResult<Value> {
-    node::ledger::require(&context.data_dir, &context.config)?;
+    cresset_node::ledger::require(&context.data_dir, &context.config)?;
     let receipt = Box::new(statement.clone());
     let found = context.admin(AdminCommand::ReceiptCheck { receipt }).await?;
     let differences = found["differences"].as_array().map_or(&[][..], Vec::as_slice);
@@ -114,7 +114,7 @@ async fn rerun(
     body: Vec<u8>,
 ) -> CommandResult<Value> {
     let assembly = context.assembly()?.clone();
-    let running = tokio::task::spawn_blocking(move || assembly.rerun(&statement, &body));
+    let running = tokio::task::spawn_blocking(move || Prover(&assembly).rerun(&statement, &body));
     let RerunOutcome { release, tokens, equal, differs } =
         running.await.map_err(CommandError::new)??;
     if equal {

@@ -4,13 +4,13 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
-use crate::gateway::{self, Gateway, GatewayOptions, metrics_listener};
-use crate::server::HttpSettings;
 use clap::Args;
 use cresset_base::clock::shown_now;
+use cresset_gateway::{self, Gateway, GatewayOptions, metrics_listener};
 use cresset_telemetry::metrics::RelayMetrics;
 use cresset_telemetry::traces::Traces;
 use cresset_tls::{ListenerName, TlsListeners};
+use cresset_transport::HttpSettings;
 use hyper::Uri;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -112,7 +112,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         let limits = context.config.http.clone();
         tokio::spawn(metrics_listener::serve(scraped, metrics, limits, shutdown.clone()));
     }
-    gateway::serve(listener, tls, gateway, shutdown).await;
+    cresset_gateway::serve(listener, tls, gateway, shutdown).await;
     traces.end().await;
     Ok(())
 }

@@ -4,8 +4,8 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use crate::server::operator::AdminCommand;
 use cresset_base::ids::ModelId;
+use cresset_commands::AdminCommand;
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -5,8 +5,8 @@
 use super::qualify;
 use super::support::context::Context;
 use super::support::output::{CommandResult, note};
-use crate::node::Assembly;
 use cresset_catalogue::NotQualified;
+use cresset_node::Assembly;
 use cresset_qualification::Suite;
 use std::io;
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -4,10 +4,10 @@ use super::support::context::Context;
 use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
-use crate::server::operator::{AdminCommand, RequestScope};
 use clap::{Args, Subcommand};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{ApplicationId, RequestId};
+use cresset_commands::{AdminCommand, RequestScope};
 use cresset_ledger::AttemptState;
 
 const COLUMNS: &[&str] = &[

@@ -3,11 +3,10 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
-use crate::server::operator::AdminCommand;
-use crate::server::operator::status::{self, certificate_to_renew};
 use clap::Args;
 use cresset_base::clock::shown_now;
 use cresset_catalogue::{Catalogue, NodePublicKey};
+use cresset_commands::{AdminCommand, certificate_to_renew, stopped};
 use serde_json::Value;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -52,7 +51,7 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
 /// The status of the node; one that says so when no node runs or there is no data folder. The keys
 /// are read from the folder, if it is here: they sign receipts and qualification records.
 async fn ask(context: &Context) -> CommandResult<Value> {
-    let mut found = context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(status::stopped);
+    let mut found = context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(stopped);
     if context.remote.is_some() {
         return Ok(found);
     }

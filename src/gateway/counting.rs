@@ -6,14 +6,13 @@ use super::answer::{GatewayBody, known, whole};
 use super::dialects;
 use super::log_line::GatewayLine;
 use super::{Gateway, GatewayRefusal, refuse};
-use crate::server::TokenCount;
 use axum::body::Body;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Collected};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 use tower::ServiceExt;
 
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -42,9 +41,10 @@ impl Gateway {
         let Ok(answer) = counter.clone().oneshot(Request::from_parts(head, Body::from(body))).await;
         let (head, body) = answer.into_parts();
         let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
-        Ok(match serde_json::from_slice(&body) {
-            Ok(TokenCount { prompt_tokens }) => known(&json!({ "input_tokens": prompt_tokens })),
-            Err(_) => whole(head, body),
+        let count = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+        Ok(match count["prompt_tokens"].as_u64() {
+            Some(tokens) => known(&json!({ "input_tokens": tokens })),
+            None => whole(head, body),
         })
     }
 }

@@ -1,13 +1,22 @@
 //! A JSON object as the text of its members, so that one member can be changed and all others stay
 //! as the client wrote them: in their order, with their digits, and twice where they came twice.
 
-use crate::server::wire::json::RawMembers;
+use cresset_transport::RawMembers;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-pub(super) type JsonMembers = RawMembers<Box<RawValue>>;
+#[derive(Debug, Deserialize)]
+#[serde(from = "RawMembers<Box<RawValue>>")]
+pub(super) struct JsonMembers(pub Vec<(String, Box<RawValue>)>);
+
+impl From<RawMembers<Box<RawValue>>> for JsonMembers {
+    fn from(members: RawMembers<Box<RawValue>>) -> Self {
+        Self(members.0)
+    }
+}
 
 impl JsonMembers {
     /// The value of the member `name` if it is a string.

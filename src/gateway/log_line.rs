@@ -4,7 +4,6 @@
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use super::dialects::ApiDialect;
-use crate::server::access_log;
 use cresset_telemetry::metrics::GatewayMetrics;
 use cresset_telemetry::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
@@ -28,7 +27,7 @@ const ROUTES: [&str; 10] = [
 /// The path as it is logged.
 fn route(path: &str) -> &'static str {
     let own = ROUTES.into_iter().find(|route| *route == path);
-    own.unwrap_or_else(|| access_log::route(path))
+    own.unwrap_or_else(|| cresset_transport::route(path))
 }
 
 /// The line of one request; it is written when it is dropped.
@@ -53,7 +52,8 @@ pub(super) struct GatewayLine {
 impl GatewayLine {
     /// `metrics` count the request too.
     pub(super) fn begin(head: &Parts, metrics: GatewayMetrics, traces: &Traces) -> Self {
-        let (method, route) = (access_log::known_method(&head.method), route(head.uri.path()));
+        let (method, route) =
+            (cresset_transport::known_method(&head.method), route(head.uri.path()));
         Self {
             metrics,
             began: Instant::now(),

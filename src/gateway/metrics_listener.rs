@@ -1,14 +1,13 @@
 //! The metrics of a gateway in a process of its own: a listener for this machine alone.
 
-use crate::server::HttpSettings;
-use crate::server::operator::metrics::process;
-use crate::server::operator::metrics_text;
-use crate::server::{self, own_names::OwnNames};
 use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use cresset_telemetry::metrics::RelayMetrics;
+use cresset_telemetry::metrics::{ProcessSample, RelayMetrics};
+use cresset_telemetry::metrics_text;
+use cresset_transport::HostGuard;
+use cresset_transport::HttpSettings;
 use hyper::StatusCode;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,18 +34,20 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) {
     let Ok(address) = listener.local_addr() else { return };
-    let (metrics, names) = (Arc::new(metrics), OwnNames::new(address, &[]));
+    let (metrics, names) = (Arc::new(metrics), HostGuard::new(address, &[]));
     let scrape = move |request: Request| {
         let answer = answer(&metrics, &names, &request);
         async move { answer }
     };
     let routes = Router::new().route("/metrics", get(scrape));
-    server::serve(listener, None, routes, &limits, shutdown).await;
+    cresset_transport::serve(listener, None, routes, &limits, shutdown).await;
 }
 
-fn answer(metrics: &RelayMetrics, names: &OwnNames, request: &Request) -> Response {
+fn answer(metrics: &RelayMetrics, names: &HostGuard, request: &Request) -> Response {
     match names.refusal(request.uri(), request.headers()) {
         Some(why) => (StatusCode::FORBIDDEN, why).into_response(),
-        None => metrics_text::answer(request.headers(), metrics.text(process())).into_response(),
+        None => {
+            metrics_text(request.headers(), metrics.text(ProcessSample::take())).into_response()
+        }
     }
 }

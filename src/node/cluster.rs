@@ -3,7 +3,7 @@
 
 use super::{NodeError, RunningNode, open_files};
 use crate::config::Config;
-use crate::server::{self, Forwarder};
+use cresset_api::{self, Forwarder};
 use cresset_tls::{ClusterSettings, TlsListeners};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl RunningNode {
     /// The way to other nodes.
     pub(super) fn forwarder(&self) -> Option<Arc<Forwarder>> {
         let node = self.live.node.clone();
-        let most = open_files::of_peers(&self.live.config).max_connections;
+        let most = open_files::of_peers(&self.config).max_connections;
         let peers = self.live.start.tls.peers()?.clone();
         Some(Arc::new(Forwarder::new(node, peers, most)))
     }
@@ -55,12 +55,12 @@ impl RunningNode {
         let Some(peers) = self.live.start.tls.peers() else { return Ok(()) };
         let node = &self.live.node;
         let bound = listener.local_addr().map_err(NodeError::new)?;
-        let at = told(&self.live.config.cluster, bound);
+        let at = told(&self.config.cluster, bound);
         node.store.tell(|facts| facts.cluster.clone_from(&at));
-        let (tls, limits) = (peers.acceptor(), open_files::of_peers(&self.live.config));
-        let (routes, stopped) = (server::router_for_peers(self.api()), self.stop.clone());
+        let (tls, limits) = (peers.acceptor(), open_files::of_peers(&self.config));
+        let (routes, stopped) = (cresset_api::router_for_peers(self.api()), self.stop.clone());
         self.surfaces.spawn(async move {
-            server::serve(listener, Some(tls), routes, &limits, stopped).await;
+            cresset_transport::serve(listener, Some(tls), routes, &limits, stopped).await;
         });
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Passes a node's listeners on to the process that takes its place. Connections that arrive after
 //! the old process has stopped accepting wait in the listeners themselves, so none is refused.
 
-use super::NodeError;
-use crate::server::operator::socket;
+use crate::NodeError;
+use crate::launch::Listeners;
+use cresset_commands::socket;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -18,15 +19,6 @@ use tokio_util::sync::CancellationToken;
 /// Listeners that are passed on at most.
 const MOST: usize = 4;
 
-/// The listeners of a node.
-pub(super) struct Listeners {
-    pub public: TcpListener,
-    pub operator: TcpListener,
-    pub gateway: Option<TcpListener>,
-    /// That of other nodes.
-    pub cluster: Option<TcpListener>,
-}
-
 /// Other handles of a node's listeners, in the order of `Listeners`.
 pub(super) struct SharedListeners {
     handles: Vec<OwnedFd>,
@@ -36,8 +28,8 @@ pub(super) struct SharedListeners {
 impl Listeners {
     /// Other handles of the same listeners.
     pub(super) fn shared(&self) -> io::Result<SharedListeners> {
-        let all = [&self.public, &self.operator].into_iter().chain(&self.gateway);
-        let all = all.chain(&self.cluster);
+        let all = [Some(&self.public), self.operator.as_ref(), self.gateway.as_ref()];
+        let all = all.into_iter().flatten().chain(&self.cluster);
         let handles = all.map(|listener| listener.as_fd().try_clone_to_owned());
         let handles = handles.collect::<io::Result<_>>()?;
         Ok(SharedListeners { handles, has_gateway: self.gateway.is_some() })
@@ -106,7 +98,7 @@ pub(super) fn take(data_dir: &Path) -> Result<Listeners, NodeError> {
     let mut next = || all.next().transpose().map_err(unable);
     let missing = || unable(ErrorKind::UnexpectedEof.into());
     let public = next()?.ok_or_else(missing)?;
-    let operator = next()?.ok_or_else(missing)?;
+    let operator = Some(next()?.ok_or_else(missing)?);
     let gateway = if has_gateway { next()? } else { None };
     Ok(Listeners { public, operator, gateway, cluster: next()? })
 }
@@ -141,7 +133,7 @@ mod tests {
         let bind = || TcpListener::bind("127.0.0.1:0");
         let old = Listeners {
             public: bind().await.unwrap(),
-            operator: bind().await.unwrap(),
+            operator: bind().await.ok(),
             gateway: None,
             cluster: Some(bind().await.unwrap()),
         };

@@ -3,37 +3,26 @@
 
 #![expect(clippy::disallowed_methods, reason = "the start is timed")]
 
-use super::handover::{self, Listeners, SharedListeners};
-use super::models::cannot_load;
-use super::reload::{AskedReload, Reloader};
-use super::services::{api, services};
-use super::{Assembly, ComputeDevice, NodeError, cluster, ledger, open_files, private_files};
-use crate::config::Config;
-use crate::gateway::{self, Gateway, GatewayOptions};
-use crate::server::operator::page::PageState;
-use crate::server::operator::{
-    Live, LongCommands, OperatorFiles, OperatorRoutes, OwnProgram, Reloads, StartPhase, StartState,
-    page, socket, status,
+#[cfg(feature = "console")]
+use crate::handover;
+use crate::running::RunningNode;
+use crate::services::services;
+use crate::starting::{ClientListeners, StartingNode};
+use crate::{
+    Assembly, ComputeDevice, NodeError, cannot_load, cluster, ledger, open_files, private_files,
 };
-use crate::server::{self, Api};
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_base::ids::ModelId;
 use cresset_catalogue::QualifiedModel;
+use cresset_commands::StartPhase;
 use cresset_pool::ModelPool;
-use cresset_request::Services;
-use cresset_store::{LockedStore, OpenProgress, Store};
-use cresset_tls::{ListenerName, TlsListeners};
-use serde_json::{Value, json};
+use cresset_store::Store;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
+use tokio::task::spawn_blocking;
 
 /// The reaction to a port in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,32 +65,14 @@ async fn bind(
     })
 }
 
-/// A node whose operators are answered already and that is not assembled yet.
-struct StartingNode {
-    start: Arc<StartState>,
-    routes: Arc<OperatorRoutes>,
-    stop: CancellationToken,
-    surfaces: JoinSet<()>,
-    files: OperatorFiles,
-    program: OwnProgram,
-}
-
-/// The listeners at which clients are accepted, and handles of all listeners for the process that
-/// takes them over.
-struct ClientListeners {
-    public: TcpListener,
-    gateway: Option<TcpListener>,
-    cluster: Option<TcpListener>,
-    shared: SharedListeners,
-}
-
-/// A started node. Dropping it without `drain` ends its work at once.
-pub struct RunningNode {
-    pub(super) live: Arc<Live>,
-    pub(super) stop: CancellationToken,
-    pub(super) surfaces: JoinSet<()>,
-    /// Callers that wait for a reload, until someone answers them.
-    asked: Option<mpsc::Receiver<AskedReload>>,
+/// The listeners of a node.
+pub(super) struct Listeners {
+    pub public: TcpListener,
+    /// Absent in a program without the feature `console`.
+    pub operator: Option<TcpListener>,
+    pub gateway: Option<TcpListener>,
+    /// That of other nodes.
+    pub cluster: Option<TcpListener>,
 }
 
 impl Assembly {
@@ -121,11 +92,11 @@ impl Assembly {
         // All listeners are bound before anything slow starts.
         let listeners = self.bind_all(fallback, watcher).await?;
         let locked = ledger::lock(&self.data_dir, &self.config)?;
-        let (mut starting, clients) = self.opened(listeners)?;
+        let (mut starting, clients) = StartingNode::open(self, listeners)?;
         let store = starting.ledger(locked, &self.config, watcher).await?;
         starting.start.enter(StartPhase::Models);
         let pool = self.new_pool();
-        let running = self.assembled(starting, store, pool.clone());
+        let running = self.build_services(starting, store, pool.clone());
         if let Err(why) = self.load_into(&pool, pinned, &running, watcher).await {
             // The ledger is closed in order: nothing was wrong with it.
             running.drain().await;
@@ -150,6 +121,7 @@ impl Assembly {
     /// Takes the place of the node that runs on the data folder: loads the models as `start` does,
     /// takes that node's listeners, and opens the ledger when that node has settled what it ran.
     /// Until clients are accepted, they wait.
+    #[cfg(feature = "console")]
     pub async fn take_over(
         &self,
         pinned: &[String],
@@ -163,9 +135,9 @@ impl Assembly {
         watcher(StartEvent::TookOver);
         watcher(StartEvent::Doing("waiting until the old process has ended its work".into()));
         let locked = ledger::lock_when_free(&self.data_dir, &self.config).await?;
-        let (mut starting, clients) = self.opened(listeners)?;
+        let (mut starting, clients) = StartingNode::open(self, listeners)?;
         let store = starting.ledger(locked, &self.config, watcher).await?;
-        self.serve(self.assembled(starting, store, pool), clients).await
+        self.serve(self.build_services(starting, store, pool), clients).await
     }
 
     fn prepare(&self, watcher: Watcher<'_>) {
@@ -185,24 +157,19 @@ impl Assembly {
     ) -> Result<Listeners, NodeError> {
         let listen = &self.config.listen;
         let public = bind(listen.public, "--listen", fallback, watcher).await?;
-        let operator = bind(listen.operator, "--operator", fallback, watcher).await?;
+        #[cfg(feature = "console")]
+        let operator = Some(bind(listen.operator, "--operator", fallback, watcher).await?);
+        #[cfg(not(feature = "console"))]
+        let operator = None;
         let gateway = match self.config.gateway.listen {
+            Some(_) if cfg!(not(feature = "gateway")) => {
+                return Err(NodeError::without("gateway", "gateway.listen is set"));
+            }
             Some(at) => Some(bind(at, "--gateway", fallback, watcher).await?),
             None => None,
         };
         let cluster = cluster::bind(&self.config).await?;
         Ok(Listeners { public, operator, gateway, cluster })
-    }
-
-    /// Opens the operator's surfaces; the listeners of clients stay as they are.
-    fn opened(&self, listeners: Listeners) -> Result<(StartingNode, ClientListeners), NodeError> {
-        let shared = listeners.shared().map_err(NodeError::new)?;
-        let Listeners { public, operator, gateway, cluster } = listeners;
-        let address = public.local_addr().map_err(NodeError::new)?;
-        let mut starting = StartingNode::open(&self.config, &self.data_dir, address, operator)?;
-        let source = self.source.as_ref();
-        starting.program.config = source.and_then(|source| source.file.named()).map(Path::to_owned);
-        Ok((starting, ClientListeners { public, gateway, cluster, shared }))
     }
 
     fn new_pool(&self) -> Arc<ModelPool> {
@@ -226,9 +193,14 @@ impl Assembly {
         self.offer(pool, servable.models, pinned.len(), watcher).await
     }
 
-    fn assembled(&self, starting: StartingNode, store: Store, pool: Arc<ModelPool>) -> RunningNode {
+    fn build_services(
+        &self,
+        starting: StartingNode,
+        store: Store,
+        pool: Arc<ModelPool>,
+    ) -> RunningNode {
         let node = services(&self.config, store, self.catalogue(), Some(pool));
-        starting.assembled(node, self.config.clone().into())
+        starting.finish(node)
     }
 
     /// Accepts clients.
@@ -238,26 +210,18 @@ impl Assembly {
         clients: ClientListeners,
     ) -> Result<RunningNode, NodeError> {
         running.take_over_changes(self.clone());
-        running.heed_other_nodes();
+        running.follow_cluster();
         running.accept_clients(clients.public).await?;
+        #[cfg(feature = "gateway")]
         if let Some(listener) = clients.gateway {
             running.open_gateway(listener, self.gateway_key()?)?;
         }
         if let Some(listener) = clients.cluster {
             running.accept_peers(listener)?;
         }
-        let (taken, stop) = (running.live.handed_over.clone(), running.stop.clone());
-        let given = handover::give(self.data_dir.clone(), clients.shared, taken, stop);
-        running.surfaces.spawn(given);
+        #[cfg(feature = "console")]
+        running.offer_handover(self.data_dir.clone(), clients.shared);
         Ok(running)
-    }
-
-    /// The key that the gateway sends for its clients.
-    fn gateway_key(&self) -> Result<Option<String>, NodeError> {
-        let Some(path) = &self.config.gateway.key_file else { return Ok(None) };
-        std::fs::read_to_string(path).map(Some).map_err(|error| {
-            NodeError::new(format!("{}: {error}", path.display())).remedy("check gateway.key_file")
-        })
     }
 
     /// Makes the models known to the pool, the first `pinned` ones for good. Other models
@@ -341,7 +305,10 @@ async fn load_first(
             failed = preload(pool, id, &name, watcher).await.err().or(failed);
         }
     }
-    failed.filter(|_| !pool.is_ready()).map_or(Ok(()), Err)
+    match failed {
+        Some(why) if !pool.is_ready() => Err(why),
+        _ => Ok(()),
+    }
 }
 
 async fn preload(
@@ -356,239 +323,4 @@ async fn preload(
     let seconds = began.elapsed().as_secs_f64();
     watcher(StartEvent::Note(format!("loaded {name} in {seconds:.1} s")));
     Ok(())
-}
-
-impl StartingNode {
-    async fn ledger(
-        &mut self,
-        locked: LockedStore,
-        config: &Config,
-        watcher: Watcher<'_>,
-    ) -> Result<Store, NodeError> {
-        watcher(StartEvent::Doing("opening the ledger".into()));
-        let progress = Arc::<OpenProgress>::default();
-        self.start.enter(StartPhase::Ledger(progress.clone()));
-        ledger::open(locked, config, progress).await
-    }
-
-    /// Opens the operator's surfaces: `operator` and the socket in `data_dir`, whose ledger this
-    /// process holds. `public` is the address at which clients are accepted later.
-    fn open(
-        config: &Config,
-        data_dir: &Path,
-        public: SocketAddr,
-        operator: TcpListener,
-    ) -> Result<Self, NodeError> {
-        let addresses = [public, operator.local_addr().map_err(NodeError::new)?];
-        let tls = TlsListeners::read(&config.tls)
-            .map_err(|why| NodeError::new(why).remedy("check tls.certificate and tls.key"))?;
-        let tls = cluster::read(tls, &config.cluster)
-            .map_err(|why| NodeError::new(why).remedy(cluster::REMEDY))?;
-        let secured = tls.acceptor(ListenerName::Operator);
-        let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
-        let start = StartState::new(addresses, tls, StartPhase::Models);
-        let routes = OperatorRoutes::new(start.clone());
-        let (stop, mut surfaces) = (CancellationToken::new(), JoinSet::new());
-        let [_, limits, _] = open_files::limited(config);
-        let (listener, stopped) = (routes.listener(config), stop.clone());
-        surfaces.spawn(async move {
-            server::serve(operator, secured, listener, &limits, stopped).await;
-        });
-        let bound = socket::bind(data_dir).map_err(|error| {
-            let shown = data_dir.display();
-            NodeError::new(format!("cannot open the operator socket in {shown}: {error}"))
-        })?;
-        let (commands, dir, stopped) = (routes.socket(), data_dir.to_owned(), stop.clone());
-        surfaces.spawn(async move { socket::serve(bound, commands, &dir, stopped).await });
-        let program = OwnProgram { data_dir: data_dir.to_owned(), config: None };
-        Ok(Self { start, routes, stop, surfaces, files, program })
-    }
-
-    /// Passes operators on to the assembled node.
-    fn assembled(self, node: Arc<Services>, config: Arc<Config>) -> RunningNode {
-        let Self { start, routes, stop, mut surfaces, files, program } = self;
-        let (reloads, asked) = mpsc::channel(1);
-        let long_commands = LongCommands::default();
-        let (public, page) = (server::router(api(&node, &config)), PageState::default());
-        let live = Arc::new(Live {
-            node,
-            config,
-            start,
-            long_commands,
-            reloads,
-            files,
-            page,
-            handed_over: CancellationToken::new(),
-            program,
-            public,
-        });
-        surfaces.spawn(page::history::sample(live.clone(), stop.clone()));
-        routes.pass_on(&live);
-        RunningNode { live, stop, surfaces, asked: Some(asked) }
-    }
-}
-
-impl RunningNode {
-    /// Opens the operator's surfaces of an assembled node. `public` is the address at which clients
-    /// are accepted later.
-    pub fn open(
-        node: Arc<Services>,
-        config: Config,
-        data_dir: &Path,
-        public: SocketAddr,
-        operator: TcpListener,
-    ) -> Result<Self, NodeError> {
-        let starting = StartingNode::open(&config, data_dir, public, operator)?;
-        Ok(starting.assembled(node, config.into()))
-    }
-
-    /// Keeps the node in step with its data folder and its configuration.
-    fn take_over_changes(&mut self, assembly: Assembly) {
-        let (node, start) = (self.live.node.clone(), self.live.start.clone());
-        let reloader = Reloader { assembly, node, start };
-        if let Some(asked) = self.asked.take() {
-            self.surfaces.spawn(reloader.run(asked, self.stop.clone()));
-        }
-    }
-
-    /// Follows what other nodes decide that share the ledger.
-    fn heed_other_nodes(&mut self) {
-        let (node, stop) = (self.live.node.clone(), self.stop.clone());
-        if let Some(interval) = node.store.look_interval() {
-            self.surfaces.spawn(async move {
-                stop.run_until_cancelled(cresset_request::heed_other_nodes(&node, interval)).await;
-            });
-        }
-    }
-
-    /// The public surface.
-    pub(super) fn api(&self) -> Api {
-        api(&self.live.node, &self.live.config)
-    }
-
-    /// Serves the public surface on `listener`.
-    pub async fn accept_clients(&mut self, listener: TcpListener) -> Result<(), NodeError> {
-        let _node = self.live.node.clone();
-        let [limits, _, local_limits] = open_files::limited(&self.live.config);
-        let (routes, stopped) = (server::router(self.api()), self.stop.clone());
-        let routes = server::forwarding(routes, self.forwarder());
-        let tls = self.live.start.tls.acceptor(ListenerName::Public);
-        if tls.is_some() {
-            let own = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(NodeError::new)?;
-            let _ = self.live.start.local.set(own.local_addr().map_err(NodeError::new)?);
-            let (routes, stopped) = (routes.clone(), stopped.clone());
-            self.surfaces.spawn(async move {
-                server::serve(own, None, routes, &local_limits, stopped).await;
-            });
-        }
-        self.surfaces.spawn(async move {
-            server::serve(listener, tls, routes, &limits, stopped).await;
-        });
-        self.live.start.enter(StartPhase::Serving);
-        Ok(())
-    }
-
-    /// Serves clients that do not know the node's ways on `listener`. With a `key` they need none
-    /// of their own.
-    pub fn open_gateway(
-        &mut self,
-        listener: TcpListener,
-        key: Option<String>,
-    ) -> Result<SocketAddr, NodeError> {
-        let config = &self.live.config;
-        let [.., http] = open_files::limited(config);
-        let listen = listener.local_addr().map_err(NodeError::new)?;
-        let start = &self.live.start;
-        let options = GatewayOptions {
-            upstream: gateway::reachable(*start.local.get().unwrap_or(&start.public)),
-            tls: cresset_tls::client(None).map_err(NodeError::new)?,
-            http,
-            key,
-            session: Uuid::new_v4(),
-            hosts: config.gateway.names.clone(),
-            origins: config.gateway.origins.clone(),
-            aliases: config.gateway.aliases.clone(),
-            metrics: self.live.node.metrics.gateway.clone(),
-            traces: self.live.node.traces.clone(),
-            counter: Some(server::counting(self.api())),
-        };
-        let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
-        let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());
-        let _ = start.gateway.set(listen);
-        self.surfaces.spawn(async move { gateway::serve(listener, tls, gateway, stopped).await });
-        Ok(listen)
-    }
-
-    pub(super) fn reloads(&self) -> &Reloads {
-        &self.live.reloads
-    }
-
-    /// The address at which clients are accepted.
-    pub fn public_url(&self) -> String {
-        self.live.start.tls.url(ListenerName::Public, self.live.start.public)
-    }
-
-    /// The address of health, readiness and metrics.
-    pub fn operator_url(&self) -> String {
-        self.live.start.tls.url(ListenerName::Operator, self.live.start.operator)
-    }
-
-    /// The address of the gateway, if the node has one.
-    pub fn gateway_url(&self) -> Option<String> {
-        let start = &self.live.start;
-        start.gateway.get().map(|address| start.tls.url(ListenerName::Gateway, *address))
-    }
-
-    /// The status document, as the operator's surfaces show it.
-    pub fn status(&self) -> Value {
-        status::of(&self.live)
-    }
-
-    /// Id and name of each served model.
-    pub fn models(&self) -> Vec<Value> {
-        let models = self.live.node.pool.models();
-        models
-            .iter()
-            .map(|model| json!({ "id": model.qualified.id(), "name": model.qualified.manifest().name }))
-            .collect()
-    }
-
-    /// Closes the listeners without waiting for anything.
-    pub fn stop_listening(&self) {
-        self.stop.cancel();
-    }
-
-    /// Takes no new requests, lets running ones finish within the grace time, then closes the
-    /// listeners.
-    pub async fn drain(mut self) {
-        if self.live.handed_over.is_cancelled() {
-            self.end_after_handover().await;
-        } else {
-            self.live.node.drain().await;
-            self.stop_listening();
-        }
-        while self.surfaces.join_next().await.is_some() {}
-        self.live.node.traces.end().await;
-    }
-
-    /// Waits until every GPU on which models run is lost for this process.
-    pub async fn all_devices_lost(&self) {
-        self.live.node.pool.all_devices_lost().await;
-    }
-
-    /// Waits until another process has taken the listeners.
-    pub async fn handed_over(&self) {
-        self.live.handed_over.cancelled().await;
-    }
-
-    /// Ends without refusing anything: what this process has accepted it answers, within the grace
-    /// time.
-    async fn end_after_handover(&mut self) {
-        let began = Instant::now();
-        self.stop_listening();
-        let grace = Duration::from_secs(self.live.node.requests.drain_grace_seconds);
-        let ended = async { while self.surfaces.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(grace, ended).await;
-        self.live.node.drain_within(grace.saturating_sub(began.elapsed())).await;
-    }
 }

@@ -2,9 +2,9 @@
 
 use super::NodeError;
 use crate::config::Config;
-use crate::server::operator::{Actor, AdminCommand, Operator, OperatorFiles};
 use cresset_base::clock::{SystemClock, built_at};
 use cresset_catalogue::{Catalogue, Manifest};
+use cresset_commands::{Actor, AdminCommand, Operator, OperatorFiles};
 use cresset_request::Plan;
 use cresset_store::{
     ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
@@ -252,7 +252,9 @@ pub async fn execute(
     match Store::open_briefly(&place, Arc::new(SystemClock), limits(config)) {
         Ok(store) => {
             let files = OperatorFiles::open(data_dir).map_err(NodeError::new)?;
-            let operator = Operator { files: Some(&files), ..Operator::of_store(&store, config) };
+            let settings = config.operator();
+            let operator =
+                Operator { files: Some(&files), ..Operator::of_store(&store, &settings) };
             let executed = operator.execute_for(&Actor::node_user(), command).await;
             executed.map(Some).map_err(NodeError::new)
         }

@@ -2,7 +2,6 @@
 
 use super::draft_release::DraftRelease;
 use super::models::gpu_kv_dtype;
-use super::scoring::{Scoring, ScoringRunner};
 use super::{Assembly, ComputeDevice};
 use cresset_base::failpoint;
 use cresset_catalogue::{Manifest, QualifiedModel};
@@ -21,53 +20,20 @@ use cresset_text::{TemplateLimits, TextModel};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A loaded model that may not be qualified: for qualifying it and for tests, never for serving it.
-#[derive(Clone)]
-pub struct UnqualifiedModel {
-    pub text: Arc<TextModel>,
-    pub engine: EngineHandle,
-    /// Memory of its weights and its KV cache.
-    pub bytes: u64,
-    pub(super) source: ModelSource,
-    pub(super) scoring: Scoring,
-}
-
 impl Assembly {
-    /// Loads a release that may not be qualified. Blocking: it reads and repacks every weight.
-    pub fn load(&self, source: &ModelSource) -> Result<UnqualifiedModel, EngineError> {
-        self.load_with(source, Scoring::default())
-    }
-
-    pub(super) fn load_with(
+    /// Loads the engine of a release that may not be qualified, for its checks. Blocking: it reads
+    /// and repacks every weight.
+    pub fn load_checked(
         &self,
         source: &ModelSource,
-        scoring: Scoring,
-    ) -> Result<UnqualifiedModel, EngineError> {
-        let text = text(source, self.template_limits())?;
-        let source = source.clone().with_header(text.header_blake3.clone());
-        let checked = Checked { scoring: &scoring, blocks: usize::MAX };
-        let LoadedEngine { engine, bytes } =
-            self.load_engine(&source, 0, &[], Use::Check(checked))?;
-        Ok(UnqualifiedModel { text, engine, bytes, source, scoring })
-    }
-
-    /// Loads the engine of a release for its checks once more, with `blocks` blocks of its cache.
-    pub(super) fn load_again(
-        &self,
-        source: &ModelSource,
-        scoring: &Scoring,
-        blocks: usize,
-    ) -> Result<EngineHandle, EngineError> {
-        let checked = Checked { scoring, blocks };
-        Ok(self.load_engine(source, 0, &[], Use::Check(checked))?.engine)
+        checked: Checked<'_>,
+    ) -> Result<LoadedEngine, EngineError> {
+        self.load_engine(source, 0, &[], Use::Check(checked))
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
     /// demand.
-    pub(super) fn served_model(
-        &self,
-        qualified: QualifiedModel,
-    ) -> Result<ServedModel, EngineError> {
+    pub fn served_model(&self, qualified: QualifiedModel) -> Result<ServedModel, EngineError> {
         let text = text(qualified.source(), self.template_limits())?;
         let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
@@ -80,9 +46,14 @@ impl Assembly {
         Ok(ServedModel { qualified, text, max_context, keeps_formats, load })
     }
 
+    /// Loads a release on the first device if it is qualified at this moment.
+    pub fn load_qualified(&self, manifest: &Manifest) -> Result<LoadedEngine, EngineError> {
+        self.load_proven(manifest, None, None, 0)
+    }
+
     /// Loads a release on a device if it is qualified at this moment, and beside it the one that
     /// guesses its tokens. Its tokenizer was read from the GGUF header with that digest.
-    pub(super) fn load_proven(
+    pub(crate) fn load_proven(
         &self,
         manifest: &Manifest,
         header: Option<String>,
@@ -108,7 +79,7 @@ impl Assembly {
     /// about as much as its files; so do quantised ones on a GPU, which holds every parameter in
     /// f32 where weights are dequantised, and a KV cache without a limit takes the rest. Reads
     /// headers (blocking).
-    pub(super) fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
+    pub fn expected_bytes(&self, qualified: &QualifiedModel) -> u64 {
         let (engine, files) = (&self.config.engine, qualified.manifest().bytes());
         if self.device.properties().is_none() {
             return files + self.kv_bytes() as u64 + self.draft_bytes(qualified);
@@ -123,7 +94,7 @@ impl Assembly {
     }
 
     /// The devices that models run on. Engines on the CPU share its memory.
-    pub(super) fn device_budgets(&self) -> Vec<DeviceBudget> {
+    pub fn device_budgets(&self) -> Vec<DeviceBudget> {
         let count = self.devices().count();
         let is_cpu = self.device.properties().is_none();
         let bytes = if is_cpu { self.model_budget() / count as u64 } else { self.model_budget() };
@@ -137,7 +108,7 @@ impl Assembly {
     }
 
     /// Bytes that all models loaded on one device together may take; on the CPU, in all engines.
-    pub(super) fn model_budget(&self) -> u64 {
+    pub fn model_budget(&self) -> u64 {
         let engine = &self.config.engine;
         let Some(gpu) = self.device.properties() else { return self.config.model_bytes() };
         let share = (gpu.memory_bytes as f64 * engine.gpu_memory_share) as u64;
@@ -149,7 +120,7 @@ impl Assembly {
     }
 
     /// How exactly models with quantised weights are computed.
-    pub(super) fn precision(&self) -> Precision {
+    pub fn precision(&self) -> Precision {
         let engine = &self.config.engine;
         match self.device.properties() {
             _ if engine.dequantise => Precision::Exact,
@@ -159,7 +130,7 @@ impl Assembly {
         }
     }
 
-    pub(super) fn template_limits(&self) -> TemplateLimits {
+    pub fn template_limits(&self) -> TemplateLimits {
         let template = &self.config.template;
         let written_bytes = template.max_written_mib << 20;
         TemplateLimits { steps: template.max_steps, written_bytes }
@@ -196,7 +167,7 @@ impl Assembly {
         let (runner, block_size) = (Box::new(runner), options.block_size);
         match used {
             Use::Check(checked) => {
-                let runner = scored(runner, checked.scoring, most_rows, block_size);
+                let runner = (checked.wrap)(runner, RunnerSize { most_rows, block_size });
                 Ok(LoadedEngine { engine: EngineHandle::start(runner, options), bytes })
             }
             Use::Serve(draft) => {
@@ -224,7 +195,7 @@ impl Assembly {
     }
 
     /// Bytes of the machine's own memory for one model's KV cache.
-    pub(super) fn kv_bytes(&self) -> usize {
+    pub fn kv_bytes(&self) -> usize {
         if self.device.properties().is_some() { 0 } else { self.config.engine.kv_mib << 20 }
     }
 
@@ -263,23 +234,21 @@ impl Use<'_> {
     }
 }
 
-/// An engine whose model is being checked.
-struct Checked<'a> {
-    /// How given texts are scored.
-    scoring: &'a Scoring,
+/// How an engine is loaded whose model is being checked.
+pub struct Checked<'a> {
+    /// Puts a runner of the checks' own between the engine and its model.
+    pub wrap: &'a dyn Fn(Box<dyn Runner>, RunnerSize) -> Box<dyn Runner>,
     /// Most blocks of the cache that are used for each group of layers.
-    blocks: usize,
+    pub blocks: usize,
 }
 
-/// The runner, able to score given texts.
-fn scored(
-    runner: Box<dyn Runner>,
-    scoring: &Scoring,
-    most_rows: usize,
-    block_size: usize,
-) -> Box<dyn Runner> {
-    let runner = scoring.spoiled(runner, block_size);
-    Box::new(ScoringRunner::new(runner, scoring.clone(), most_rows))
+/// The sizes that an engine works with.
+#[derive(Clone, Copy, Debug)]
+pub struct RunnerSize {
+    /// Most rows of a step for which the model computes logits.
+    pub most_rows: usize,
+    /// Tokens of a block of the KV cache.
+    pub block_size: usize,
 }
 
 /// Refuses what this build cannot serve. It reads headers, tokenizer and template, no weights.
@@ -333,10 +302,7 @@ fn known_answers(canary: &[CanaryCase]) -> Vec<KnownAnswer> {
     canary.iter().map(known).collect()
 }
 
-pub(super) fn text(
-    source: &ModelSource,
-    limits: TemplateLimits,
-) -> Result<Arc<TextModel>, EngineError> {
+pub fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
     let unusable = |error: cresset_text::Error| EngineError::NotLoaded(error.to_string());
     TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
 }
@@ -344,100 +310,7 @@ pub(super) fn text(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use cresset_base::clock::{Clock, SystemClock};
-    use cresset_kernels::gpu::Emulator;
-    use cresset_models::loader::gguf::Value;
-    use cresset_models::testing::{GgufWriter, TinyLlama};
-    use cresset_qualification::{Record, Suite, Verdict};
-
-    /// A tiny model with a context of 8 192 tokens that was qualified and accepted.
-    fn qualified(kv_mib: usize) -> (tempfile::TempDir, Assembly, Manifest, Record) {
-        let (data, mut config) = (tempfile::tempdir().unwrap(), Config::default());
-        (config.engine.kv_mib, config.engine.max_batched_tokens) = (kv_mib, 256);
-        config.qualification.quick_context_tokens = 1 << 20;
-        let mut gguf = TinyLlama::default().gguf();
-        gguf.set("llama.context_length", Value::U32(8192));
-        let file = data.path().join("tiny.gguf");
-        std::fs::write(&file, gguf.to_bytes()).unwrap();
-        let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
-        let catalogue = assembly.catalogue();
-        let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
-        let record = assembly.qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
-        assert_eq!(record.verdict, Verdict::Qualified, "{:?}", record.checks);
-        catalogue.accept(&record, true, "it is a test's", SystemClock.now()).unwrap();
-        (data, assembly, manifest, record)
-    }
-
-    /// The release that guesses tokens takes memory of its own, which counts. One with another
-    /// tokenizer is refused, and so is one that is not here.
-    #[test]
-    fn a_draft_model_is_loaded_beside_the_model_that_it_guesses_for() {
-        let (data, mut assembly, manifest, _record) = qualified(1);
-        let mut gguf = TinyLlama { seed: 1, layers: 1, ..TinyLlama::default() }.gguf();
-        let add = |name: &str, gguf: &GgufWriter| {
-            let file = data.path().join(format!("{name}.gguf"));
-            std::fs::write(&file, gguf.to_bytes()).unwrap();
-            assembly.catalogue().add(&file, Some(name), &inspect, &mut |_| {}).unwrap();
-        };
-        add("small", &gguf);
-        let Some(Value::Array(tokens)) = gguf.get("tokenizer.ggml.tokens").cloned() else {
-            panic!("a GGUF file has tokens")
-        };
-        let swapped = tokens[..10].iter().chain([&tokens[11], &tokens[10]]).chain(&tokens[12..]);
-        gguf.set("tokenizer.ggml.tokens", Value::Array(swapped.cloned().collect()));
-        add("other", &gguf);
-        let mut serve = |small: &str| {
-            assembly.config.engine.draft_models =
-                [(manifest.name.clone(), small.to_owned())].into();
-            let proven = assembly.qualified(&manifest, &assembly.host()).unwrap();
-            let expected = assembly.expected_bytes(&proven);
-            assembly.served_model(proven).map(|served| (expected, (served.load)(0).unwrap().bytes))
-        };
-        let (expected, bytes) = serve("small").unwrap();
-        let other = serve("other").unwrap_err().to_string();
-        assert!(
-            other.contains("other cannot guess the tokens of tiny: their tokenizers"),
-            "{other}"
-        );
-        let gone = serve("gone").unwrap_err().to_string();
-        assert!(gone.contains("engine.draft_models names gone"), "{gone}");
-        let alone = assembly.load_proven(&manifest, None, None, 0).unwrap().bytes;
-        // Half the layers, so half the cache.
-        assert!((alone + (1 << 19)..alone + (1 << 20)).contains(&bytes), "{alone} and {bytes}");
-        assert!(bytes.abs_diff(expected) < 1 << 18, "{bytes} where {expected} were expected");
-    }
-
-    /// It listed 8 192 tokens and refused 700.
-    #[test]
-    fn no_context_is_proven_that_the_cache_cannot_hold() {
-        let (_data, assembly, manifest, record) = qualified(1);
-        let served =
-            assembly.load_proven(&manifest, None, None, 0).unwrap().engine.options().clone();
-        assert_eq!(served.max_context, served.num_blocks * served.block_size);
-        assert!(served.max_context < 8192, "the cache is small: {served:?}");
-        assert_eq!(record.qualified_context_tokens as usize, served.max_context);
-    }
-
-    #[test]
-    fn a_model_that_computes_other_tokens_than_its_record_says_is_not_served() {
-        let (_data, assembly, manifest, mut record) = qualified(64);
-        assembly.load_proven(&manifest, None, None, 0).unwrap();
-        let positions = |record: &Record| record.canary.iter().map(|case| case.tokens.len()).sum();
-        let all: usize = positions(&record);
-        assert_eq!(all, 64);
-        let failure = |record: &Record| {
-            assembly.catalogue().save_record(record).unwrap();
-            assembly.load_proven(&manifest, None, None, 0).err().map(|why| why.kind())
-        };
-        let last = &mut record.canary[3];
-        (last.tokens[9], last.margins[9]) = (last.tokens[9] ^ 1, 1.0);
-        record.id = uuid::Uuid::now_v7();
-        assert_eq!(failure(&record), Some("wrong_answers"));
-        record.canary.clear();
-        record.id = uuid::Uuid::now_v7();
-        assert_eq!(failure(&record), Some("unproven"), "nothing to compare proves nothing");
-    }
+    use cresset_models::testing::TinyLlama;
 
     /// A head of a token has a scale of two bytes in FP8.
     #[test]
@@ -456,29 +329,5 @@ mod tests {
         check(KvTypeSetting::Auto, false, 2 * dim, "bf16");
         check(KvTypeSetting::Auto, true, 4 * dim, "f32");
         check(KvTypeSetting::Fp8, false, dim + 2, "fp8 (e4m3)");
-    }
-
-    #[test]
-    fn a_model_on_a_gpu_is_counted_by_what_it_takes_there() {
-        let (_data, mut assembly, manifest, _) = qualified(64);
-        let model = assembly.qualified(&manifest, &assembly.host()).unwrap();
-        let card = card(model.source()).unwrap();
-        let (parameters, weights) = (card.parameters(), card.gpu_bytes);
-        // The vectors of five norms stay in f32.
-        assert_eq!(weights, 2 * parameters + 2 * 5 * 64);
-        let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
-        assembly.device = ComputeDevice::Gpu { number: 0, further: Vec::new(), properties };
-        let mut check = |change: fn(&mut EngineSettings), budget_mib: u64, bytes: u64| {
-            change(&mut assembly.config.engine);
-            let found = (assembly.model_budget(), assembly.expected_bytes(&model));
-            assert_eq!(found, (budget_mib << 20, bytes));
-        };
-        // Nine tenths less the reserve; without a size of its own the cache takes the rest.
-        check(|_| (), 10_288, 10_288 << 20);
-        check(|engine| engine.gpu_kv_mib = 300, 10_288, weights + (300 << 20));
-        check(|engine| engine.dequantise = true, 10_288, 4 * parameters + (300 << 20));
-        check(|engine| engine.gpu_reserve_mib = 1_000, 9_800, 4 * parameters + (300 << 20));
-        check(|engine| engine.memory_mib = 20_000, 9_800, 4 * parameters + (300 << 20));
-        check(|engine| engine.memory_mib = 700, 700, 4 * parameters + (300 << 20));
     }
 }

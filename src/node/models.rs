@@ -1,9 +1,8 @@
 //! Finds the releases that may be served here, and qualifies one on this machine.
 
-use super::subject::EngineSubject;
 use super::{Assembly, NodeError};
 use crate::config::GradeSetting;
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::clock::{Clock, SystemClock};
 use cresset_base::failpoint;
 use cresset_catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
@@ -12,14 +11,11 @@ use cresset_engine::EngineSettings;
 use cresset_engine::KvTypeSetting;
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
-use cresset_qualification::{
-    CheckResult, Goldens, Grade, HostIdentity, Identity, Record, ServingSettings, Suite,
-    SuiteEvent, SuiteProgress, SuiteScope, UnfinishedRun, Verdict, canary, run_only, speed,
-};
+use cresset_qualification::{Grade, HostIdentity, ServingSettings};
 use std::sync::atomic::Ordering;
 
 /// The type of keys and values in the cache of a GPU.
-pub(super) fn gpu_kv_dtype(engine: &EngineSettings) -> &'static str {
+pub(crate) fn gpu_kv_dtype(engine: &EngineSettings) -> &'static str {
     match (engine.dequantise, engine.kv_dtype) {
         (true, _) => "f32",
         (false, KvTypeSetting::Auto) => "bf16",
@@ -67,12 +63,12 @@ impl Assembly {
     }
 
     /// Whether an answer is the same to the last bit however it is computed.
-    pub(super) fn is_deterministic(&self) -> bool {
+    pub fn is_deterministic(&self) -> bool {
         self.device.properties().is_none() || self.config.engine.deterministic
     }
 
     /// Whether answers can be kept to formats, which the sampler of a device does not do.
-    pub(super) fn keeps_formats(&self) -> bool {
+    pub fn keeps_formats(&self) -> bool {
         self.device.properties().is_none()
     }
 
@@ -155,7 +151,7 @@ impl Assembly {
     }
 
     /// The pulled releases that are qualified on `host`, and why each other one is not.
-    pub(super) fn releases(
+    pub fn releases(
         &self,
         host: &HostIdentity,
     ) -> Result<(Vec<QualifiedModel>, Vec<String>), NodeError> {
@@ -170,102 +166,6 @@ impl Assembly {
         }
         Ok((models, refused))
     }
-
-    /// Loads the release's engine, runs the suite over it and keeps the record. A run of the same
-    /// release, build, hardware and settings that was interrupted goes on after its last check.
-    /// Blocking: never call it on an async thread.
-    pub fn qualify(
-        &self,
-        manifest: &Manifest,
-        suite: Suite,
-        like: Option<&str>,
-        progress: &mut dyn FnMut(SuiteProgress),
-    ) -> Result<Record, NodeError> {
-        let catalogue = self.catalogue();
-        let mut examined = self.examine(manifest, suite, like)?;
-        let Examined { identity, scope, goldens, subject } = &mut examined;
-        let now = SystemClock.now();
-        let hours = self.config.qualification.resume_hours;
-        let not_before = UnixMillis(now.0.saturating_sub(hours.saturating_mul(3_600_000)));
-        let begun = UnfinishedRun::begin(identity.clone(), *scope, goldens.as_ref());
-        let run = catalogue.unfinished_run(begun, not_before, now).map_err(NodeError::new)?;
-        let mut record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
-            SuiteEvent::Begins(at) => progress(at),
-            SuiteEvent::Ended(run) => {
-                // Without it the next run only takes longer.
-                if let Err(why) = catalogue.keep_unfinished_run(run) {
-                    tracing::warn!(%why, "the checks up to here cannot be kept");
-                }
-                failpoint!("qualification::ended");
-            }
-        });
-        if record.verdict == Verdict::Qualified {
-            let own = goldens.as_ref().filter(|_| record.like.is_none());
-            record.canary = canary::of(subject, own).map_err(|why| {
-                NodeError::new(format!("the boot canary of {} failed: {why}", manifest.name))
-            })?;
-            if suite == Suite::Full {
-                record.speed = speed::of(subject).map_err(NodeError::new)?;
-            }
-        }
-        // The checks may have computed products of shapes that a load does not.
-        record.identity.host.products = self.device.products();
-        subject.engine.shutdown();
-        catalogue.save_record(&record).map_err(NodeError::new)?;
-        catalogue.forget_unfinished_run(&manifest.name, suite).map_err(NodeError::new)?;
-        Ok(record)
-    }
-
-    /// Runs the checks with these ids alone and keeps nothing. Blocking, as `qualify` is.
-    pub fn run_checks(
-        &self,
-        manifest: &Manifest,
-        suite: Suite,
-        like: Option<&str>,
-        ids: &[String],
-        progress: &mut dyn FnMut(SuiteProgress),
-    ) -> Result<Vec<CheckResult>, NodeError> {
-        let mut examined = self.examine(manifest, suite, like)?;
-        let Examined { identity, scope, goldens, subject } = &mut examined;
-        let results = run_only(ids, subject, identity, goldens.as_ref(), *scope, progress);
-        subject.engine.shutdown();
-        Ok(results)
-    }
-
-    /// Loads the release's engine. `like` names a sister release whose goldens are used.
-    fn examine(
-        &self,
-        manifest: &Manifest,
-        suite: Suite,
-        like: Option<&str>,
-    ) -> Result<Examined, NodeError> {
-        let catalogue = self.catalogue();
-        let goldens = match like {
-            Some(release) => catalogue.goldens_named(release).map(Some),
-            None => catalogue.goldens_of(manifest),
-        };
-        let goldens = goldens.map_err(NodeError::new)?;
-        let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
-        let source = catalogue.source(manifest).map_err(NodeError::new)?;
-        // The engine gets the bytes whose SHA-256 was compared, or none.
-        let source = source.with_digests(digests.blake3.clone());
-        let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
-        let mut identity = catalogue.identity(manifest, &self.host());
-        identity.release.blake3 = digests.blake3;
-        let digests = digests.sha256;
-        let subject = EngineSubject::new(self, manifest, model, digests).map_err(NodeError::new)?;
-        let scope =
-            SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
-        Ok(Examined { identity, scope, goldens, subject })
-    }
-}
-
-/// A release with its engine, ready for the checks.
-struct Examined {
-    identity: Identity,
-    scope: SuiteScope,
-    goldens: Option<Goldens>,
-    subject: EngineSubject,
 }
 
 fn grade(setting: GradeSetting) -> Grade {
@@ -276,7 +176,7 @@ fn grade(setting: GradeSetting) -> Grade {
     }
 }
 
-pub(super) fn cannot_load(name: &str, why: impl std::fmt::Display) -> NodeError {
+pub fn cannot_load(name: &str, why: impl std::fmt::Display) -> NodeError {
     NodeError::new(format!("cannot load {name}: {why}"))
         .remedy("if its files are damaged, pull or add it again")
 }

@@ -1,7 +1,7 @@
 //! The number of files that the process may have open, and how many of them connections may take.
 
 use crate::config::Config;
-use crate::server::HttpSettings;
+use cresset_transport::HttpSettings;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Many systems let a process have 1 024 files open until it asks for more: fewer than the
@@ -14,7 +14,7 @@ pub(super) fn raise_limit() {
 
 /// The settings of the public surface, the operator surface and the gateway, with no more
 /// connections than there are files for.
-pub(super) fn limited(config: &Config) -> [HttpSettings; 3] {
+pub fn limited(config: &Config) -> [HttpSettings; 3] {
     let files = files();
     let files = files - 2 * peers(config, files);
     let shared = |gateway| shared_out(&config.http, gateway, files);

@@ -1,7 +1,7 @@
 //! Keeps the files of a data folder from other users of the machine. New ones are made private by
 //! the process's file mode mask; those of earlier versions may still be open to all.
 
-use crate::server::operator::{ACTS, TOKENS};
+use cresset_commands::{ACTS, TOKENS};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -5,9 +5,9 @@
 use super::recheck::Rechecks;
 use super::{Assembly, NodeError, RunningNode};
 use crate::config::{Config, SettingChange, changes};
-use crate::server::operator::StartState;
 use cresset_base::ids::ModelId;
 use cresset_catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
+use cresset_commands::StartState;
 use cresset_pool::ServedModel;
 use cresset_qualification::HostIdentity;
 use cresset_request::Services;
@@ -305,7 +305,7 @@ impl RunningNode {
     /// Takes over what changed, as `cresset reload` does. The log tells what that was.
     pub async fn reload(&self) {
         let (answer, told) = oneshot::channel();
-        if self.reloads().send(answer).await.is_ok() {
+        if self.live.reloads.send(answer).await.is_ok() {
             // It is dropped only when the node stops.
             let _ = told.await;
         }

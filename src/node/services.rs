@@ -1,7 +1,7 @@
 //! Makes the services of requests and the public surface from a configuration.
 
 use crate::config::Config;
-use crate::server::Api;
+use cresset_api::Api;
 use cresset_base::clock::SystemClock;
 use cresset_catalogue::Catalogue;
 use cresset_pool::{DeviceBudget, ModelPool};
@@ -33,6 +33,6 @@ pub fn services(
 }
 
 /// The public surface of a node.
-pub(super) fn api(services: &Arc<Services>, config: &Config) -> Api {
+pub fn api(services: &Arc<Services>, config: &Config) -> Api {
     Api { services: services.clone(), settings: config.api().into() }
 }

@@ -17,6 +17,7 @@
     )
 )]
 
+pub mod documents;
 mod elsewhere;
 mod error;
 mod find;
@@ -41,7 +42,7 @@ pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
 pub use lifecycle::{CompleteAnswer, Thought};
 pub use live::{AnswerFigures, Delta, Subscription};
-pub use other_nodes::heed_other_nodes;
+pub use other_nodes::follow_cluster;
 pub use plan::{
     Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits, count_prompt,
 };

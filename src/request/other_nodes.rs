@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Looks into the ledger again and again, until the future is dropped.
-pub async fn heed_other_nodes(services: &Services, interval: Duration) {
+pub async fn follow_cluster(services: &Services, interval: Duration) {
     loop {
         tell_models(services);
         tokio::time::sleep(interval).await;

@@ -11,4 +11,7 @@
 )]
 
 pub mod metrics;
+mod metrics_text;
 pub mod traces;
+
+pub use metrics_text::metrics_text;

@@ -3,6 +3,7 @@
 
 mod samples;
 
+use cresset_base::memory::resident_bytes;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -10,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
+use rustix::time::{ClockId, clock_gettime};
 pub use samples::DeviceSample;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -436,6 +438,18 @@ pub struct ProcessSample {
     pub resident_bytes: u64,
     pub open_files: usize,
     pub processor: Duration,
+}
+
+impl ProcessSample {
+    /// The figures that the system has of this process; zero where it has none.
+    pub fn take() -> Self {
+        Self {
+            resident_bytes: resident_bytes().unwrap_or_default(),
+            open_files: std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
+            processor: Duration::try_from(clock_gettime(ClockId::ProcessCPUTime))
+                .unwrap_or_default(),
+        }
+    }
 }
 
 impl Metrics {

@@ -2,7 +2,7 @@
 //! draining, and the limits of admission.
 
 use super::support::{Answer, World, issue, next_piece, statuses};
-use cresset::server::operator::metrics;
+use cresset_commands::metrics;
 use cresset_engine::EngineError;
 use cresset_engine::testing::ScriptedFailure;
 use futures_util::future::join_all;

@@ -2,18 +2,13 @@
 
 use super::process::{Folder, MODEL, Served, get};
 use super::support::{World, next_piece, qualified, read};
-use cresset::server::operator::page::PageState;
-use cresset::server::operator::{
-    Live, LongCommands, OperatorFiles, OwnProgram, StartPhase, StartState, metrics, status,
-};
+use cresset_commands::metrics;
 use cresset_engine::testing::{ScriptedFailure, ScriptedRunner};
 use cresset_engine::{EngineError, EngineHandle, EngineOptions};
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_pool::{LoadedEngine, ServedModel};
 use cresset_text::TextModel;
-use cresset_tls::TlsListeners;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -104,20 +99,7 @@ fn ask(world: &World, model: &str, extra: Value) -> Value {
 
 /// State of a model in the status document.
 fn state(world: &World, model: &str) -> Value {
-    let nowhere = [SocketAddr::from(([127, 0, 0, 1], 1)); 2];
-    let live = Live {
-        node: world.node.clone(),
-        config: Arc::default(),
-        start: StartState::new(nowhere, TlsListeners::default(), StartPhase::Serving),
-        long_commands: LongCommands::default(),
-        reloads: tokio::sync::mpsc::channel(1).0,
-        files: OperatorFiles::open(std::path::Path::new("/nonexistent")).unwrap(),
-        page: PageState::default(),
-        handed_over: tokio_util::sync::CancellationToken::new(),
-        program: OwnProgram::default(),
-        public: axum::Router::new(),
-    };
-    let document = status::of(&live);
+    let document = world.status();
     let models = document["models"].as_array().unwrap();
     models.iter().find(|row| row["id"] == model).unwrap()["state"].clone()
 }

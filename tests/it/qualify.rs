@@ -285,7 +285,7 @@ fn activations_of_eight_bits_are_qualified_for_themselves() {
     assert!(exact.stderr.contains("weights that stay quantised"), "{exact:?}");
     let nine = qualify(&folder, &["--show"], &[("CRESSET_ENGINE__ACTIVATIONS", "9")]);
     assert!(nine.stderr.contains("must be 16 or 8"), "{nine:?}");
-    if !["avx512", "avx_vnni", "avx2"].contains(&cresset::node::instruction_set()) {
+    if !["avx512", "avx_vnni", "avx2"].contains(&cresset_node::instruction_set()) {
         return;
     }
     let shown = qualify(&folder, &["--show"], &[eight]);

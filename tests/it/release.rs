@@ -2,12 +2,12 @@
 //! build folder.
 
 use super::process::Folder;
-use cresset::node::inspect;
 use cresset_base::ids::AccountId;
 use cresset_catalogue::{Catalogue, FetchOptions};
 use cresset_engine::model_runner::ModelRunner;
 use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent};
 use cresset_models::{ModelOptions, ModelSource};
+use cresset_node::inspect;
 use cresset_qualification::Goldens;
 use cresset_qualification::goldens::Case;
 use std::path::{Path, PathBuf};

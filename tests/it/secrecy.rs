@@ -2,7 +2,7 @@
 
 use super::process::{Customer, Folder, Served, eventually, get, request};
 use super::support::{CHAT, World, chat_headers};
-use cresset::server::operator::metrics;
+use cresset_commands::metrics;
 use cresset_engine::testing::ScriptedFailure;
 use hyper::Method;
 use serde_json::json;

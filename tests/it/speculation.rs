@@ -1,7 +1,6 @@
 //! What drafts gain and cost with a real model: answers that repeat their prompt, and prose.
 
 use super::release::{fetch, run_tokens};
-use cresset::config::Config;
 use cresset_base::ids::AccountId;
 use cresset_engine::model_runner::ModelRunner;
 use cresset_engine::runner::{RowResult, Runner};
@@ -9,6 +8,7 @@ use cresset_engine::{
     EngineError, EngineHandle, EngineOptions, GenerateRequest, RowSampling, SamplingParams,
 };
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
+use cresset_node::config::Config;
 use cresset_text::{ChatMessage, TextModel};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

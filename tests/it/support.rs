@@ -2,8 +2,6 @@
 //! engine that follows a script.
 
 use bytes::Bytes;
-use cresset::config::Config;
-use cresset::node::RunningNode;
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
 use cresset_catalogue::{Catalogue, QualifiedModel, testing};
@@ -16,6 +14,8 @@ use cresset_ledger::{
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::{GgufWriter, TinyLlama};
+use cresset_node::RunningNode;
+use cresset_node::config::Config;
 use cresset_pool::{LoadedEngine, ServedModel};
 use cresset_request::Services;
 use cresset_store::{Limits, Store, StoreConfig, StoreError};
@@ -155,7 +155,7 @@ impl World {
         Store::init(&StoreConfig::folder(&ledger)).unwrap();
         let store = open(&ledger);
         let catalogue = Catalogue::new(folder.path());
-        let node = cresset::node::services(&setup.config, store, catalogue, None);
+        let node = cresset_node::services(&setup.config, store, catalogue, None);
         for seed in 0..setup.models {
             load(&node, &setup, folder.path(), seed as u64).await;
         }
@@ -164,7 +164,7 @@ impl World {
                 .map(Result::unwrap);
         let address = listener.local_addr().unwrap();
         let mut running =
-            RunningNode::open(node.clone(), setup.config.clone(), &ledger, address, operator)
+            RunningNode::open(node.clone(), setup.config.clone(), &ledger, address, Some(operator))
                 .unwrap();
         running.accept_clients(listener).await.unwrap();
         let account = account(&node, setup.trial, setup.premium).await;
@@ -291,6 +291,11 @@ impl World {
         self.running.open_gateway(listener, None).unwrap()
     }
 
+    /// The status document.
+    pub fn status(&self) -> Value {
+        self.running.status()
+    }
+
     pub fn stop_listening(&self) {
         self.running.stop_listening();
     }
@@ -377,7 +382,7 @@ pub async fn issue_until(
     let kind =
         if application.is_some() { CredentialKind::AccessToken } else { CredentialKind::ApiKey };
     let random = random();
-    let prefix = &cresset::server::CredentialSettings::default().prefix;
+    let prefix = &cresset_api::CredentialSettings::default().prefix;
     let text = secret::mint(prefix, kind, &random);
     let id = CredentialId::generate();
     let credential = Credential {

@@ -6,12 +6,11 @@
 use super::Arguments;
 use super::figures::{Column, show as show_number, show_percentiles, table};
 use super::ledger::{Client, measure, open_accounts, stored_answers};
-use crate::cli::support::context::Context;
-use crate::cli::support::output::{CommandError, CommandResult};
-use crate::cli::support::progress::TaskProgress;
-use crate::node;
-use crate::server::operator::Operator;
+use crate::support::context::Context;
+use crate::support::output::{CommandError, CommandResult};
+use crate::support::progress::TaskProgress;
 use cresset_base::clock::SystemClock;
+use cresset_commands::Operator;
 use cresset_store::{Limits, Store, StoreConfig};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -25,13 +24,14 @@ pub(super) async fn run(
     url: &str,
     arguments: &Arguments,
 ) -> CommandResult<Value> {
-    let place = node::ledger::database(url, &context.data_dir, &context.config)?;
+    let place = cresset_node::ledger::database(url, &context.data_dir, &context.config)?;
     let scratch = Store::init_scratch(&place).map_err(CommandError::new)?;
     let mut own = scratch.place.clone();
     // Nodes of one process cannot lock one folder each.
     own.folder = None;
     let nodes = open_nodes(&StoreConfig::Postgres(own), arguments.nodes)?;
-    let operator = Operator::of_store(&nodes[0], &context.config);
+    let settings = context.config.operator();
+    let operator = Operator::of_store(&nodes[0], &settings);
     let payers = open_accounts(&operator, arguments.accounts).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();

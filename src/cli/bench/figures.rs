@@ -1,6 +1,6 @@
 //! Measured times as percentiles, in text and JSON.
 
-use crate::cli::support::text;
+use crate::support::text;
 use serde_json::{Value, json};
 use std::time::Duration;
 

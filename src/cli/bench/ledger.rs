@@ -5,14 +5,14 @@
 
 use super::Arguments;
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
-use crate::cli::support::context::Context;
-use crate::cli::support::local_key::id;
-use crate::cli::support::output::{CommandError, CommandResult};
-use crate::cli::support::progress::TaskProgress;
-use crate::server::operator::{AdminCommand, Operator};
+use crate::support::context::Context;
+use crate::support::local_key::id;
+use crate::support::output::{CommandError, CommandResult};
+use crate::support::progress::TaskProgress;
 use bytes::Bytes;
 use cresset_base::clock::{SystemClock, UnixMillis};
 use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use cresset_commands::{AdminCommand, Operator};
 use cresset_ledger::commands::SettleEnd;
 use cresset_ledger::{
     AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas,
@@ -49,7 +49,8 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     Store::init(&config).map_err(CommandError::new)?;
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
         .map_err(CommandError::new)?;
-    let operator = Operator::of_store(&store, &context.config);
+    let settings = context.config.operator();
+    let operator = Operator::of_store(&store, &settings);
     let payers = open_accounts(&operator, arguments.accounts).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();

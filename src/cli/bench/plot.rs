@@ -1,7 +1,7 @@
 //! The curves of a measurement over the number of clients, as one SVG file: tokens a second, and
 //! the median and 99th percentile of the time to the first token and between tokens.
 
-use crate::cli::support::output::{CommandError, CommandResult};
+use crate::support::output::{CommandError, CommandResult};
 use plotters::chart::{ChartBuilder, SeriesLabelPosition};
 use plotters::coord::Shift;
 use plotters::prelude::{

@@ -1,15 +1,15 @@
 //! `cresset credits statement`: the changes of an account's balances, one by one or summed up.
 
-use crate::cli::support::context::Context;
-use crate::cli::support::listing::{self, PrintedListing};
-use crate::cli::support::output::{CommandError, CommandResult, print};
-use crate::cli::support::values::AccountArgument;
-use crate::cli::support::{text, values};
-use crate::server::operator::AdminCommand;
+use crate::support::context::Context;
+use crate::support::listing::{self, PrintedListing};
+use crate::support::output::{CommandError, CommandResult, print};
+use crate::support::values::AccountArgument;
+use crate::support::{text, values};
 use clap::Args;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::AccountId;
 use cresset_catalogue::{Catalogue, Manifest};
+use cresset_commands::AdminCommand;
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ const SUMS: &[&str] =
   cresset credits statement --account acme --month 2026-11 --summary --csv > acme.csv
 Requests that the ledger has forgotten (requests.tombstone_days) are summed up without model and \
 key.")]
-pub(in crate::cli) struct StatementArguments {
+pub(crate) struct StatementArguments {
     /// The account, by id or name
     #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
     account: AccountArgument,

@@ -1,7 +1,7 @@
 //! Runs the scripts that make goldens, in a Python environment of their own.
 
-use crate::cli::support::context::Context;
-use crate::cli::support::output::{CommandError, CommandResult, note};
+use crate::support::context::Context;
+use crate::support::output::{CommandError, CommandResult, note};
 use clap::Args;
 use cresset_qualification::goldens::{MAKER, REQUIREMENTS};
 use serde_json::json;

@@ -1,16 +1,15 @@
 //! `cresset ledger move`: takes the ledger of the data folder over into a database.
 
-use crate::cli::support::context::{Context, Globals, config_path};
-use crate::cli::support::database_settings::{self, with_ledger};
-use crate::cli::support::output::{CommandError, CommandResult};
-use crate::cli::support::progress::TaskProgress;
-use crate::cli::support::text;
-use crate::config::Override;
-use crate::node;
-use crate::server::operator::{AdminCommand, view};
+use crate::support::context::{Context, Globals, config_path};
+use crate::support::database_settings::{self, with_ledger};
+use crate::support::output::{CommandError, CommandResult};
+use crate::support::progress::TaskProgress;
+use crate::support::text;
 use clap::Args;
 use cresset_base::clock::SystemClock;
+use cresset_commands::{AdminCommand, view};
 use cresset_ledger::audit::AuditProgress;
+use cresset_node::config::Override;
 use cresset_store::{MoveHooks, MoveReport, Store, StoreError};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -18,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 #[derive(Args, Debug)]
-pub(in crate::cli) struct MoveArguments {
+pub(crate) struct MoveArguments {
     /// The database, which must have no tables of a ledger yet
     #[arg(long, value_name = "URL")]
     to: String,
@@ -33,7 +32,7 @@ pub(in crate::cli) struct MoveArguments {
 
 impl MoveArguments {
     /// The configuration keys that the flags set, with their values.
-    pub(in crate::cli) fn overrides(&self) -> Vec<Override> {
+    pub(crate) fn overrides(&self) -> Vec<Override> {
         let file = self.password_file.as_deref();
         database_settings::overrides(Some(&self.to), Some(self.standbys), file)
     }
@@ -54,7 +53,7 @@ pub(super) async fn run(context: &Context, globals: &Globals) -> CommandResult {
 
 fn moved(context: &Context, path: &Path, settings: &str) -> CommandResult<MoveReport> {
     let Context { data_dir, config, .. } = context;
-    let (from, to) = node::ledger::move_places(data_dir, config)?;
+    let (from, to) = cresset_node::ledger::move_places(data_dir, config)?;
     let shown = RefCell::new(TaskProgress::steps("opening the ledger of the folder"));
     let configure = || {
         database_settings::write(path, settings).map_err(|error| {
@@ -68,7 +67,7 @@ fn moved(context: &Context, path: &Path, settings: &str) -> CommandResult<MoveRe
     };
     let hooks = MoveHooks { progress: &progress, configure: &configure };
     let clock = Arc::new(SystemClock);
-    let report = Store::move_to(&from, &to, clock, node::ledger::limits(config), &hooks);
+    let report = Store::move_to(&from, &to, clock, cresset_node::ledger::limits(config), &hooks);
     report.map_err(|error| {
         CommandError::new(error).remedy(
             "nothing is lost: the folder's files are as they were until all is in the database; give the command \

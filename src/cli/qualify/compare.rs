@@ -2,9 +2,9 @@
 //! record by its id, a report's JSON file, or the address of an endpoint, which is checked now.
 
 use super::{Arguments, endpoint_report};
-use crate::cli::support::context::Context;
-use crate::cli::support::output::{CommandError, CommandResult};
-use crate::cli::support::text;
+use crate::support::context::Context;
+use crate::support::output::{CommandError, CommandResult};
+use crate::support::text;
 use cresset_catalogue::Catalogue;
 use cresset_qualification::{CheckResult, CheckState, Verdict};
 use serde::Deserialize;

@@ -1,10 +1,11 @@
 //! `cresset qualify NAME --self-test`: plants faults and tells which check named each of them.
 
 use super::{ExitReason, exit, write_report};
-use crate::cli::support::context::Context;
-use crate::cli::support::output::{CommandError, CommandResult, note};
-use crate::cli::support::text;
+use crate::support::context::Context;
+use crate::support::output::{CommandError, CommandResult, note};
+use crate::support::text;
 use cresset_catalogue::Manifest;
+use cresset_prover::Prover;
 use cresset_qualification::report::Report;
 use cresset_qualification::{CheckResult, CheckState, Record, SelfTestLine};
 use serde_json::json;
@@ -17,7 +18,7 @@ pub(super) async fn run(
 ) -> CommandResult {
     let assembly = context.assembly()?.clone();
     let blocking = tokio::task::spawn_blocking(move || {
-        assembly.self_test(&manifest, &mut |line| note(&told(line)))
+        Prover(&assembly).self_test(&manifest, &mut |line| note(&told(line)))
     });
     let record = blocking.await.map_err(CommandError::new)??;
     let document = json!({ "record_id": record.id, "data": record.self_test });

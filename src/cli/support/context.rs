@@ -4,11 +4,11 @@
 use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output, Render};
 use super::values::AccountArgument;
-use crate::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};
-use crate::node::{Assembly, NodeError, files, ledger};
-use crate::server::operator::{AdminCommand, AdminError, socket};
 use clap::Args;
 use cresset_base::ids::AccountId;
+use cresset_commands::{AdminCommand, AdminError, socket};
+use cresset_node::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};
+use cresset_node::{Assembly, NodeError, files, ledger};
 use cresset_tls::NodeAddress;
 use serde_json::Value;
 use std::cell::OnceCell;

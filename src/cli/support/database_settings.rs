@@ -3,8 +3,8 @@
 
 use super::context::Context;
 use super::output::{CommandError, CommandResult};
-use crate::config::Override;
 use cresset_base::durable_file;
+use cresset_node::config::Override;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -92,7 +92,7 @@ mod tests {
         ] {
             let after = insert(before, &added).unwrap();
             assert!(after.contains(kept), "{after}");
-            let config: crate::config::Config = toml::from_str(&after).unwrap();
+            let config: cresset_node::config::Config = toml::from_str(&after).unwrap();
             assert_eq!(config.ledger.url.as_deref(), Some("postgres://db"), "{after}");
             assert_eq!(config.ledger.standbys, Some(1));
         }

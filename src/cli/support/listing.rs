@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::output::{CommandError, CommandResult, Output, print};
 use super::text;
-use crate::server::operator::AdminCommand;
+use cresset_commands::AdminCommand;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use super::output::{CommandError, CommandResult};
 use super::progress::BesideBars;
-use crate::config::{LogFormat, LogSettings};
+use cresset_node::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;
 

@@ -7,9 +7,9 @@ use super::local_key::{self, KeyChoice};
 use super::output::{CommandError, CommandResult, note};
 use super::progress::TaskProgress;
 use super::service_manager;
-use crate::node::{Assembly, PortFallback, RunningNode, StartEvent};
-use crate::server::operator::AdminCommand;
 use cresset_catalogue::Manifest;
+use cresset_commands::AdminCommand;
+use cresset_node::{Assembly, PortFallback, RunningNode, StartEvent};
 use serde_json::Value;
 
 pub(crate) struct NodeClient {

@@ -176,7 +176,7 @@ pub(crate) fn style(style: Style, text: &str) -> String {
 /// colours.
 pub(crate) fn colours() -> bool {
     !writes_json_lines()
-        && crate::config::colours_allowed()
+        && cresset_node::config::colours_allowed()
         && io::stdout().is_terminal()
         && io::stderr().is_terminal()
 }

@@ -1,7 +1,7 @@
 //! Reads the node's stream of server-sent events.
 
 use super::AnswerHead;
-use crate::gateway::REQUEST_ID;
+use crate::REQUEST_ID;
 use hyper::StatusCode;
 use hyper::http::response::Parts;
 use serde::{Deserialize, Serialize};

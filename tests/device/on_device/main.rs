@@ -81,7 +81,7 @@ fn main() -> Result<ExitCode> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     // The node keeps measurements of products in the same folder, so that they are known at the
     // next start.
-    let folder = Some(cresset::config::cache_dir());
+    let folder = Some(cresset_node::config::cache_dir());
     let options = gpu::DeviceOptions { folder, plain_launches };
     let open = || if emulated { Ok(emulator(&options)) } else { gpu::open_with(0, &options) };
     let (path, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {

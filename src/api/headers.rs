@@ -1,0 +1,162 @@
+//! Request headers: the request's id, the session, and what is refused outright.
+
+use super::error::ApiError;
+use crate::Api;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use cresset_base::ids::{RequestId, SessionId, hyphenated};
+use uuid::Uuid;
+
+pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+
+/// The request's id as its header gave it. `finish_response` reads it once for every request and
+/// leaves it among the request's extensions.
+pub type KeyRead = Result<RequestId, ApiError>;
+
+/// Extracts what names a completion request, or refuses it and says which header is wrong.
+pub struct NamedRequest {
+    pub id: RequestId,
+    pub session: SessionId,
+}
+
+impl FromRequestParts<Api> for NamedRequest {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let read = parts.extensions.get::<KeyRead>().cloned();
+        let id = read.expect("invariant: finish_response reads every request's key")?;
+        let session = session(&parts.headers, &api.settings.service_name)?;
+        refuse_cache_namespaces(&parts.headers)?;
+        Ok(Self { id, session })
+    }
+}
+
+/// Reads the request's id: exactly one, a UUID with optional quotes around it.
+pub fn idempotency_key(headers: &HeaderMap) -> Result<RequestId, ApiError> {
+    let name = HeaderName::from_static("idempotency-key");
+    named_uuid(
+        headers.get_all(name).iter(),
+        IDEMPOTENCY_KEY,
+        "reuse it only to retry the same request",
+    )
+    .map(RequestId)
+}
+
+/// Reads the conversation's id, as `X-Service-Session-Id` or under the service's own name; one of
+/// them, once.
+pub fn session(headers: &HeaderMap, service_name: &str) -> Result<SessionId, ApiError> {
+    let own = format!("x-{service_name}-session-id").to_ascii_lowercase();
+    let generic = headers.get_all("x-service-session-id").iter();
+    let named = headers.get_all(&own).iter().filter(|_| own != "x-service-session-id");
+    named_uuid(generic.chain(named), "X-Service-Session-Id", "keep it for one conversation")
+        .map(SessionId)
+}
+
+fn named_uuid<'a>(
+    mut values: impl Iterator<Item = &'a HeaderValue>,
+    name: &str,
+    advice: &str,
+) -> Result<Uuid, ApiError> {
+    let refuse = |what: &str| {
+        let text = format!(
+            "{what} header {name}. Send one UUID; {advice}. A client that cannot send it can be \
+             pointed at `cresset relay`, which adds it."
+        );
+        ApiError::invalid(name, text)
+    };
+    let value = values.next().ok_or_else(|| refuse("Missing"))?;
+    if values.next().is_some() {
+        return Err(refuse("More than one"));
+    }
+    let text = value.to_str().unwrap_or_default();
+    let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
+    hyphenated(text).filter(|id| !id.is_nil() && !id.is_max()).ok_or_else(|| refuse("Malformed"))
+}
+
+/// Headers with which callers try to choose a cache namespace. The node isolates caches by account
+/// and refuses these.
+const CACHE_HEADERS: [&str; 4] = ["cache-salt", "cache-namespace", "cache-key", "cache-scope"];
+
+pub fn refuse_cache_namespaces(headers: &HeaderMap) -> Result<(), ApiError> {
+    let offending =
+        headers.keys().find(|name| CACHE_HEADERS.iter().any(|part| name.as_str().contains(part)));
+    match offending {
+        Some(name) => Err(ApiError::invalid(
+            name.as_str(),
+            "A cache namespace cannot be chosen by the caller.",
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
+
+    fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
+        let parse = |(name, value): &(&str, &str)| {
+            (
+                HeaderName::from_bytes(name.as_bytes()).unwrap(),
+                HeaderValue::from_str(value).unwrap(),
+            )
+        };
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs.iter().map(parse) {
+            map.append(name, value);
+        }
+        map
+    }
+
+    #[test]
+    fn request_ids() {
+        let check = |values: &[&str], accepted: bool| {
+            let pairs: Vec<_> = values.iter().map(|v| ("Idempotency-Key", *v)).collect();
+            assert_eq!(idempotency_key(&headers(&pairs)).is_ok(), accepted, "{values:?}");
+        };
+        check(&[ID], true);
+        check(&[&ID.to_uppercase()], true);
+        check(&[&format!("\"{ID}\"")], true);
+        check(&["f81d4fae-7dec-11d0-a765-00a0c91e6bf6"], true);
+        check(&[], false);
+        check(&[ID, ID], false);
+        check(&[""], false);
+        check(&["00000000-0000-0000-0000-000000000000"], false);
+        check(&["ffffffff-ffff-ffff-ffff-ffffffffffff"], false);
+        check(&[&ID.replace('-', "")], false);
+        check(&[&format!("{{{ID}}}")], false);
+        check(&[&format!("urn:uuid:{ID}")], false);
+        check(&[&format!("\"{ID}")], false);
+        check(&[&format!("{ID}, {ID}")], false);
+        check(&["not-a-uuid"], false);
+    }
+
+    #[test]
+    fn sessions_come_under_either_name_but_once() {
+        let check = |pairs: &[(&str, &str)], accepted: bool| {
+            assert_eq!(session(&headers(pairs), "Cresset").is_ok(), accepted, "{pairs:?}");
+        };
+        check(&[("X-Service-Session-Id", ID)], true);
+        check(&[("x-cresset-session-id", ID)], true);
+        check(&[("X-Service-Session-Id", ID), ("x-cresset-session-id", ID)], false);
+        check(&[("x-other-session-id", ID)], false);
+        assert!(session(&headers(&[("X-Service-Session-Id", ID)]), "Service").is_ok());
+    }
+
+    #[test]
+    fn cache_namespaces_are_refused() {
+        let check = |name: &str, accepted: bool| {
+            assert_eq!(
+                refuse_cache_namespaces(&headers(&[(name, "x")])).is_ok(),
+                accepted,
+                "{name}"
+            );
+        };
+        check("x-cache-salt", false);
+        check("X-Cresset-Cache-Namespace", false);
+        check("prompt-cache-key", false);
+        check("cache-control", true);
+    }
+}

@@ -1,0 +1,20 @@
+//! The shapes of queries, bodies and objects on the wire. Only this module knows field names.
+
+mod answer_format;
+pub mod chat_request;
+pub mod chat_schema;
+pub mod completion;
+#[cfg(test)]
+mod fuzz;
+pub mod json;
+mod json_schema;
+pub mod messages;
+pub mod objects;
+#[cfg(test)]
+mod published_schemas;
+pub mod query;
+mod schemas;
+#[cfg(test)]
+mod tests;
+pub mod token_count;
+mod tools;

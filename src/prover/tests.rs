@@ -1,0 +1,119 @@
+//! What a qualification means for a load.
+
+use crate::Prover;
+use cresset_base::clock::{Clock, SystemClock};
+use cresset_catalogue::Manifest;
+use cresset_engine::EngineSettings;
+use cresset_kernels::gpu::Emulator;
+use cresset_models::loader::gguf::Value;
+use cresset_models::testing::{GgufWriter, TinyLlama};
+use cresset_node::config::Config;
+use cresset_node::{Assembly, ComputeDevice, card, inspect};
+use cresset_qualification::{Record, Suite, Verdict};
+
+/// A tiny model with a context of 8 192 tokens that was qualified and accepted.
+fn qualified(kv_mib: usize) -> (tempfile::TempDir, Assembly, Manifest, Record) {
+    let (data, mut config) = (tempfile::tempdir().unwrap(), Config::default());
+    (config.engine.kv_mib, config.engine.max_batched_tokens) = (kv_mib, 256);
+    config.qualification.quick_context_tokens = 1 << 20;
+    let mut gguf = TinyLlama::default().gguf();
+    gguf.set("llama.context_length", Value::U32(8192));
+    let file = data.path().join("tiny.gguf");
+    std::fs::write(&file, gguf.to_bytes()).unwrap();
+    let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
+    let catalogue = assembly.catalogue();
+    let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
+    let record = Prover(&assembly).qualify(&manifest, Suite::Quick, None, &mut |_| {}).unwrap();
+    assert_eq!(record.verdict, Verdict::Qualified, "{:?}", record.checks);
+    catalogue.accept(&record, true, "it is a test's", SystemClock.now()).unwrap();
+    (data, assembly, manifest, record)
+}
+
+/// The release that guesses tokens takes memory of its own, which counts. One with another
+/// tokenizer is refused, and so is one that is not here.
+#[test]
+fn a_draft_model_is_loaded_beside_the_model_that_it_guesses_for() {
+    let (data, mut assembly, manifest, _record) = qualified(1);
+    let mut gguf = TinyLlama { seed: 1, layers: 1, ..TinyLlama::default() }.gguf();
+    let add = |name: &str, gguf: &GgufWriter| {
+        let file = data.path().join(format!("{name}.gguf"));
+        std::fs::write(&file, gguf.to_bytes()).unwrap();
+        assembly.catalogue().add(&file, Some(name), &inspect, &mut |_| {}).unwrap();
+    };
+    add("small", &gguf);
+    let Some(Value::Array(tokens)) = gguf.get("tokenizer.ggml.tokens").cloned() else {
+        panic!("a GGUF file has tokens")
+    };
+    let swapped = tokens[..10].iter().chain([&tokens[11], &tokens[10]]).chain(&tokens[12..]);
+    gguf.set("tokenizer.ggml.tokens", Value::Array(swapped.cloned().collect()));
+    add("other", &gguf);
+    let mut serve = |small: &str| {
+        assembly.config.engine.draft_models = [(manifest.name.clone(), small.to_owned())].into();
+        let proven = assembly.qualified(&manifest, &assembly.host()).unwrap();
+        let expected = assembly.expected_bytes(&proven);
+        assembly.served_model(proven).map(|served| (expected, (served.load)(0).unwrap().bytes))
+    };
+    let (expected, bytes) = serve("small").unwrap();
+    let other = serve("other").unwrap_err().to_string();
+    assert!(other.contains("other cannot guess the tokens of tiny: their tokenizers"), "{other}");
+    let gone = serve("gone").unwrap_err().to_string();
+    assert!(gone.contains("engine.draft_models names gone"), "{gone}");
+    let alone = assembly.load_qualified(&manifest).unwrap().bytes;
+    // Half the layers, so half the cache.
+    assert!((alone + (1 << 19)..alone + (1 << 20)).contains(&bytes), "{alone} and {bytes}");
+    assert!(bytes.abs_diff(expected) < 1 << 18, "{bytes} where {expected} were expected");
+}
+
+/// It listed 8 192 tokens and refused 700.
+#[test]
+fn no_context_is_proven_that_the_cache_cannot_hold() {
+    let (_data, assembly, manifest, record) = qualified(1);
+    let served = assembly.load_qualified(&manifest).unwrap().engine.options().clone();
+    assert_eq!(served.max_context, served.num_blocks * served.block_size);
+    assert!(served.max_context < 8192, "the cache is small: {served:?}");
+    assert_eq!(record.qualified_context_tokens as usize, served.max_context);
+}
+
+#[test]
+fn a_model_that_computes_other_tokens_than_its_record_says_is_not_served() {
+    let (_data, assembly, manifest, mut record) = qualified(64);
+    assembly.load_qualified(&manifest).unwrap();
+    let positions = |record: &Record| record.canary.iter().map(|case| case.tokens.len()).sum();
+    let all: usize = positions(&record);
+    assert_eq!(all, 64);
+    let failure = |record: &Record| {
+        assembly.catalogue().save_record(record).unwrap();
+        assembly.load_qualified(&manifest).err().map(|why| why.kind())
+    };
+    let last = &mut record.canary[3];
+    (last.tokens[9], last.margins[9]) = (last.tokens[9] ^ 1, 1.0);
+    record.id = uuid::Uuid::now_v7();
+    assert_eq!(failure(&record), Some("wrong_answers"));
+    record.canary.clear();
+    record.id = uuid::Uuid::now_v7();
+    assert_eq!(failure(&record), Some("unproven"), "nothing to compare proves nothing");
+}
+
+#[test]
+fn a_model_on_a_gpu_is_counted_by_what_it_takes_there() {
+    let (_data, mut assembly, manifest, _) = qualified(64);
+    let model = assembly.qualified(&manifest, &assembly.host()).unwrap();
+    let card = card(model.source()).unwrap();
+    let (parameters, weights) = (card.parameters(), card.gpu_bytes);
+    // The vectors of five norms stay in f32.
+    assert_eq!(weights, 2 * parameters + 2 * 5 * 64);
+    let properties = Emulator::card("rtx-3060", 12_000 << 20).unwrap();
+    assembly.device = ComputeDevice::Gpu { number: 0, further: Vec::new(), properties };
+    let mut check = |change: fn(&mut EngineSettings), budget_mib: u64, bytes: u64| {
+        change(&mut assembly.config.engine);
+        let found = (assembly.model_budget(), assembly.expected_bytes(&model));
+        assert_eq!(found, (budget_mib << 20, bytes));
+    };
+    // Nine tenths less the reserve; without a size of its own the cache takes the rest.
+    check(|_| (), 10_288, 10_288 << 20);
+    check(|engine| engine.gpu_kv_mib = 300, 10_288, weights + (300 << 20));
+    check(|engine| engine.dequantise = true, 10_288, 4 * parameters + (300 << 20));
+    check(|engine| engine.gpu_reserve_mib = 1_000, 9_800, 4 * parameters + (300 << 20));
+    check(|engine| engine.memory_mib = 20_000, 9_800, 4 * parameters + (300 << 20));
+    check(|engine| engine.memory_mib = 700, 700, 4 * parameters + (300 << 20));
+}
