@@ -21,4 +21,5 @@ pub mod memory;
 #[cfg(feature = "testing")]
 pub mod mutate;
 pub mod recent;
+pub mod server_sent_events;
 pub mod settings;

@@ -1,11 +1,11 @@
 //! `cresset chat`: a conversation in the terminal, with a running node or one of our own.
 
-use super::support::api_client::ApiClient;
 use super::support::context::Context;
 use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult, Style, note, print_generated, style};
 use super::support::{node_client, shutdown, text};
 use clap::Args;
+use cresset_client::ApiClient;
 use cresset_node::config::client_key;
 use serde_json::{Value, json};
 use std::io::{BufRead, IsTerminal, Write};

@@ -1,9 +1,9 @@
 //! `cresset connect`: what a tool has to be told so that it asks a node through its gateway.
 
 use super::support::context::Context;
-use super::support::http::{HttpCall, json};
 use super::support::output::{CommandError, CommandResult};
 use clap::Args;
+use cresset_client::{HttpCall, json};
 use cresset_commands::AdminCommand;
 use cresset_tls::NodeAddress;
 use hyper::StatusCode;

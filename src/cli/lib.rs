@@ -13,6 +13,7 @@ mod accounts;
 mod admin;
 mod applications;
 mod backup;
+#[cfg(feature = "bench")]
 mod bench;
 mod chat;
 mod config;
@@ -27,11 +28,14 @@ mod metrics;
 mod models;
 mod nodes;
 mod package;
+#[cfg(feature = "prover")]
 mod qualify;
 mod quickstart;
 mod receipts;
+#[cfg(feature = "gateway")]
 mod relay;
 mod reload;
+#[cfg(feature = "prover")]
 mod requalify;
 mod requests;
 mod serve;
@@ -39,6 +43,8 @@ mod service;
 mod status;
 mod support;
 mod upgrade;
+#[cfg(not(all(feature = "bench", feature = "gateway", feature = "prover")))]
+mod without;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use cresset_base::clock::built_at;
@@ -50,6 +56,12 @@ use std::sync::LazyLock;
 use support::context::{Context, Globals};
 use support::logging;
 use support::output::{self, CommandError, CommandResult, Output};
+#[cfg(not(feature = "bench"))]
+use without::bench;
+#[cfg(not(feature = "prover"))]
+use without::qualify;
+#[cfg(not(feature = "gateway"))]
+use without::relay;
 
 const EXAMPLES: &str = "Examples:
   cresset quickstart                                   from nothing to an answer, then keep serving

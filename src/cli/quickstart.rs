@@ -1,24 +1,20 @@
 //! `cresset quickstart`: from nothing to an answer. It skips every step that is done already.
 
-use super::qualify;
 use super::serve::lost_device;
-use super::support::api_client::{ApiClient, ChatAnswer};
 use super::support::context::Context;
 use super::support::local_key::KeyChoice;
 use super::support::output::{CommandResult, Style, note, print, print_generated, style};
 use super::support::{local_key, node_client, shutdown, text};
+use crate::qualify;
 use clap::Args;
 use cresset_catalogue::Manifest;
+use cresset_client::{ApiClient, ChatAnswer};
 use cresset_node::{RunningNode, ledger};
 use cresset_store::Store;
 use serde_json::{Value, json};
-use std::net::{Ipv4Addr, SocketAddr};
-use tokio::net::TcpListener;
 
 const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
 const MAX_TOKENS: u32 = 128;
-/// The port that `cresset relay` listens on, too.
-const GATEWAY_PORT: u16 = 11_435;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -66,14 +62,24 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
     node_client::open(context, Some(&release), &KeyChoice::Quickstart).await
 }
 
+#[cfg(not(feature = "gateway"))]
+async fn open_gateway(_: &mut node_client::NodeClient) -> CommandResult {
+    Ok(())
+}
+
 /// Opens a gateway on the node of this command, with the key that it asks with, unless the
 /// configuration has one.
+#[cfg(feature = "gateway")]
 async fn open_gateway(client: &mut node_client::NodeClient) -> CommandResult {
+    use std::net::Ipv4Addr;
+    use tokio::net::TcpListener;
+
+    /// The port that `cresset relay` listens on, too.
+    const PORT: u16 = 11_435;
     let Some(node) = client.own.as_mut().filter(|node| node.gateway_url().is_none()) else {
         return Ok(());
     };
-    let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, GATEWAY_PORT));
-    let listener = match TcpListener::bind(usual).await {
+    let listener = match TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).await {
         Ok(listener) => listener,
         Err(_) => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?,
     };

@@ -6,6 +6,7 @@ use super::support::text;
 use clap::{Args, Subcommand};
 use cresset_catalogue::{Catalogue, NodePublicKey, claimed};
 use cresset_commands::AdminCommand;
+#[cfg(feature = "prover")]
 use cresset_prover::{Prover, RerunOutcome};
 use cresset_request::documents::receipt::ReceiptStatement;
 use serde_json::{Value, json};
@@ -108,6 +109,12 @@ async fn ledger(context: &Context, statement: &ReceiptStatement) -> CommandResul
     if sentences.is_empty() { Ok(found) } else { Err(refused(&sentences.join("; "))) }
 }
 
+#[cfg(not(feature = "prover"))]
+async fn rerun(_: &Context, _: ReceiptStatement, _: Vec<u8>) -> CommandResult<Value> {
+    Err(crate::without::refused("--rerun is given", "prover"))
+}
+
+#[cfg(feature = "prover")]
 async fn rerun(
     context: &Context,
     statement: ReceiptStatement,

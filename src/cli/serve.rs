@@ -1,6 +1,7 @@
 //! `cresset serve`: runs the node until a signal ends it. SIGHUP reads again what may change while
 //! it runs.
 
+#[cfg(feature = "prover")]
 use super::requalify;
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, note};
@@ -74,6 +75,11 @@ impl Arguments {
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let mut hangup = signal(SignalKind::hangup())?;
+    #[cfg(not(feature = "prover"))]
+    if arguments.requalify {
+        return Err(crate::without::refused("--requalify is given", "prover"));
+    }
+    #[cfg(feature = "prover")]
     if arguments.requalify {
         let quick = requalify::quick(context.assembly()?);
         tokio::select! {
@@ -114,6 +120,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         told?;
     }
     service_manager::ready();
+    #[cfg(feature = "prover")]
     let full = arguments.requalify.then(|| requalify::full(&context)).transpose()?;
     let outcome = loop {
         tokio::select! {
@@ -125,6 +132,7 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     };
     service_manager::stopping();
     note("draining: nothing new is taken; a second signal ends at once");
+    #[cfg(feature = "prover")]
     if let Some(full) = full {
         full.end().await;
     }

@@ -59,10 +59,4 @@ impl RunningNode {
         let (taken, stop) = (self.live.handed_over.clone(), self.stop.clone());
         self.surfaces.spawn(handover::give(data_dir, shared, taken, stop));
     }
-
-    /// The address of health, readiness and metrics.
-    pub fn operator_url(&self) -> Option<String> {
-        let start = &self.live.start;
-        start.operator.map(|address| start.tls.url(ListenerName::Operator, address))
-    }
 }

@@ -118,6 +118,12 @@ impl Assembly {
         load_first(pool, offered, pinned, &enter, watcher).await
     }
 
+    /// Without the operator's socket nobody gives listeners away.
+    #[cfg(not(feature = "console"))]
+    pub async fn take_over(&self, _: &[String], _: Watcher<'_>) -> Result<RunningNode, NodeError> {
+        Err(NodeError::without("console", "--take-over is given"))
+    }
+
     /// Takes the place of the node that runs on the data folder: loads the models as `start` does,
     /// takes that node's listeners, and opens the ledger when that node has settled what it ran.
     /// Until clients are accepted, they wait.

@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::task::spawn_blocking;
 
 /// Between two looks at a ledger that another process is about to leave.
+#[cfg(feature = "console")]
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
 /// The store's limits as the configuration sets them.
@@ -149,6 +150,7 @@ pub(super) fn lock(data_dir: &Path, config: &Config) -> Result<LockedStore, Node
 }
 
 /// `lock` when the node that has the ledger now has ended its work.
+#[cfg(feature = "console")]
 pub(super) async fn lock_when_free(
     data_dir: &Path,
     config: &Config,

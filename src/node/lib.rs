@@ -16,6 +16,7 @@ pub mod config;
 mod console;
 mod device;
 mod draft_release;
+mod embed;
 pub mod files;
 #[cfg(feature = "gateway")]
 mod gateway;
@@ -34,6 +35,7 @@ mod services;
 mod starting;
 
 pub use device::ComputeDevice;
+pub use embed::{Client, Node, NodeBuilder};
 pub use launch::{PortFallback, StartEvent};
 pub use load::{Checked, GpuMemory, RunnerSize, card, inspect, text};
 pub use models::{Servable, cannot_load};

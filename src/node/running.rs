@@ -101,6 +101,12 @@ impl RunningNode {
         start.gateway.get().map(|address| start.tls.url(ListenerName::Gateway, *address))
     }
 
+    /// The address of health, readiness and metrics.
+    pub fn operator_url(&self) -> Option<String> {
+        let start = &self.live.start;
+        start.operator.map(|address| start.tls.url(ListenerName::Operator, address))
+    }
+
     /// The status document, as the operator's surfaces show it.
     pub fn status(&self) -> Value {
         cresset_commands::status(&self.live)

@@ -2,6 +2,7 @@
 
 use crate::checks::CheckInput;
 use crate::subject::{ApiAnswer, ApiManner, ChatTurn, Result, SubjectError};
+use cresset_base::server_sent_events::EventReader;
 use serde_json::{Value, json};
 
 /// A whole answer.
@@ -139,7 +140,11 @@ fn read_stream(body: &[u8]) -> Result<Reply> {
     }
     let mut reply = Reply::default();
     let mut ended = false;
-    for data in events(text) {
+    let mut events = EventReader::default();
+    events.push(body);
+    // The last event may have no end.
+    events.push(b"\n\n");
+    while let Some(data) = events.next_data() {
         if data == "[DONE]" {
             ended = true;
             break;
@@ -182,23 +187,6 @@ impl Reply {
     }
 }
 
-/// The data of server-sent events. Lines end with LF or CRLF; comments and other fields are passed
-/// over; the lines of one event are joined.
-fn events(text: &str) -> Vec<String> {
-    let (mut events, mut data) = (Vec::new(), Vec::new());
-    for line in text.lines().map(|line| line.trim_end_matches('\r')).chain([""]) {
-        if line.is_empty() {
-            if !data.is_empty() {
-                events.push(data.join("\n"));
-                data.clear();
-            }
-        } else if let Some(more) = line.strip_prefix("data:") {
-            data.push(more.strip_prefix(' ').unwrap_or(more));
-        }
-    }
-    events
-}
-
 fn usage(body: &Value) -> Option<ApiUsage> {
     let count = |name: &str| body["usage"][name].as_u64();
     let (prompt, completion) = (count("prompt_tokens")?, count("completion_tokens")?);
@@ -235,16 +223,6 @@ fn candidate(entry: &Value) -> (String, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn events_of_every_dialect() {
-        let check = |text: &str, expect: &[&str]| assert_eq!(events(text), expect, "{text:?}");
-        check("data: a\n\ndata: [DONE]\n\n", &["a", "[DONE]"]);
-        check("data:a\r\n\r\n: keep-alive\r\n\r\ndata:b\r\n\r\n", &["a", "b"]);
-        check("event: chunk\nid: 7\ndata: a\ndata: b\n\n", &["a\nb"]);
-        check("data: last line without an end", &["last line without an end"]);
-        check("\n\n", &[]);
-    }
 
     #[test]
     fn the_reason_of_a_refusal_is_found() {

@@ -145,8 +145,10 @@ impl RequestShape {
         let mut answer = AnswerStream::begin();
         let status = connection.send(&request).await?;
         if status == 200 {
-            while connection.piece(&mut answer.pending).await? {
-                answer.read(tally);
+            let mut arrived = Vec::new();
+            while connection.piece(&mut arrived).await? {
+                answer.read(&arrived, tally);
+                arrived.clear();
             }
         } else {
             let mut body = Vec::new();

@@ -10,12 +10,12 @@ mod reads;
 mod tally;
 mod target;
 
-use super::support::api_client::ApiClient;
 use super::support::context::Context;
 use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult};
 use super::support::{node_client, shutdown, values};
 use clap::Args;
+use cresset_client::ApiClient;
 use cresset_node::config::client_key;
 use serde_json::Value;
 use std::path::PathBuf;

@@ -7,9 +7,9 @@ use super::Arguments;
 use super::connection::LoadConnection;
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
 use super::target::Target;
-use crate::support::api_client::ApiClient;
 use crate::support::output::{CommandError, CommandResult};
 use crate::support::progress::TaskProgress;
+use cresset_client::ApiClient;
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ pub(super) async fn run(
     arguments: &Arguments,
 ) -> CommandResult<Value> {
     let question = [json!({ "role": "user", "content": "hello" })];
-    let request = api.ask(&question, &json!({ "max_tokens": 1 }), |_| Ok(())).await?.request;
+    let quiet = |_: &str| CommandResult::Ok(());
+    let request = api.ask(&question, &json!({ "max_tokens": 1 }), quiet).await?.request;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut rows = Vec::new();
     for path in ["/v1/me", "/v1/credits", &format!("/v1/requests/{request}")] {

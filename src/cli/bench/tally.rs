@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::figures::{Times, per_second};
+use cresset_base::server_sent_events::EventReader;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -68,14 +69,19 @@ pub(super) struct AnswerStream {
     last: Option<Instant>,
     usage: Option<TokenUsage>,
     refused: Option<String>,
-    /// Bytes that have arrived and are not a whole line yet.
-    pub pending: Vec<u8>,
+    events: EventReader,
 }
 
 impl AnswerStream {
     /// Begins the answer to a request that is about to be sent.
     pub(super) fn begin() -> Self {
-        Self { sent: Instant::now(), last: None, usage: None, refused: None, pending: Vec::new() }
+        Self {
+            sent: Instant::now(),
+            last: None,
+            usage: None,
+            refused: None,
+            events: EventReader::default(),
+        }
     }
 
     /// The request was refused with this status and body.
@@ -83,22 +89,20 @@ impl AnswerStream {
         self.refused = Some(format!("{status} {}", code(body)));
     }
 
-    /// Reads the lines that are complete. Text that arrives together counts as one token.
-    pub(super) fn read(&mut self, tally: &mut CompletionTally) {
-        let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') else { return };
+    /// Reads the events that `arrived` completes. Text that arrives together counts as one token.
+    pub(super) fn read(&mut self, arrived: &[u8], tally: &mut CompletionTally) {
         let now = Instant::now();
         let mut text = false;
-        for line in String::from_utf8_lossy(&self.pending[..end]).lines() {
-            let Some(data) = line.strip_prefix("data:") else { continue };
-            if has_text(data) {
+        self.events.push(arrived);
+        while let Some(data) = self.events.next_data() {
+            if has_text(&data) {
                 text = true;
             } else if data.contains(r#""usage":{"#) {
-                self.usage = usage(data);
+                self.usage = usage(&data);
             } else if data.contains(r#"{"error":"#) {
                 self.refused = Some(format!("in the stream: {}", code(data.as_bytes())));
             }
         }
-        self.pending.drain(..=end);
         if text {
             match self.last.replace(now) {
                 None => tally.first.add(now - self.sent),
@@ -149,8 +153,7 @@ mod tests {
     fn tally(pieces: &[&str]) -> CompletionTally {
         let (mut answer, mut tally) = (AnswerStream::begin(), CompletionTally::default());
         for piece in pieces {
-            answer.pending.extend_from_slice(piece.as_bytes());
-            answer.read(&mut tally);
+            answer.read(piece.as_bytes(), &mut tally);
         }
         answer.close(&mut tally);
         tally

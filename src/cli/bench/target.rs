@@ -1,8 +1,8 @@
 //! The node under load: its address, a key and a model, and the bytes of requests to it.
 
-use crate::support::api_client::ApiClient;
-use crate::support::http::{HttpCall, accepted};
 use crate::support::output::{CommandError, CommandResult};
+use cresset_client::ApiClient;
+use cresset_client::{HttpCall, accepted};
 use cresset_tls::NodeAddress;
 use uuid::Uuid;
 

@@ -1,11 +1,11 @@
 //! The things that every command needs: the data folder, the configuration, and a way to the
 //! ledger.
 
-use super::http::{HttpCall, json};
 use super::output::{CommandError, CommandResult, Output, Render};
 use super::values::AccountArgument;
 use clap::Args;
 use cresset_base::ids::AccountId;
+use cresset_client::{HttpCall, json};
 use cresset_commands::{AdminCommand, AdminError, socket};
 use cresset_node::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};
 use cresset_node::{Assembly, NodeError, files, ledger};

@@ -3,11 +3,11 @@
 //! account only with a node of their own on an unused ledger: elsewhere credits come from the
 //! operator alone.
 
-use super::api_client::ApiClient;
 use super::context::Context;
 use super::listing;
 use super::output::{CommandError, CommandResult};
 use cresset_base::durable_file;
+use cresset_client::ApiClient;
 use cresset_commands::AdminCommand;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

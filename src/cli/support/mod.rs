@@ -1,9 +1,7 @@
 //! Parts that several commands share: output, the way to a node, values that people type.
 
-pub(super) mod api_client;
 pub(super) mod context;
 pub(super) mod database_settings;
-pub(super) mod http;
 pub(super) mod listing;
 pub(super) mod local_key;
 pub(super) mod logging;

@@ -1,13 +1,13 @@
 //! A node to talk to: the one that runs on the data folder, or one of our own that ends with the
 //! command.
 
-use super::api_client::ApiClient;
 use super::context::Context;
 use super::local_key::{self, KeyChoice};
 use super::output::{CommandError, CommandResult, note};
 use super::progress::TaskProgress;
 use super::service_manager;
 use cresset_catalogue::Manifest;
+use cresset_client::ApiClient;
 use cresset_commands::AdminCommand;
 use cresset_node::{Assembly, PortFallback, RunningNode, StartEvent};
 use serde_json::Value;

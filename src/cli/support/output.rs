@@ -1,6 +1,7 @@
 //! Output of the process: one document on stdout, for people or as JSON; everything else on stderr.
 
 use super::progress::BesideBars;
+use cresset_client::ClientError;
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -20,6 +21,7 @@ pub(crate) enum CommandError {
     Negative,
     /// As `Negative`, for a command whose exit codes tell more than one kind of result.
     #[error("the result is negative")]
+    #[cfg_attr(not(feature = "prover"), expect(dead_code, reason = "only proofs have such"))]
     NegativeCode(u8),
     /// The reader of our output has closed it.
     #[error("the output was closed")]
@@ -41,6 +43,12 @@ impl CommandError {
             Self::Said { what, .. } => Self::Said { what, remedy: Some(remedy.to_string()) },
             other => other,
         }
+    }
+}
+
+impl From<ClientError> for CommandError {
+    fn from(ClientError { what, remedy }: ClientError) -> Self {
+        Self::Said { what, remedy }
     }
 }
 

@@ -56,17 +56,20 @@ pub(crate) fn month(text: &str) -> Result<[UnixMillis; 2], String> {
 }
 
 /// Checks the report path before the (long) run, so that a bad path does not cost the run.
+#[cfg(feature = "prover")]
 pub(crate) fn report(text: &str) -> Result<PathBuf, String> {
     file_of_kind(text, &["html", "htm", "md", "json"])
         .ok_or("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
 }
 
+#[cfg(feature = "bench")]
 /// Checks the path of a drawing before the run that it shows.
 pub(crate) fn svg(text: &str) -> Result<PathBuf, String> {
     file_of_kind(text, &["svg"])
         .ok_or("expected a file in a folder that exists, ending in .svg".to_owned())
 }
 
+#[cfg(any(feature = "bench", feature = "prover"))]
 /// The path, if it has one of these extensions and its folder exists.
 fn file_of_kind(text: &str, kinds: &[&str]) -> Option<PathBuf> {
     let file = PathBuf::from(text);

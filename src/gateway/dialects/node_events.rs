@@ -2,6 +2,7 @@
 
 use super::AnswerHead;
 use crate::REQUEST_ID;
+use cresset_base::server_sent_events::{EventReader, ServerEvent};
 use hyper::StatusCode;
 use hyper::http::response::Parts;
 use serde::{Deserialize, Serialize};
@@ -125,32 +126,26 @@ impl UpstreamError {
 
 /// Splits bytes into events, however they arrive.
 #[derive(Debug, Default)]
-pub(super) struct NodeEvents {
-    /// Bytes of a line whose end has not come.
-    line: Vec<u8>,
-}
+pub(super) struct NodeEvents(EventReader);
 
 impl NodeEvents {
     /// The events that `data` completes. What they say of the whole answer goes to `head`.
     pub(super) fn take(&mut self, data: &[u8], head: &mut AnswerHead) -> Vec<NodeEvent> {
+        self.0.push(data);
         let mut events = Vec::new();
-        for piece in data.split_inclusive(|byte| *byte == b'\n') {
-            self.line.extend_from_slice(piece);
-            if self.line.ends_with(b"\n") {
-                let line = std::mem::take(&mut self.line);
-                events.extend(read(line.trim_ascii_end(), head));
-            }
+        while let Some(event) = self.0.next_event() {
+            events.extend(match event {
+                ServerEvent::Comment => Some(NodeEvent::KeepAlive),
+                ServerEvent::Data(data) => read(&data, head),
+            });
         }
         events
     }
 }
 
-fn read(line: &[u8], head: &mut AnswerHead) -> Option<NodeEvent> {
-    if line.starts_with(b":") {
-        return Some(NodeEvent::KeepAlive);
-    }
+fn read(data: &str, head: &mut AnswerHead) -> Option<NodeEvent> {
     // The end of the list, and whatever else is no event, is left out.
-    let event: Value = serde_json::from_slice(line.strip_prefix(b"data: ")?).ok()?;
+    let event: Value = serde_json::from_str(data).ok()?;
     if let Some(error) = event.get("error") {
         return Some(NodeEvent::Failure(serde_json::from_value(error.clone()).unwrap_or_default()));
     }
