@@ -45,8 +45,8 @@
 //!     nothing more. The embedded backend locks its folder, so every other boot has ended.
 
 use super::StoreResult;
+use super::cluster::{ListedNode, NodeFacts, ReleasePrices};
 use super::limits::Limits;
-use super::postgres::{ListedNode, NodeFacts, ReleasePrices};
 use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;

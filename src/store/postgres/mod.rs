@@ -39,7 +39,9 @@ use super::backend::{Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture
 use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
-use super::{AuditReport, StoreError, StoreResult, StoredBody};
+use super::{
+    AuditReport, ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody,
+};
 use audit_source::AuditReading;
 use clock::DatabaseClock;
 use cresset_base::clock::{Clock, UnixMillis};
@@ -55,7 +57,6 @@ use lookups::Lookups;
 use nodes::Tenure;
 use parking_lot::{Mutex, MutexGuard};
 use peers::ToldFacts;
-pub use peers::{ListedNode, NodeFacts, ReleasePrices};
 pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;

@@ -9,12 +9,12 @@
 use super::clock::DatabaseClock;
 use super::distrust;
 use super::failure::Failure;
-use super::peers::{self, NodeFacts, ToldFacts};
+use super::peers::{self, ToldFacts};
 use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
-use crate::{StoreError, StoreResult};
+use crate::{NodeFacts, StoreError, StoreResult};
 use cresset_base::ids::BootId;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

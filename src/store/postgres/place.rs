@@ -1,7 +1,6 @@
 //! The place of a ledger in a database, and how it is read from an address.
 
-use super::peers::NodeFacts;
-use crate::settings::LedgerSettings;
+use crate::{LedgerSettings, NodeFacts};
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;

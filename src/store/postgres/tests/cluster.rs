@@ -1,11 +1,11 @@
 //! A database of the tests' own, and places for ledgers in it.
 
+use super::super::PostgresConfig;
 use super::super::driver::Driver;
 use super::super::session::{Connector, DatabaseSession, SessionKind};
-use super::super::{NodeFacts, PostgresConfig};
 use super::server_process::ServerProcess;
 pub use super::server_process::programs;
-use crate::settings::LedgerSettings;
+use crate::{LedgerSettings, NodeFacts};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

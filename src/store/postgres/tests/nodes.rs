@@ -1,14 +1,14 @@
 //! Several nodes on one ledger.
 
 use super::super::schema;
-use super::super::{NodeFacts, PostgresBackend, PostgresConfig};
+use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
 use crate::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
 use crate::codec::encode;
 use crate::tests::*;
-use crate::{Limits, Store, StoreConfig, StoreError};
+use crate::{Limits, NodeFacts, Store, StoreConfig, StoreError};
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_ledger::apply::apply;
 use cresset_ledger::{AdmissionRate, AttemptState};
