@@ -39,15 +39,13 @@ use super::backend::{Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture
 use super::limits::Limits;
 use super::queue::WriteAction;
 use super::scope::BackupScope;
-use super::{
-    AuditReport, ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody,
-};
+use super::{ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody};
 use audit_source::AuditReading;
 use clock::DatabaseClock;
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_base::failpoint;
 use cresset_base::ids::{AccountId, BootId, RequestId};
-use cresset_ledger::audit::{self, AuditPace, AuditSource};
+use cresset_ledger::audit::{AuditPace, AuditSource};
 use cresset_ledger::state::{StateError, StateResult};
 use cresset_ledger::{Account, Credential, RequestKey};
 use driver::Driver;
@@ -61,8 +59,6 @@ pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
 use rustix::fs::statvfs;
-pub use scratch::ScratchSchema;
-pub(super) use scratch::init_scratch;
 use session::{Ask, Connector, DatabaseSession, SessionKind};
 use state::BatchState;
 use std::collections::BTreeMap;
@@ -70,7 +66,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-pub(super) use taking_over::{moved_from, take_over};
 use uuid::Uuid;
 
 /// How often a batch is tried that others come before. Each time somebody got ahead.
@@ -473,28 +468,8 @@ impl Backend for PostgresBackend {
     }
 }
 
-/// Makes the tables of an empty ledger; refuses where there are any.
-pub(super) fn init(place: &PostgresConfig) -> StoreResult {
-    with_session(place, async |session| {
-        server::check(session, place.standbys()).await?;
-        schema::create(session).await
-    })
-}
-
-/// The latest time stored.
-pub(super) fn stored_time(place: &PostgresConfig) -> StoreResult<UnixMillis> {
-    Ok(PostgresBackend::open_beside(place)?.stored_time()?)
-}
-
-/// Audits a ledger, whoever uses it.
-pub(super) fn inspect(place: &PostgresConfig) -> StoreResult<AuditReport> {
-    let backend = PostgresBackend::open_beside(place)?;
-    let source = backend.audit_source()?;
-    Ok(audit::everything(&*source, &audit::unpaced)?)
-}
-
 /// Why no backup of this program is made or restored.
-pub(super) fn own_tools() -> StoreError {
+fn own_tools() -> StoreError {
     let why = "a ledger in a database is copied and restored with the database's own tools: use pg_dump, or \
                pg_basebackup, and their counterparts";
     StoreError::Unusable(why.into())

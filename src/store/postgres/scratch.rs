@@ -1,28 +1,30 @@
 //! A ledger for a measurement, in a schema of its own beside whatever the database has.
 
-use super::{PostgresConfig, init, with_session};
-use crate::StoreResult;
+use super::{PostgresConfig, with_session};
+use crate::{DatabasePlace, StoreResult};
 use uuid::Uuid;
 
 /// The schema is removed when this is dropped.
-pub struct ScratchSchema {
+pub(super) struct ScratchSchema {
     /// The place of the ledger in it.
     pub place: PostgresConfig,
     name: String,
 }
 
-pub(crate) fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
-    let name = format!("bench_{}", Uuid::new_v4().simple());
-    with_session(place, async |session| {
-        Ok(session.script(&format!("create schema {name}")).await?)
-    })?;
-    let mut own = place.clone();
-    let before = own.server.get_options().unwrap_or_default();
-    let options = format!("{before} -csearch_path={name}");
-    own.server.options(options.trim_start());
-    let scratch = ScratchSchema { place: own, name };
-    init(&scratch.place)?;
-    Ok(scratch)
+impl ScratchSchema {
+    pub(super) fn make(place: &PostgresConfig) -> StoreResult<Self> {
+        let name = format!("bench_{}", Uuid::new_v4().simple());
+        with_session(place, async |session| {
+            Ok(session.script(&format!("create schema {name}")).await?)
+        })?;
+        let mut own = place.clone();
+        let before = own.server.get_options().unwrap_or_default();
+        let options = format!("{before} -csearch_path={name}");
+        own.server.options(options.trim_start());
+        let scratch = Self { place: own, name };
+        scratch.place.init()?;
+        Ok(scratch)
+    }
 }
 
 impl Drop for ScratchSchema {

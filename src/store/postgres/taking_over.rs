@@ -37,7 +37,7 @@ const ANALYZE: &str = "analyze accounts, applications, credentials, grants, requ
 const TOUCH: &str = "update meta set row = row where key = 'moved'";
 
 /// Everything that `source` holds, where an audit read `audited`, in a database without a ledger.
-pub(crate) fn take_over(
+pub(super) fn take_over(
     place: &PostgresConfig,
     (source, audited): (&dyn MoveSource, &AuditReport),
     now: UnixMillis,
@@ -64,7 +64,7 @@ pub(crate) fn take_over(
 
 /// The process that had used the ledger last that was moved into this database; `None` where none
 /// was.
-pub(crate) fn moved_from(place: &PostgresConfig) -> StoreResult<Option<BootId>> {
+pub(super) fn moved_from(place: &PostgresConfig) -> StoreResult<Option<BootId>> {
     super::with_session(place, async |session| {
         if !schema::has_tables(session).await? {
             return Ok(None);

@@ -16,7 +16,7 @@ const SPAN: Duration = Duration::from_secs(5);
 #[ignore = "a measurement"]
 fn pairs_a_second_in_a_database() {
     let Some(cluster) = cluster::shared() else { return };
-    let config = StoreConfig::Postgres(cluster.ledger());
+    let config = StoreConfig::Database(Arc::new(cluster.ledger()));
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap();
     for command in opening(Microcredits::MAX.get()) {
         store.submit_blocking(command).unwrap();

@@ -65,7 +65,7 @@ impl Cluster {
     /// A place with an empty ledger.
     pub fn ledger(&self) -> PostgresConfig {
         let place = self.place();
-        super::super::init(&place).unwrap();
+        place.init().unwrap();
         place
     }
 

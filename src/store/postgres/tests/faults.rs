@@ -155,7 +155,7 @@ fn places_that_hold_no_ledger_are_told_apart() {
         other => panic!("{other:?}"),
     };
     let place = cluster.place();
-    let config = StoreConfig::Postgres(place.clone());
+    let config = StoreConfig::Database(Arc::new(place.clone()));
     assert!(unusable(PostgresBackend::open(&place)).contains("cresset init --ledger"));
     let settings = LedgerSettings { standbys: Some(1), ..place.settings.clone() };
     let waiting = PostgresConfig { settings, ..place.clone() };

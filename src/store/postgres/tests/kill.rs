@@ -14,7 +14,7 @@ use std::sync::Arc;
 const PLACE: &str = "CRESSET_TEST_LEDGER";
 
 fn open(place: &PostgresConfig) -> Store {
-    let config = StoreConfig::Postgres(place.clone());
+    let config = StoreConfig::Database(Arc::new(place.clone()));
     Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap()
 }
 

@@ -43,7 +43,7 @@ fn of_account(account: u128, mut command: Command) -> Command {
 
 /// A store on a new ledger with these accounts.
 fn with_accounts(place: &PostgresConfig) -> Store {
-    let config = StoreConfig::Postgres(place.clone());
+    let config = StoreConfig::Database(Arc::new(place.clone()));
     let store = Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap();
     for account in ACCOUNTS {
         for command in opening(Microcredits::MAX.get()) {

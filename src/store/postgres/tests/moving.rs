@@ -178,7 +178,7 @@ fn a_moved_ledger_tells_the_same() {
     let moved = ["bodies.redb.moved", "ledger.redb.moved", "lock"].map(str::to_owned);
     assert_eq!(files(folder.path()), moved.into());
     assert_eq!(report.files.len(), 2);
-    let config = StoreConfig::Postgres(place.clone());
+    let config = StoreConfig::Database(Arc::new(place.clone()));
     assert_eq!(Store::inspect(&config).unwrap().violations, Vec::<String>::new());
     let store = open(&config, &clock, false);
     for (found, expect) in told(&store).iter().zip(&expect) {
@@ -245,7 +245,7 @@ fn a_ledger_that_breaks_its_rules_or_a_taken_name_moves_nothing() {
     let standby = PostgresConfig { settings, ..place.clone() };
     let refused = move_with(folder.path(), &standby, &clock, &|| Ok(())).unwrap_err().to_string();
     assert!(refused.contains("ledger.standbys is 1"), "{refused}");
-    let missing = Store::inspect(&StoreConfig::Postgres(place)).unwrap_err().to_string();
+    let missing = Store::inspect(&StoreConfig::Database(Arc::new(place))).unwrap_err().to_string();
     assert!(missing.contains("no ledger"), "{missing}");
     assert!(files(folder.path()).contains("ledger.redb"));
 }

@@ -192,7 +192,7 @@ fn nodes_with_other_plans_are_refused() {
 fn the_database_s_time_counts_whatever_the_machines_show() {
     const HOUR: u64 = 3_600_000;
     let Some(cluster) = cluster::shared() else { return };
-    let (config, began) = (StoreConfig::Postgres(cluster.ledger()), SystemClock.now());
+    let (config, began) = (StoreConfig::Database(Arc::new(cluster.ledger())), SystemClock.now());
     let stores = [began.0 - HOUR, began.0 + HOUR].map(|shown| {
         let clock = SetClock::default();
         clock.set(shown);
@@ -256,7 +256,7 @@ fn tables_of_an_earlier_schema_are_extended_once_no_node_uses_them() {
     let Some(cluster) = cluster::shared() else { return };
     let place = cluster.ledger();
     let store = Store::open_briefly(
-        &StoreConfig::Postgres(place.clone()),
+        &StoreConfig::Database(Arc::new(place.clone())),
         std::sync::Arc::new(SystemClock),
         Limits::default(),
     );

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 fn open(place: &PostgresConfig) -> Store {
-    let config = StoreConfig::Postgres(place.clone());
+    let config = StoreConfig::Database(Arc::new(place.clone()));
     Store::open(&config, Arc::new(SystemClock), Limits::default()).unwrap()
 }
 

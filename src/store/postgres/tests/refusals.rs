@@ -97,7 +97,7 @@ fn a_ledger_of_an_older_format_is_refused_and_left_alone() {
             refused(&place),
             "the ledger in the database has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a"
         );
-        assert!(super::super::init(&place).unwrap_err().to_string().contains("left as it is"));
+        assert!(place.init().unwrap_err().to_string().contains("left as it is"));
         assert_eq!(cluster.with_session(&place, told), before);
     }
 }
@@ -165,7 +165,7 @@ fn a_proxy_that_pools_transactions_is_named() {
     let Some(program) = pooler() else { return };
     let cluster = Cluster::start(&programs);
     // The pooler takes no options, so the tables are where they are without a schema's name.
-    super::super::init(&place_in(cluster.folder(), "")).unwrap();
+    place_in(cluster.folder(), "").init().unwrap();
     let pooler = Pooler::before(cluster.folder(), &program);
     let why = refused(&place_in(pooler.folder.path(), ""));
     assert!(why.contains("a proxy in between") && why.contains("ledger.url"), "{why}");
