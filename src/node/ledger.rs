@@ -1,5 +1,6 @@
 //! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
+#[cfg(feature = "postgres")]
 mod database;
 
 use super::NodeError;
@@ -11,6 +12,7 @@ use cresset_store::{
     ClockLimits, DatabasePlace, EmbeddedConfig, Limits, LockedStore, OpenProgress, ReleasePrices,
     Store, StoreConfig, StoreError,
 };
+#[cfg(feature = "postgres")]
 pub use database::database;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -70,6 +72,14 @@ pub fn move_places(
 
 fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
     EmbeddedConfig { settings: config.ledger.clone(), ..EmbeddedConfig::new(data_dir) }
+}
+
+/// The database at an address.
+#[cfg(not(feature = "postgres"))]
+pub fn database(_: &str, _: &Path, _: &Config) -> Result<Arc<dyn DatabasePlace>, NodeError> {
+    let what =
+        "this program was built without the feature `postgres` and keeps no ledger in a database";
+    Err(NodeError::new(what).remedy("use one that was built with it, or unset ledger.url"))
 }
 
 /// What the releases of the data folder cost that were qualified here, by their ids.

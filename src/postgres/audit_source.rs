@@ -9,14 +9,14 @@ use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
 use super::snapshot::{by_id, by_request, entry, of_request, signed};
 use super::writing;
-use crate::rows::grant_key;
-use crate::{StoreResult, StoredBody};
 use cresset_base::ids::{AccountId, ApplicationId};
 use cresset_ledger::audit::{AuditSource, JournalChain, JournalHeads, RowIter};
 use cresset_ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use cresset_store::rows::grant_key;
+use cresset_store::{StoreResult, StoredBody};
 use std::cell::{Cell, OnceCell};
 use std::iter;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use crate::codec::encode;
+use cresset_store::codec::encode;
 
 const KEY: &str = "distrust";
 const READ: &str = "select row from meta where key = $1";

@@ -1,6 +1,6 @@
 //! The threads on which connections are driven, and how any other thread waits for an answer.
 
-use crate::{StoreError, StoreResult};
+use cresset_store::{StoreError, StoreResult};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};

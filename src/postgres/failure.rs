@@ -1,8 +1,8 @@
 //! What went wrong in the database, and what may be done about it.
 
-use crate::StoreError;
-use crate::backend::BatchFailure;
 use cresset_ledger::state::StateError;
+use cresset_store::StoreError;
+use cresset_store::backend::BatchFailure;
 use std::error::Error;
 use std::io::{self, ErrorKind};
 use tokio_postgres::Config;

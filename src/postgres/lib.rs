@@ -1,10 +1,19 @@
 //! The backend in a PostgreSQL database, which nodes on several machines can reach. Nothing outside
-//! this folder knows its tables or its client. It speaks plain SQL: no functions, triggers,
+//! this crate knows its tables or its client. It speaks plain SQL: no functions, triggers,
 //! advisory locks or notifications of its own.
 //!
 //! A batch takes two round trips, whatever its size: one that locks the accounts and reads what the
 //! commands need (`reading`), one that writes what they changed and commits (`writing`). In between
 //! `apply` runs over rows in memory (`state`). Each account has a journal chain of its own.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        unreachable_pub,
+        reason = "tests measure time, start threads and share helpers"
+    )
+)]
 
 mod audit_source;
 mod clock;
@@ -35,11 +44,6 @@ mod tls;
 mod watch;
 mod writing;
 
-use super::backend::{Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture, Seal, Snapshot};
-use super::limits::Limits;
-use super::queue::WriteAction;
-use super::scope::BackupScope;
-use super::{ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody};
 use audit_source::AuditReading;
 use clock::DatabaseClock;
 use cresset_base::clock::{Clock, UnixMillis};
@@ -48,6 +52,12 @@ use cresset_base::ids::{AccountId, BootId, RequestId};
 use cresset_ledger::audit::{AuditPace, AuditSource};
 use cresset_ledger::state::{StateError, StateResult};
 use cresset_ledger::{Account, Credential, RequestKey};
+use cresset_store::backend::{
+    Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture, Seal, Snapshot, WriteAction,
+};
+use cresset_store::{
+    BackupScope, Limits, ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody,
+};
 use driver::Driver;
 use failure::Failure;
 use keys::Keys;
@@ -76,7 +86,7 @@ const MAX_LANES: usize = 8;
 /// How long a reader waits for the database.
 const READ: Duration = Duration::from_secs(10);
 
-pub(super) struct PostgresBackend {
+struct PostgresBackend {
     place: PostgresConfig,
     driver: Driver,
     connector: Arc<Connector>,
@@ -101,7 +111,7 @@ pub(super) struct PostgresBackend {
 
 impl PostgresBackend {
     /// `open_beside`, and ends the nodes that are not heard of any more, which takes a lease.
-    pub(super) fn open(place: &PostgresConfig) -> StoreResult<Self> {
+    fn open(place: &PostgresConfig) -> StoreResult<Self> {
         let this = Self::open_beside(place)?;
         let connector = &this.connector;
         this.with_writer(async |session| {
@@ -115,7 +125,7 @@ impl PostgresBackend {
     }
 
     /// Connects, checks server and tables.
-    pub(super) fn open_beside(place: &PostgresConfig) -> StoreResult<Self> {
+    fn open_beside(place: &PostgresConfig) -> StoreResult<Self> {
         let driver = Driver::start()?;
         let connector = Arc::new(Connector::new(place, driver.handle()));
         let writer = driver.wait(async {
@@ -144,7 +154,7 @@ impl PostgresBackend {
 
     /// The database's time, which goes on with this machine's clock. Renewals of the lease set it
     /// again.
-    pub(super) fn keep_time(&self, own: Arc<dyn Clock>) -> StoreResult<Arc<dyn Clock>> {
+    fn keep_time(&self, own: Arc<dyn Clock>) -> StoreResult<Arc<dyn Clock>> {
         let clock = Arc::new(DatabaseClock::new(own));
         self.with_writer(async |session| clock.set(session).await)?;
         Ok(Arc::clone(self.clock.get_or_init(|| clock)) as Arc<dyn Clock>)

@@ -4,9 +4,9 @@
 use super::failure::Failure;
 use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, SessionKind};
-use crate::StoreResult;
 use cresset_ledger::state::StateResult;
 use cresset_ledger::{Account, Credential};
+use cresset_store::StoreResult;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};

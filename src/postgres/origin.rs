@@ -3,12 +3,13 @@
 
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use crate::StoreResult;
-use crate::codec::{Malformed, Reader, StoredField, encode, row};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, BootId};
 use cresset_ledger::audit::JournalChain;
 use cresset_ledger::state::{JournalHead, StateResult};
+use cresset_store::StoreResult;
+use cresset_store::codec::encode;
+use cresset_store::row;
 
 const KEY: &str = "moved";
 const READ: &str = "select row from meta where key = $1";

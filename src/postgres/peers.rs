@@ -2,8 +2,8 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
-use crate::{ListedNode, NodeFacts};
 use cresset_base::ids::BootId;
+use cresset_store::{ListedNode, NodeFacts};
 use parking_lot::Mutex;
 use tokio::sync;
 use uuid::Uuid;

@@ -2,14 +2,14 @@
 
 use super::scratch::ScratchSchema;
 use super::{PostgresBackend, own_tools, schema, server, taking_over, with_session};
-use crate::backend::{Backend, LedgerReader, MoveSource};
-use crate::{
-    AuditReport, DatabasePlace, LedgerSettings, MoveHooks, MoveReport, NodeFacts, Store,
-    StoreConfig, StoreError, StoreOpening, StoreResult,
-};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::BootId;
 use cresset_ledger::audit;
+use cresset_store::backend::{Backend, LedgerReader, MoveSource};
+use cresset_store::{
+    AuditReport, DatabasePlace, LedgerSettings, MoveHooks, MoveReport, NodeFacts, Store,
+    StoreConfig, StoreError, StoreOpening, StoreResult,
+};
 use std::any::Any;
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -5,9 +5,9 @@
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
 use super::snapshot::signed;
-use crate::limits::Limits;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, RequestId};
+use cresset_store::Limits;
 
 /// Rows of one kind deleted in one statement, which bounds how long their accounts are held.
 const MAX_ROWS: i64 = 1_000;

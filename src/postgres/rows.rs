@@ -1,6 +1,5 @@
 //! Rows as the tables hold them, and the rows that a transaction has in memory.
 
-use crate::codec::{Malformed, Reader, StoredField, decode, row};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
 use cresset_ledger::state::{
@@ -9,6 +8,8 @@ use cresset_ledger::state::{
 use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use cresset_store::codec::{StoredField, decode};
+use cresset_store::row;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use tokio_postgres::Row;

@@ -5,8 +5,8 @@
 //! overdrawn. A journal has one entry of each number. An attempt is reserved once and ended once.
 
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use crate::codec::{decode, encode};
-use crate::{StoreError, StoreResult};
+use cresset_store::codec::{decode, encode};
+use cresset_store::{StoreError, StoreResult};
 
 /// The schema of these tables: 1 plus the steps that lead to it.
 const SCHEMA: u32 = 1 + STEPS.len() as u32;

@@ -1,7 +1,7 @@
 //! A ledger for a measurement, in a schema of its own beside whatever the database has.
 
 use super::{PostgresConfig, with_session};
-use crate::{DatabasePlace, StoreResult};
+use cresset_store::{DatabasePlace, StoreResult};
 use uuid::Uuid;
 
 /// The schema is removed when this is dropped.

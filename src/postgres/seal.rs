@@ -3,12 +3,13 @@
 use super::failure::Failure;
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use crate::backend::Seal;
-use crate::codec::{Malformed, Reader, StoredField, encode, row};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::AccountId;
 use cresset_ledger::audit::{JournalChain, JournalHeads};
 use cresset_ledger::state::{JournalHead, StateResult};
+use cresset_store::backend::Seal;
+use cresset_store::codec::encode;
+use cresset_store::row;
 
 const KEY: &str = "seal";
 const READ: &str = "select row from meta where key = $1";

@@ -2,7 +2,7 @@
 
 use super::failure::{Failure, POOLED};
 use super::session::{Ask, DatabaseSession};
-use crate::{StoreError, StoreResult};
+use cresset_store::{StoreError, StoreResult};
 
 /// PostgreSQL 15, as `server_version_num` has it.
 const OLDEST: i32 = 150_000;

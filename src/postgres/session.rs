@@ -1,10 +1,10 @@
 //! Connections to the database: how they are made and set up, and how several statements share one
 //! round trip.
 
+use super::PostgresConfig;
 use super::driver::within;
 use super::failure::Failure;
 use super::tls::DatabaseTls;
-use crate::PostgresConfig;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;

@@ -5,16 +5,16 @@ use super::keys::{application_column, request_at};
 use super::pool::{PooledSession, SessionPool};
 use super::rows::{AccountRow, content};
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use crate::StoredBody;
-use crate::backend::{ReadFuture, Snapshot};
-use crate::codec::StoredField;
-use crate::rows::{crash_key, entry_key, request_key};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use cresset_ledger::state::{Crashes, StateResult};
 use cresset_ledger::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use cresset_store::StoredBody;
+use cresset_store::backend::{ReadFuture, Snapshot};
+use cresset_store::codec::StoredField;
+use cresset_store::rows::{crash_key, entry_key, request_key};
 use std::sync::Arc;
 use tokio_postgres::Row;
 use uuid::Uuid;

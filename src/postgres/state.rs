@@ -7,7 +7,6 @@ use super::keys::{Keys, credential_named};
 use super::reading;
 use super::rows::{AccountRow, BatchRows, Rows};
 use super::session::DatabaseSession;
-use crate::backend::LedgerTxn;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
 use cresset_ledger::state::{
@@ -16,6 +15,7 @@ use cresset_ledger::state::{
 use cresset_ledger::{
     Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
 };
+use cresset_store::backend::LedgerTxn;
 use std::cell::RefCell;
 use std::hash::Hash;
 

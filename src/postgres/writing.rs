@@ -3,16 +3,16 @@
 use super::keys::RequestColumns;
 use super::rows::{AccountRates, AccountRow, BatchRows};
 use super::session::Ask;
-use crate::StoredBody;
-use crate::codec::{StoredField, encode};
-use crate::queue::WriteAction;
-use crate::rows::{crash_key, entry_key, grant_key, request_key};
 use cresset_base::ids::AccountId;
 use cresset_ledger::records::EntryKind;
 use cresset_ledger::state::Reservation;
 use cresset_ledger::{
     Balance, Bucket, Command, JournalEntry, Microcredits, RequestKey, RequestRecord,
 };
+use cresset_store::StoredBody;
+use cresset_store::backend::WriteAction;
+use cresset_store::codec::{StoredField, encode};
+use cresset_store::rows::{crash_key, entry_key, grant_key, request_key};
 use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 

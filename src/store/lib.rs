@@ -22,26 +22,25 @@
 )]
 
 mod auditor;
-mod backend;
+pub mod backend;
 mod clock_check;
 mod cluster;
-mod codec;
+pub mod codec;
 mod database;
 mod embedded;
 mod limits;
 mod moving;
 mod open_progress;
-mod postgres;
 mod queue;
 mod restore;
-mod rows;
+pub mod rows;
 mod scope;
 mod settings;
 mod shared;
 mod stats;
 mod stored_body;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod writer;
 
 use auditor::Auditor;
@@ -64,7 +63,6 @@ pub use limits::Limits;
 pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
-pub use postgres::PostgresConfig;
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -107,7 +105,7 @@ pub enum StoreError {
 
 impl StoreError {
     /// Refuses what was written before schemas began at 1.
-    pub(crate) fn older_format(what: &str) -> Self {
+    pub fn older_format(what: &str) -> Self {
         Self::Unusable(format!(
             "{what} has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a"
         ))
@@ -324,7 +322,7 @@ impl Store {
     }
 
     /// `submit` from a thread outside the runtime.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn submit_blocking(&self, command: Command) -> StoreResult<Outcome> {
         let waiting = self.enqueue(command.into());
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))

@@ -2,9 +2,9 @@
 //! nothing about them: `.ci/long database`.
 
 use super::cluster;
-use crate::tests::*;
-use crate::{Limits, Store, StoreConfig};
 use cresset_base::clock::SystemClock;
+use cresset_store::testing::*;
+use cresset_store::{Limits, Store, StoreConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

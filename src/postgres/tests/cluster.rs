@@ -1,11 +1,11 @@
 //! A database of the tests' own, and places for ledgers in it.
 
-use super::super::PostgresConfig;
-use super::super::driver::Driver;
-use super::super::session::{Connector, DatabaseSession, SessionKind};
 use super::server_process::ServerProcess;
 pub use super::server_process::programs;
-use crate::{LedgerSettings, NodeFacts};
+use crate::PostgresConfig;
+use crate::driver::Driver;
+use crate::session::{Connector, DatabaseSession, SessionKind};
+use cresset_store::{DatabasePlace, LedgerSettings, NodeFacts};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,8 +1,8 @@
 //! Connections with TLS, over a port of this machine.
 
-use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
-use crate::StoreError;
+use crate::{PostgresBackend, PostgresConfig};
+use cresset_store::StoreError;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

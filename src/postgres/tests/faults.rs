@@ -1,18 +1,17 @@
 //! What must not happen to money, whatever the database, another node or a person does.
 
-use super::super::session::DatabaseSession;
-use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster};
 use super::node::{Node, SetClock};
-use crate::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
-use crate::queue::WriteAction;
-use crate::settings::LedgerSettings;
-use crate::tests::*;
-use crate::{Store, StoreConfig, StoreError};
+use crate::session::DatabaseSession;
+use crate::{PostgresBackend, PostgresConfig};
 use cresset_base::clock::UnixMillis;
 use cresset_ledger::apply::apply;
 use cresset_ledger::audit;
 use cresset_ledger::{AttemptState, RequestRecord};
+use cresset_store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn, WriteAction};
+use cresset_store::testing::*;
+use cresset_store::{LedgerSettings, Store, StoreConfig, StoreError};
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -220,7 +219,7 @@ fn answers_are_counted_replaced_and_erased() {
     let clock = SetClock::default();
     clock.set(NOW.0);
     let mut node = Node::open(&cluster.ledger(), &clock);
-    let boot = node.shared.boot();
+    let boot = node.store.boot();
     for command in opening(100) {
         node.apply(command.into()).unwrap();
     }

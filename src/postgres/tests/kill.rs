@@ -1,12 +1,12 @@
 //! Kills a process under load again and again on one ledger: no acknowledged command is lost, and
 //! every open reservation ends once.
 
-use super::super::PostgresConfig;
 use super::cluster;
-use crate::tests::*;
-use crate::{Limits, Store, StoreConfig};
+use crate::PostgresConfig;
 use cresset_base::clock::SystemClock;
 use cresset_ledger::AttemptState;
+use cresset_store::testing::*;
+use cresset_store::{Limits, Store, StoreConfig};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn kill_often(rounds: usize) {
     let named = format!("{} {options}", cluster.folder().display());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for round in 0..rounds {
-        let mut child = load::process("postgres::tests::kill::load_until_killed");
+        let mut child = load::process("tests::kill::load_until_killed");
         let known = load::kill_after(child.env(PLACE, &named), 1 + round * 13 % 60);
         assert!(!known.is_empty(), "round {round}: the load did nothing");
         let store = open(&place);

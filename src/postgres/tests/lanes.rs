@@ -1,16 +1,15 @@
 //! Batches of different accounts that are committed at once, each in a lane of its own.
 
-use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::NOW;
 use super::proxy::Proxy;
-use crate::backend::{Backend, LedgerTxn};
-use crate::queue::WriteAction;
-use crate::tests::*;
-use crate::{Limits, Store, StoreConfig, StoreError};
+use crate::{PostgresBackend, PostgresConfig};
 use cresset_base::clock::SystemClock;
 use cresset_ledger::AttemptState;
 use cresset_ledger::apply::apply;
+use cresset_store::backend::{Backend, LedgerTxn, WriteAction};
+use cresset_store::testing::*;
+use cresset_store::{Limits, Store, StoreConfig, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -17,7 +17,7 @@ mod refusals;
 mod server_process;
 
 use super::PostgresBackend;
-use crate::tests::*;
+use cresset_store::testing::*;
 
 /// Every promise of a backend, each over a ledger of its own.
 #[test]

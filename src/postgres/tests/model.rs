@@ -1,22 +1,22 @@
 //! Applies the same random commands to memory and to a database, with restarts, kills and
 //! connections that are cut at any message in between. Answers and rows must be equal.
 
-use super::super::audit_source::AuditReading;
-use super::super::keys::InputKey;
-use super::super::rows::{content, fixed};
 use super::cluster;
 use super::node::{Node, SetClock};
 use super::proxy::Proxy;
-use crate::StoreError;
-use crate::rows::crash_key;
-use crate::tests::random_commands::{CRASH_BLOCK_MS, command};
-use crate::tests::*;
+use crate::audit_source::AuditReading;
+use crate::keys::InputKey;
+use crate::rows::{content, fixed};
 use cresset_base::clock::UnixMillis;
 use cresset_ledger::BucketAmounts;
 use cresset_ledger::apply::{ApplyError, apply};
 use cresset_ledger::audit::{AuditSource, JournalHeads, RowIter};
 use cresset_ledger::state::Crashes;
 use cresset_ledger::testing::MemoryState;
+use cresset_store::StoreError;
+use cresset_store::rows::crash_key;
+use cresset_store::testing::random_commands::{CRASH_BLOCK_MS, command};
+use cresset_store::testing::*;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ impl Pair {
     }
 
     fn recover(&mut self) {
-        let boot = self.node.shared.boot();
+        let boot = self.node.store.boot();
         let limit = usize::MAX - 1;
         let recover = Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS };
         apply(&mut self.memory, &recover, UnixMillis(self.now)).unwrap();
@@ -118,7 +118,7 @@ impl Pair {
         self.proxy.cut_after(portions, arrives);
         let found = self.node.apply(command.clone().into());
         self.proxy.mend();
-        self.node.notice_cut();
+        self.node.notice_failure();
         if !matches!(found, Err(StoreError::Unavailable(_))) {
             assert_eq!(told(found), answer, "{command:?}");
             self.memory = done;
@@ -144,7 +144,7 @@ impl Pair {
     /// Gives an admission the boot that runs now, and an attempt that was not made before.
     fn address(&self, command: &mut Command) {
         let Command::Admit(admit) = command else { return };
-        admit.boot = self.node.shared.boot();
+        admit.boot = self.node.store.boot();
         let entries = &self.memory.entries;
         let mut attempts = entries.iter().filter_map(|entry| Some(entry.reservation()?.1));
         if attempts.any(|attempt| attempt == admit.attempt) {

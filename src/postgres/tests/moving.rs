@@ -1,21 +1,20 @@
 //! A ledger of a data folder that is moved into a database is the same there.
 
-use super::super::PostgresConfig;
-use super::super::audit_source::AuditReading;
-use super::super::driver::Driver;
-use super::super::session::Connector;
 use super::cluster;
 use super::node::SetClock;
-use crate::settings::LedgerSettings;
-use crate::tests::random_commands::command;
-use crate::tests::*;
-use crate::{
-    ClockLimits, EmbeddedConfig, Limits, MoveHooks, MoveReport, Store, StoreConfig, StoreError,
-    StoreResult,
-};
+use crate::PostgresConfig;
+use crate::audit_source::AuditReading;
+use crate::driver::Driver;
+use crate::session::Connector;
 use cresset_base::clock::{Clock, SystemClock};
 use cresset_ledger::JournalEntry;
 use cresset_ledger::audit::{AuditProgress, AuditSource, JournalChain};
+use cresset_store::testing::random_commands::command;
+use cresset_store::testing::*;
+use cresset_store::{
+    ClockLimits, EmbeddedConfig, LedgerSettings, Limits, MoveHooks, MoveReport, Store, StoreConfig,
+    StoreError, StoreResult,
+};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeSet;

@@ -1,21 +1,15 @@
-//! The writer without its thread, over a database: the test takes every step.
+//! A store over a database whose steps a test takes.
 
-use super::super::audit_source::AuditReading;
-use super::super::session::DatabaseSession;
-use super::super::{PostgresBackend, PostgresConfig};
-use crate::backend::Backend;
-use crate::queue::{WriteAction, WriteJob};
-use crate::shared::StoreShared;
-use crate::tests::*;
-use crate::writer::Writer;
-use crate::{AuditPolicy, Limits, OpenProgress, StoreResult, prepare};
+use crate::audit_source::AuditReading;
+use crate::session::DatabaseSession;
+use crate::{PostgresBackend, PostgresConfig};
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_ledger::audit::{self, AuditSource};
 use cresset_ledger::state::JournalHead;
+use cresset_store::testing::stepped::SteppedStore;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use tokio::sync::oneshot;
 
 /// A clock that shows the time it was set to.
 #[derive(Clone, Default)]
@@ -33,51 +27,37 @@ impl Clock for SetClock {
     }
 }
 
-pub struct Node {
+pub(super) struct Node {
     place: PostgresConfig,
     clock: SetClock,
-    pub backend: Arc<PostgresBackend>,
-    pub shared: Arc<StoreShared>,
-    writer: Writer<PostgresBackend>,
+    stepped: SteppedStore<PostgresBackend>,
+}
+
+impl Deref for Node {
+    type Target = SteppedStore<PostgresBackend>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.stepped
+    }
+}
+
+impl DerefMut for Node {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.stepped
+    }
 }
 
 impl Node {
     pub fn open(place: &PostgresConfig, clock: &SetClock) -> Self {
-        let backend = Arc::new(PostgresBackend::open(place).unwrap());
-        let shown = Arc::new(clock.clone());
-        let (limits, policy) = (Limits::default(), AuditPolicy::Always);
-        let (shared, writer) =
-            prepare(&backend, shown, limits, policy, &OpenProgress::default()).unwrap();
-        Self { place: place.clone(), clock: clock.clone(), backend, shared, writer }
-    }
-
-    /// Applies a command with its body, which a caller waits for.
-    pub fn apply(&mut self, action: WriteAction) -> StoreResult<Outcome> {
-        let (reply, mut answer) = oneshot::channel();
-        self.writer.commit(vec![WriteJob::new(action, Some(reply))]);
-        answer.try_recv().unwrap()
-    }
-
-    /// What the writer does again and again between its batches.
-    pub fn look_at_others(&mut self) {
-        self.writer.look_at_others();
-    }
-
-    /// What the writer does once a minute with what audits found.
-    pub fn seal(&self) {
-        self.writer.seal().unwrap();
-    }
-
-    pub fn sweep(&mut self) {
-        while self.writer.sweep().unwrap() {}
+        let backend = PostgresBackend::open(place).unwrap();
+        let stepped = SteppedStore::open(backend, Arc::new(clock.clone()));
+        Self { place: place.clone(), clock: clock.clone(), stepped }
     }
 
     /// Stops in good order and starts again.
     pub fn reopen(self) -> Self {
-        let Self { place, clock, backend, shared, writer } = self;
-        writer.close();
-        drop((backend, shared));
-        Self::open(&place, &clock)
+        self.stepped.close();
+        Self::open(&self.place, &self.clock)
     }
 
     /// Ends as a killed process does and starts again.
@@ -85,23 +65,6 @@ impl Node {
         let (place, clock) = (self.place.clone(), self.clock.clone());
         drop(self);
         Self::open(&place, &clock)
-    }
-
-    /// Connects again where the connection of the writer was cut after its last answer.
-    pub fn notice_cut(&mut self) {
-        let alive = self.backend.transact(0, &[], UnixMillis(0), |_| Ok(()));
-        if alive.is_err() && self.shared.health.reachable() {
-            self.shared.health.disconnect("the connection was cut");
-            self.reconnect();
-        }
-    }
-
-    /// Waits until the writer has a connection again.
-    pub fn reconnect(&mut self) {
-        while !self.shared.health.reachable() {
-            std::thread::sleep(Duration::from_millis(2));
-            self.writer.reconnect();
-        }
     }
 
     /// Waits until no transaction changes an account: the server may still commit what it was sent

@@ -1,17 +1,18 @@
 //! Several nodes on one ledger.
 
-use super::super::schema;
-use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
-use crate::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
-use crate::codec::encode;
-use crate::tests::*;
-use crate::{Limits, NodeFacts, Store, StoreConfig, StoreError};
+use crate::schema;
+use crate::{PostgresBackend, PostgresConfig};
 use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_ledger::apply::apply;
 use cresset_ledger::{AdmissionRate, AttemptState};
+use cresset_store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
+use cresset_store::codec::encode;
+use cresset_store::testing::*;
+use cresset_store::{Limits, NodeFacts, Store, StoreConfig, StoreError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -71,7 +72,7 @@ fn a_node_that_others_ended_begins_anew_under_another_boot() {
     let clock = SetClock::default();
     clock.set(NOW.0);
     let mut node = Node::open(&cluster.ledger(), &clock);
-    let before = node.shared.boot();
+    let before = node.store.boot();
     for command in opening(100) {
         node.apply(command.into()).unwrap();
     }
@@ -82,17 +83,17 @@ fn a_node_that_others_ended_begins_anew_under_another_boot() {
     cluster.with_session(node.place(), async |session| session.script(&ended).await.unwrap());
     eventually("it learns of that", || {
         node.look_at_others();
-        node.shared.is_ended()
+        node.store.was_ended_by_others()
     });
     let refused = node.apply(admit(2, 2, before, 10).into());
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-    node.shared.ask_to_begin_anew();
+    node.store.begin_anew();
     eventually("what it had reserved is released", || {
         node.look_at_others();
         record(&node.backend, 1).latest().state == AttemptState::Failed
     });
-    let after = node.shared.boot();
-    assert!(after != before && !node.shared.is_ended());
+    let after = node.store.boot();
+    assert!(after != before && !node.store.was_ended_by_others());
     let refused = node.apply(admit(2, 2, before, 10).into());
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
     node.apply(admit(2, 2, after, 10).into()).unwrap();
@@ -129,7 +130,7 @@ fn a_violation_that_one_node_finds_stops_all() {
         &*first.audit_source().unwrap(),
         &cresset_ledger::audit::unpaced,
     );
-    let seal = crate::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
+    let seal = cresset_store::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
     second.set_seal(Some(&seal)).unwrap();
     assert_eq!(beside.seal().unwrap(), None);
     // A start that found everything sound.
@@ -154,21 +155,21 @@ fn one_node_audits_and_the_others_take_over_what_it_found() {
     }
     eventually("the second node leaves it to the first", || {
         second.look_at_others();
-        second.shared.others_audit()
+        second.do_others_audit()
     });
     first.look_at_others();
     clock.set(NOW.0 + DAY);
-    assert!(first.shared.owes_full_audit(DAY) && !second.shared.owes_full_audit(DAY));
-    assert!(first.shared.audit(&cresset_ledger::audit::unpaced).unwrap().ok);
+    assert!(first.owes_full_audit(DAY) && !second.owes_full_audit(DAY));
+    assert!(first.store.audit().unwrap().ok);
     first.seal();
     second.seal();
-    assert_eq!(second.shared.fully_audited_at(), Some(UnixMillis(NOW.0 + DAY)));
-    assert_eq!(second.shared.due_seal(), first.shared.due_seal());
+    assert_eq!(second.store.fully_audited_at(), Some(UnixMillis(NOW.0 + DAY)));
+    assert_eq!(second.due_seal(), first.due_seal());
     clock.set(NOW.0 + 2 * DAY);
     drop(first);
     eventually("the second audits once the first is gone", || {
         second.look_at_others();
-        second.shared.owes_full_audit(DAY)
+        second.owes_full_audit(DAY)
     });
 }
 
@@ -196,7 +197,7 @@ fn the_database_s_time_counts_whatever_the_machines_show() {
     let stores = [began.0 - HOUR, began.0 + HOUR].map(|shown| {
         let clock = SetClock::default();
         clock.set(shown);
-        Store::open(&config, std::sync::Arc::new(clock), Limits::default()).unwrap()
+        Store::open(&config, Arc::new(clock), Limits::default()).unwrap()
     });
     for command in opening(1_000) {
         stores[1].submit_blocking(command).unwrap();

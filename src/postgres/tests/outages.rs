@@ -1,13 +1,13 @@
 //! What happens to a store while its database, the way there, or another node fails.
 
-use super::super::PostgresConfig;
 use super::cluster::{self, Cluster, place_in};
 use super::proxy::Proxy;
 use super::server_process::ServerProcess;
-use crate::tests::*;
-use crate::{Limits, Store, StoreConfig, StoreError};
+use crate::PostgresConfig;
 use cresset_base::clock::SystemClock;
 use cresset_ledger::AttemptState;
+use cresset_store::testing::*;
+use cresset_store::{Limits, Store, StoreConfig, StoreError};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -228,7 +228,7 @@ fn stop_inside_a_transaction() {
     let place = cluster.ledger();
     let store = with_account(&place);
     let named = format!("{} {}", cluster.folder().display(), place.server.get_options().unwrap());
-    let mut child = load::process("postgres::tests::outages::load_until_stopped");
+    let mut child = load::process("tests::outages::load_until_stopped");
     child.env(PLACE, named).env("FAILPOINTS", "store::before_commit=20*off->sleep(600000)");
     let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let boots = || {

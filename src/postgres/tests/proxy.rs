@@ -1,7 +1,7 @@
 //! A way to the database that breaks when a test wants it to.
 
-use super::super::PostgresConfig;
 use super::cluster::place_in;
+use crate::PostgresConfig;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,12 +1,12 @@
 //! Databases that cannot be meant are refused in one sentence that names the setting, and no start
 //! tries them again.
 
-use super::super::session::{Ask, DatabaseSession};
-use super::super::{PostgresBackend, PostgresConfig};
 use super::cluster::{self, Cluster, place_in};
 use super::server_process::ServerProcess;
-use crate::StoreError;
-use crate::codec::encode;
+use crate::session::{Ask, DatabaseSession};
+use crate::{PostgresBackend, PostgresConfig};
+use cresset_store::codec::encode;
+use cresset_store::{DatabasePlace, StoreError};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

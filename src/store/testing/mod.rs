@@ -1,9 +1,17 @@
 //! Shared by the tests of every backend: the commands that they send, and the promises that
 //! `contract` checks. A backend's own tests lie beside it.
 
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::wildcard_imports,
+    reason = "tests start threads, share helpers, and have failed where they cannot go on"
+)]
+
 pub mod contract;
 pub mod load;
 pub mod random_commands;
+pub mod stepped;
 
 use crate::StoreError;
 use crate::stored_body::{StoredBody, StoredContent};
