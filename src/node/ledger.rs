@@ -1,19 +1,23 @@
 //! Creates, finds and opens the ledger of a node: in its data folder, or in a database.
 
+#[cfg(feature = "postgres")]
+mod database;
+
 use super::NodeError;
 use crate::config::Config;
 use cresset_base::clock::{SystemClock, built_at};
 use cresset_catalogue::{Catalogue, Manifest};
 use cresset_commands::{Actor, AdminCommand, Operator, OperatorFiles};
-use cresset_request::Plan;
 use cresset_store::{
-    ClockLimits, EmbeddedConfig, Limits, LockedStore, NodeFacts, OpenProgress, PostgresConfig,
-    ReleasePrices, Store, StoreConfig, StoreError,
+    ClockLimits, DatabasePlace, EmbeddedConfig, Limits, LockedStore, OpenProgress, ReleasePrices,
+    Store, StoreConfig, StoreError,
 };
+#[cfg(feature = "postgres")]
+pub use database::database;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -47,14 +51,14 @@ pub fn place(data_dir: &Path, config: &Config) -> Result<StoreConfig, NodeError>
              --data-dir",
         ));
     }
-    Ok(StoreConfig::Postgres(database(url, data_dir, config)?))
+    Ok(StoreConfig::Database(database(url, data_dir, config)?))
 }
 
 /// The places between which a ledger is moved.
 pub fn move_places(
     data_dir: &Path,
     config: &Config,
-) -> Result<(EmbeddedConfig, PostgresConfig), NodeError> {
+) -> Result<(EmbeddedConfig, Arc<dyn DatabasePlace>), NodeError> {
     check_rights(data_dir)?;
     let from = folder_ledger(data_dir, config);
     if !Store::exists(&StoreConfig::Embedded(from.clone())) {
@@ -71,33 +75,12 @@ fn folder_ledger(data_dir: &Path, config: &Config) -> EmbeddedConfig {
     EmbeddedConfig { settings: config.ledger.clone(), ..EmbeddedConfig::new(data_dir) }
 }
 
-/// The database at an address, with the settings of the configuration.
-pub fn database(url: &str, data_dir: &Path, config: &Config) -> Result<PostgresConfig, NodeError> {
-    let settings = &config.ledger;
-    let password = settings.password_file.as_deref().map(password).transpose()?;
-    let tls = cresset_tls::client(config.tls.trusted.as_deref());
-    let tls = tls.map_err(|why| NodeError::new(why).remedy("check tls.trusted"))?;
-    let read = PostgresConfig::read(url, password.as_deref(), Arc::new(tls));
-    Ok(PostgresConfig {
-        settings: settings.clone(),
-        lease: Duration::from_secs(settings.lease_seconds),
-        folder: Some(data_dir.to_owned()),
-        about: facts(data_dir, config),
-        ..read.map_err(NodeError::new)?
-    })
-}
-
-/// What this node says of itself to those that share its ledger.
-fn facts(data_dir: &Path, config: &Config) -> NodeFacts {
-    let plan = |(name, plan): (&String, &Plan)| (name.clone(), json!(plan).to_string());
-    NodeFacts {
-        machine: machine(),
-        address: config.listen.public.to_string(),
-        build: format!("{} of {}", env!("CARGO_PKG_VERSION"), built_at()),
-        plans: config.plans.iter().map(plan).collect(),
-        prices: prices(data_dir),
-        ..NodeFacts::default()
-    }
+/// The database at an address.
+#[cfg(not(feature = "postgres"))]
+pub fn database(_: &str, _: &Path, _: &Config) -> Result<Arc<dyn DatabasePlace>, NodeError> {
+    let what =
+        "this program was built without the feature `postgres` and keeps no ledger in a database";
+    Err(NodeError::new(what).remedy("use one that was built with it, or unset ledger.url"))
 }
 
 /// What the releases of the data folder cost that were qualified here, by their ids.
@@ -111,21 +94,6 @@ pub(super) fn prices(data_dir: &Path) -> BTreeMap<String, ReleasePrices> {
         (id.to_string(), ReleasePrices { name, input, cached_input, output })
     };
     manifests.into_iter().map(priced).collect()
-}
-
-/// The name of this machine, where the system tells it.
-fn machine() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
-}
-
-/// The first line of `ledger.password_file`.
-fn password(file: &Path) -> Result<String, NodeError> {
-    let read = std::fs::read_to_string(file).map_err(|error| {
-        let what = format!("{} cannot be read: {error}", file.display());
-        NodeError::new(what).remedy("check ledger.password_file")
-    })?;
-    Ok(read.lines().next().unwrap_or_default().to_owned())
 }
 
 /// What a failover of the database may lose, where that is anything.
@@ -211,7 +179,7 @@ pub fn check_rights(data_dir: &Path) -> Result<(), NodeError> {
 pub fn require(data_dir: &Path, config: &Config) -> Result<(), NodeError> {
     check_rights(data_dir)?;
     let place = place(data_dir, config)?;
-    if let StoreConfig::Postgres(_) = place {
+    if let StoreConfig::Database(_) = place {
         return make_folder(data_dir);
     }
     if Store::exists(&place) {

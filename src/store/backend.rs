@@ -2,8 +2,8 @@
 //!
 //! The policy decides which commands wait, what becomes one batch, what callers are told, what is
 //! repeated after a failure, and when the ledger is audited and swept. A backend keeps the rows.
-//! `embedded` are two files of this machine, `postgres` is a database that other machines reach,
-//! too.
+//! `embedded` are two files of this machine; a backend in a database is a crate of its own, which
+//! supplies a `DatabasePlace`.
 //!
 //! # What every backend promises
 //!
@@ -45,9 +45,9 @@
 //!     nothing more. The embedded backend locks its folder, so every other boot has ended.
 
 use super::StoreResult;
+use super::cluster::{ListedNode, NodeFacts, ReleasePrices};
 use super::limits::Limits;
-use super::postgres::{ListedNode, NodeFacts, ReleasePrices};
-use super::queue::WriteAction;
+pub use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
 use cresset_base::clock::UnixMillis;
@@ -64,7 +64,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 /// The answer to a read. The embedded backend has it ready at once.
-pub(super) type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
+pub type ReadFuture<'a, T> = Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// One consistent reading of the ledger: all answers come from the state at which it was taken.
 pub trait Snapshot: Send + Sync {
@@ -118,7 +118,7 @@ pub trait Snapshot: Send + Sync {
 }
 
 /// The reads that every handle of the store may ask of a backend.
-pub(super) trait LedgerReader: Send + Sync + 'static {
+pub trait LedgerReader: Send + Sync + 'static {
     fn snapshot(&self) -> ReadFuture<'_, Box<dyn Snapshot>>;
 
     /// The credential with this digest and its account, from one state. Every request begins with
@@ -185,7 +185,7 @@ pub(super) trait LedgerReader: Send + Sync + 'static {
 }
 
 /// The rows as one transaction sees and changes them, and its time.
-pub(super) trait LedgerTxn: LedgerState {
+pub trait LedgerTxn: LedgerState {
     /// The time at which to apply `command`; see the tenth promise.
     fn time_of(&self, command: &Command) -> UnixMillis;
 
@@ -201,7 +201,7 @@ pub(super) trait LedgerTxn: LedgerState {
 
 /// A place where a ledger is kept. Only the writer's threads call these methods, and all but
 /// `transact` only the thread of the first lane.
-pub(super) trait Backend: LedgerReader {
+pub trait Backend: LedgerReader {
     /// Whether several nodes may use it at once. A short command then only reads and writes:
     /// claims, recoveries and audits are the nodes' affair.
     const IS_SHARED: bool;
@@ -277,7 +277,7 @@ pub(super) trait Backend: LedgerReader {
 }
 
 /// Everything that a ledger holds, for a move into another backend.
-pub(super) trait MoveSource: AuditSource {
+pub trait MoveSource: AuditSource {
     /// The process that used the ledger last; `None` where none has.
     fn last_boot(&self) -> StateResult<Option<BootId>>;
     fn crashes(&self) -> RowIter<'_, (AccountId, [u8; 32], Crashes)>;
@@ -287,7 +287,7 @@ pub(super) trait MoveSource: AuditSource {
 
 /// What other nodes that share the ledger did.
 #[derive(Debug, Default)]
-pub(super) struct OtherNodes {
+pub struct OtherNodes {
     /// Some have ended and left reservations, which are to be released.
     pub left_behind: bool,
     /// One of them has declared this node ended.
@@ -301,7 +301,7 @@ pub(super) struct OtherNodes {
 /// What audits found sound. A start trusts the journal up to these heads and reads what came after
 /// them; a ledger without a seal is audited as a whole.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Seal {
+pub struct Seal {
     pub heads: JournalHeads,
     /// The time of the last audit of everything; 0 when one is owed, because the last stop was not
     /// orderly.
@@ -310,7 +310,7 @@ pub(super) struct Seal {
 
 /// Why a batch was not committed, or may not have been.
 #[derive(Debug)]
-pub(super) enum BatchFailure {
+pub enum BatchFailure {
     /// The action at this index found a damaged row, and nothing was written. Without that action
     /// the others can be applied.
     Damaged(usize, StateError),

@@ -9,7 +9,7 @@ use uuid::Uuid;
 const CRC_BYTES: usize = 4;
 
 /// A value with a fixed layout, such as a field of a row or a whole row.
-pub(super) trait StoredField: Sized {
+pub trait StoredField: Sized {
     /// The version of the type's layout as a row, the first byte of the row. A later layout must
     /// read all earlier ones.
     const VERSION: u8 = 1;
@@ -25,10 +25,10 @@ pub(super) trait StoredField: Sized {
 
 /// Why bytes are not a row of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub &'static str);
+pub struct Malformed(pub &'static str);
 
 /// The stored form of `row` under `key`.
-pub(super) fn encode<T: StoredField>(key: &[u8], row: &T) -> Vec<u8> {
+pub fn encode<T: StoredField>(key: &[u8], row: &T) -> Vec<u8> {
     let mut bytes = vec![T::VERSION];
     row.write(&mut bytes);
     let crc = checksum(key, &bytes);
@@ -38,7 +38,7 @@ pub(super) fn encode<T: StoredField>(key: &[u8], row: &T) -> Vec<u8> {
 
 /// The row stored under `key`. The checksum covers the key, so a row moved to another place is
 /// damaged too.
-pub(super) fn decode<T: StoredField>(key: &[u8], stored: &[u8]) -> StateResult<T> {
+pub fn decode<T: StoredField>(key: &[u8], stored: &[u8]) -> StateResult<T> {
     try_decode(key, stored).map_err(|Malformed(why)| {
         let key = hex::encode(key);
         StateError::Corrupt(format!("{why}, under key {key}"))
@@ -66,7 +66,7 @@ fn checksum(key: &[u8], bytes: &[u8]) -> u32 {
 }
 
 /// The bytes of a row that were not read yet.
-pub(super) struct Reader<'a>(&'a [u8]);
+pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
@@ -187,14 +187,17 @@ impl<T: StoredField> StoredField for Vec<T> {
 }
 
 /// Lays out a struct: the fields in the order given here, which never changes.
+#[macro_export]
 macro_rules! row {
     ($type:ident { $($field:ident),+ $(,)? }) => {
-        impl StoredField for $type {
+        impl $crate::codec::StoredField for $type {
             fn write(&self, out: &mut Vec<u8>) {
-                $(self.$field.write(out);)+
+                $($crate::codec::StoredField::write(&self.$field, out);)+
             }
-            fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
-                $(let $field = StoredField::read(input)?;)+
+            fn read(
+                input: &mut $crate::codec::Reader<'_>,
+            ) -> Result<Self, $crate::codec::Malformed> {
+                $(let $field = $crate::codec::StoredField::read(input)?;)+
                 Ok(Self { $($field),+ })
             }
         }
@@ -232,4 +235,4 @@ macro_rules! wrapper {
     )+};
 }
 
-pub(super) use {codes, row, wrapper};
+pub(super) use {codes, wrapper};

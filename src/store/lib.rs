@@ -22,30 +22,32 @@
 )]
 
 mod auditor;
-mod backend;
+pub mod backend;
 mod clock_check;
-mod codec;
+mod cluster;
+pub mod codec;
+mod database;
 mod embedded;
 mod limits;
 mod moving;
 mod open_progress;
-mod postgres;
 mod queue;
 mod restore;
-mod rows;
+pub mod rows;
 mod scope;
 mod settings;
 mod shared;
 mod stats;
 mod stored_body;
-#[cfg(test)]
-mod tests;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod writer;
 
 use auditor::Auditor;
 use backend::Backend;
 pub use backend::Snapshot;
 pub use clock_check::ClockLimits;
+pub use cluster::{ListedNode, NodeFacts, ReleasePrices};
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_base::failpoint;
 use cresset_base::file_lock::FileLock;
@@ -54,14 +56,13 @@ use cresset_ledger::audit;
 pub use cresset_ledger::audit::AuditReport;
 use cresset_ledger::state::StateError;
 use cresset_ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
+pub use database::{DatabasePlace, StoreOpening};
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 pub use moving::{MoveHooks, MoveReport};
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
-use postgres::PostgresBackend;
-pub use postgres::{ListedNode, NodeFacts, PostgresConfig, ReleasePrices, ScratchSchema};
 use queue::{Queue, WriteAction, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
@@ -78,9 +79,6 @@ pub use stored_body::StoredBody;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 use writer::Writer;
-
-/// Between two tries to reach a database at the start of a node.
-const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
@@ -107,7 +105,7 @@ pub enum StoreError {
 
 impl StoreError {
     /// Refuses what was written before schemas began at 1.
-    pub(crate) fn older_format(what: &str) -> Self {
+    pub fn older_format(what: &str) -> Self {
         Self::Unusable(format!(
             "{what} has a format from before version 0.2.0 and is left as it is: the last commit that reads it is 0b3e359a"
         ))
@@ -127,7 +125,7 @@ pub type StoreResult<T = ()> = Result<T, StoreError>;
 #[derive(Clone, Debug)]
 pub enum StoreConfig {
     Embedded(EmbeddedConfig),
-    Postgres(PostgresConfig),
+    Database(Arc<dyn DatabasePlace>),
 }
 
 impl StoreConfig {
@@ -167,14 +165,8 @@ impl Store {
     pub fn init(config: &StoreConfig) -> StoreResult {
         match config {
             StoreConfig::Embedded(config) => embedded::init(config),
-            StoreConfig::Postgres(place) => postgres::init(place),
+            StoreConfig::Database(place) => place.init(),
         }
-    }
-
-    /// Makes an empty ledger in a schema of its own of a database, for a measurement, and removes
-    /// the schema when what it returns is dropped.
-    pub fn init_scratch(place: &PostgresConfig) -> StoreResult<ScratchSchema> {
-        postgres::init_scratch(place)
     }
 
     /// Whether there is a ledger in a folder. It need not be one that can be opened. A database is
@@ -182,7 +174,7 @@ impl Store {
     pub fn exists(config: &StoreConfig) -> bool {
         match config {
             StoreConfig::Embedded(config) => embedded::exists(config),
-            StoreConfig::Postgres(_) => true,
+            StoreConfig::Database(_) => true,
         }
     }
 
@@ -191,9 +183,9 @@ impl Store {
     pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
         let place = match config {
             StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
-            StoreConfig::Postgres(place) => {
-                let folder = place.folder.as_deref().map(embedded::lock_file).transpose()?;
-                LockedPlace::Database(Box::new(place.clone()), folder)
+            StoreConfig::Database(place) => {
+                let folder = place.folder().map(embedded::lock_file).transpose()?;
+                LockedPlace::Database(Arc::clone(place), folder)
             }
         };
         Ok(LockedStore { place })
@@ -214,8 +206,8 @@ impl Store {
         let locked = match config {
             StoreConfig::Embedded(_) => Self::lock(config)?,
             // What it does there is one transaction, so it may run beside a node of the folder.
-            StoreConfig::Postgres(place) => {
-                LockedStore { place: LockedPlace::Database(Box::new(place.clone()), None) }
+            StoreConfig::Database(place) => {
+                LockedStore { place: LockedPlace::Database(Arc::clone(place), None) }
             }
         };
         locked.open_with(clock, limits, AuditPolicy::AfterCrash, &OpenProgress::default())
@@ -304,7 +296,7 @@ impl Store {
     pub fn stored_time(config: &StoreConfig) -> StoreResult<UnixMillis> {
         match config {
             StoreConfig::Embedded(config) => embedded::stored_time(config),
-            StoreConfig::Postgres(place) => postgres::stored_time(place),
+            StoreConfig::Database(place) => place.stored_time(),
         }
     }
 
@@ -330,7 +322,7 @@ impl Store {
     }
 
     /// `submit` from a thread outside the runtime.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn submit_blocking(&self, command: Command) -> StoreResult<Outcome> {
         let waiting = self.enqueue(command.into());
         waiting.blocking_recv().unwrap_or_else(|_| Err(gone()))
@@ -423,7 +415,7 @@ impl Store {
     pub fn inspect(config: &StoreConfig) -> StoreResult<AuditReport> {
         match config {
             StoreConfig::Embedded(config) => embedded::inspect(config),
-            StoreConfig::Postgres(place) => postgres::inspect(place),
+            StoreConfig::Database(place) => place.inspect(),
         }
     }
 
@@ -443,7 +435,7 @@ impl Store {
     ) -> StoreResult<RestoreReport> {
         match config {
             StoreConfig::Embedded(config) => embedded::restore(config, from, scope),
-            StoreConfig::Postgres(_) => Err(postgres::own_tools()),
+            StoreConfig::Database(place) => Err(place.own_tools()),
         }
     }
 
@@ -451,7 +443,7 @@ impl Store {
     /// files are kept under other names. Blocks while it copies and audits.
     pub fn move_to(
         from: &EmbeddedConfig,
-        to: &PostgresConfig,
+        to: &dyn DatabasePlace,
         clock: Arc<dyn Clock>,
         limits: Limits,
         hooks: &MoveHooks<'_>,
@@ -490,7 +482,7 @@ pub struct LockedStore {
 
 enum LockedPlace {
     Folder(Arc<dyn embedded::Disk>),
-    Database(Box<PostgresConfig>, Option<FileLock>),
+    Database(Arc<dyn DatabasePlace>, Option<FileLock>),
 }
 
 impl LockedStore {
@@ -520,40 +512,11 @@ impl LockedStore {
                 Store::start(&backend, clock, limits, policy, progress)
             }
             LockedPlace::Database(place, folder) => {
-                let is_node = policy == AuditPolicy::Always;
-                let open =
-                    if is_node { PostgresBackend::open } else { PostgresBackend::open_beside };
-                let store = once_reached(policy, progress, || {
-                    let backend = Arc::new(open(&place)?);
-                    let clock = backend.keep_time(Arc::clone(&clock))?;
-                    Store::start(&backend, clock, limits.clone(), policy, progress)
-                })?;
+                let opening = StoreOpening { clock, limits, policy, progress };
+                let store = database::open(&*place, &opening)?;
                 folder.map(|locked| store.inner.folder.set(locked));
                 Ok(store)
             }
-        }
-    }
-}
-
-/// What `open` returns. A node calls it again as long as the database cannot be reached.
-fn once_reached(
-    policy: AuditPolicy,
-    progress: &OpenProgress,
-    open: impl Fn() -> StoreResult<Store>,
-) -> StoreResult<Store> {
-    loop {
-        match open() {
-            Err(StoreError::Unavailable(why)) if policy == AuditPolicy::Always => {
-                tracing::warn!(
-                    why,
-                    "the database of the ledger cannot be reached, which is tried again"
-                );
-                if !progress.wait_for_database(Some(why.clone())) {
-                    return Err(StoreError::Unavailable(why));
-                }
-                thread::sleep(BETWEEN_TRIES);
-            }
-            other => return other,
         }
     }
 }

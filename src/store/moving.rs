@@ -5,8 +5,8 @@
 use super::backend::MoveSource;
 use super::embedded::Disk;
 use super::{
-    AuditPolicy, AuditReport, EmbeddedBackend, EmbeddedConfig, Limits, OpenProgress,
-    PostgresConfig, Store, StoreError, StoreResult, embedded, postgres,
+    AuditPolicy, AuditReport, DatabasePlace, EmbeddedBackend, EmbeddedConfig, Limits, OpenProgress,
+    Store, StoreError, StoreResult, embedded,
 };
 use cresset_base::clock::Clock;
 use cresset_base::failpoint;
@@ -37,14 +37,14 @@ pub struct MoveReport {
 /// Moves a ledger that no process has open.
 pub(super) fn run(
     from: &EmbeddedConfig,
-    to: &PostgresConfig,
+    to: &dyn DatabasePlace,
     clock: Arc<dyn Clock>,
     limits: Limits,
     hooks: &MoveHooks<'_>,
 ) -> StoreResult<MoveReport> {
     let disk = embedded::lock(from)?;
     let now = clock.now();
-    if let Some(boot) = postgres::moved_from(to)?
+    if let Some(boot) = to.moved_from()?
         && embedded::last_boot(&disk)? == Some(boot)
     {
         (hooks.configure)()?;
@@ -54,7 +54,7 @@ pub(super) fn run(
     end_in_order(&disk, clock, limits)?;
     let report = embedded::read_whole(&disk, |source| {
         let audited = check(source, hooks)?;
-        postgres::take_over(to, (source, &audited), now, hooks)
+        to.take_over((source, &audited), now, hooks)
     })?;
     failpoint!("store::move_committed");
     Ok(MoveReport { files: embedded::put_away(from)?, ..report })

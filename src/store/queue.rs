@@ -27,7 +27,7 @@ const LARGE_BATCH: usize = 64;
 const BESIDE: Duration = Duration::from_millis(20);
 
 /// One change for the writer.
-pub(super) struct WriteAction {
+pub struct WriteAction {
     pub command: Command,
     /// An answer to store with the settlement of its request. It is durable before the command is.
     pub body: Option<(RequestKey, StoredBody)>,
@@ -42,7 +42,7 @@ impl From<Command> for WriteAction {
 }
 
 impl WriteAction {
-    pub(super) fn new(command: Command, body: Option<(RequestKey, StoredBody)>) -> Self {
+    pub fn new(command: Command, body: Option<(RequestKey, StoredBody)>) -> Self {
         Self { command, body, was_put_off: false }
     }
 

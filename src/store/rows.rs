@@ -2,7 +2,8 @@
 //! row version with a reader for the old one. A row's checksum covers its key. Numbers in keys are
 //! big-endian, so the order of the keys is the order of what they name.
 
-use super::codec::{Malformed, Reader, StoredField, codes, row, wrapper};
+use super::codec::{Malformed, Reader, StoredField, codes, wrapper};
+use crate::row;
 use crate::stored_body::{StoredBody, StoredContent};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{
@@ -218,7 +219,7 @@ impl StoredField for EntryKind {
 }
 
 /// Account, request, then scope: all scopes of an id lie together.
-pub(super) fn request_key(key: &RequestKey) -> Vec<u8> {
+pub fn request_key(key: &RequestKey) -> Vec<u8> {
     let mut bytes = request_prefix(key.account, key.request);
     key.application.write(&mut bytes);
     bytes
@@ -241,11 +242,11 @@ pub(super) fn request_prefix(account: AccountId, request: RequestId) -> Vec<u8> 
     [account.0.into_bytes(), request.0.into_bytes()].concat()
 }
 
-pub(super) fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
+pub fn grant_key(account: AccountId, reference: &str) -> Vec<u8> {
     [account.0.as_bytes(), reference.as_bytes()].concat()
 }
 
-pub(super) fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
+pub fn crash_key(account: AccountId, fingerprint: &[u8; 32]) -> Vec<u8> {
     [account.0.as_bytes().as_slice(), fingerprint].concat()
 }
 
@@ -255,6 +256,6 @@ pub(super) fn input_of(key: &[u8]) -> Option<(AccountId, [u8; 32])> {
     Some((AccountId(Uuid::from_bytes(*account)), fingerprint.try_into().ok()?))
 }
 
-pub(super) fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
+pub fn entry_key(account: AccountId, sequence: u64) -> Vec<u8> {
     [account.0.as_bytes().as_slice(), &sequence.to_be_bytes()].concat()
 }

@@ -52,7 +52,7 @@ impl StoredBody {
     }
 
     /// Bytes of the answer as it is stored.
-    pub(super) fn stored_bytes(&self) -> usize {
+    pub fn stored_bytes(&self) -> usize {
         let (StoredContent::Plain(bytes) | StoredContent::Deflated { bytes, .. }) = &self.content;
         bytes.len()
     }

@@ -7,7 +7,7 @@ use server_process::{ServerProcess, programs};
 use std::sync::OnceLock;
 use uuid::Uuid;
 
-#[path = "../../src/store/postgres/tests/server_process.rs"]
+#[path = "../../src/postgres/tests/server_process.rs"]
 pub mod server_process;
 
 const LEASE: &str = "[ledger]\nlease_seconds = 1\n";

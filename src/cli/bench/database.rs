@@ -25,11 +25,9 @@ pub(super) async fn run(
     arguments: &Arguments,
 ) -> CommandResult<Value> {
     let place = cresset_node::ledger::database(url, &context.data_dir, &context.config)?;
-    let scratch = Store::init_scratch(&place).map_err(CommandError::new)?;
-    let mut own = scratch.place.clone();
-    // Nodes of one process cannot lock one folder each.
-    own.folder = None;
-    let nodes = open_nodes(&StoreConfig::Postgres(own), arguments.nodes)?;
+    // Without a data folder: nodes of one process cannot lock one each.
+    let (own, _scratch) = place.init_scratch().map_err(CommandError::new)?;
+    let nodes = open_nodes(&own, arguments.nodes)?;
     let settings = context.config.operator();
     let operator = Operator::of_store(&nodes[0], &settings);
     let payers = open_accounts(&operator, arguments.accounts).await?;

@@ -67,7 +67,7 @@ fn moved(context: &Context, path: &Path, settings: &str) -> CommandResult<MoveRe
     };
     let hooks = MoveHooks { progress: &progress, configure: &configure };
     let clock = Arc::new(SystemClock);
-    let report = Store::move_to(&from, &to, clock, cresset_node::ledger::limits(config), &hooks);
+    let report = Store::move_to(&from, &*to, clock, cresset_node::ledger::limits(config), &hooks);
     report.map_err(|error| {
         CommandError::new(error).remedy(
             "nothing is lost: the folder's files are as they were until all is in the database; give the command \

@@ -1,7 +1,7 @@
 //! The layout of the rows that only this backend has. A change here is a new row version with a
 //! reader for the old one.
 
-use crate::codec::{Malformed, Reader, StoredField, row};
+use crate::row;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::BootId;
 use cresset_ledger::state::JournalHead;

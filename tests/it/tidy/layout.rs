@@ -72,7 +72,7 @@ pub fn purity(tree: &Tree) -> Vec<Offence> {
 /// Crates that may be named only in files whose path begins with one of the given prefixes.
 const NAMED_ONLY_IN: [(&str, &[&str]); 4] = [
     ("redb", &["src/store/embedded/"]),
-    ("tokio_postgres", &["src/store/postgres/"]),
+    ("tokio_postgres", &["src/postgres/"]),
     ("axum", &["src/server/", "src/gateway/"]),
     ("hyper", HTTP),
 ];

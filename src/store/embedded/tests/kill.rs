@@ -3,7 +3,7 @@
 
 use super::media::Random;
 use super::*;
-use crate::tests::load;
+use crate::testing::load;
 use cresset_ledger::AttemptState;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::{StoredField, decode, encode};
-use crate::tests::random_commands::{attempt, request, units};
+use crate::testing::random_commands::{attempt, request, units};
 use cresset_ledger::records::EntryKind;
 use cresset_ledger::state::StateError;
 use cresset_ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};

@@ -19,7 +19,7 @@ mod time;
 
 use super::disk::File;
 use super::{EmbeddedBackend, EmbeddedConfig};
-use crate::tests::*;
+use crate::testing::*;
 use crate::{BackupScope, Limits, RestoreScope, Snapshot, Store, StoreConfig, StoreError};
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_base::ids::AccountId;

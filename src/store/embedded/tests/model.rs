@@ -5,7 +5,7 @@ use super::super::tables;
 use super::faults::Bench;
 use super::media::{Random, SimulatedDisk};
 use super::*;
-use crate::tests::random_commands::{CRASH_BLOCK_MS, REPLAY_MS, command};
+use crate::testing::random_commands::{CRASH_BLOCK_MS, REPLAY_MS, command};
 use cresset_ledger::apply::{ApplyError, apply};
 use cresset_ledger::audit::{self, AuditSource, JournalHeads, RowIter};
 use cresset_ledger::state::JournalHead;
