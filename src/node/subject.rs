@@ -23,9 +23,7 @@ use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
 use cresset_request::transcript::{PartDelta, Transcript};
-use cresset_text::tool_format::ToolDefinition;
-use cresset_text::tools::ReadCall;
-use cresset_text::{AnswerPart, ChatMessage, TextModel, Unwanted};
+use cresset_text::{AnswerPart, ChatMessage, ReadCall, TextModel, ToolDefinition, Unwanted};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Loads a release's textual side from its files: tokenizer, template, and the ids that end a
 //! generation.
 
-use super::channels;
 use super::gguf::GgufKeys;
-use super::reasoning::ThinkingMarks;
 use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
+use crate::reader::channels;
+use crate::reader::reasoning::ThinkingMarks;
 use cresset_models::loader::gguf::GgufFile;
 use cresset_models::{FileLayout, ModelSource};
 use serde_json::Value;
@@ -98,7 +98,7 @@ impl TextModel {
         let written = markup.iter().filter(|token| is_written(&token.text));
         let markup_ids: BTreeSet<u32> =
             written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
-        let calls = super::tools::call_format(&template, &markup);
+        let calls = crate::call_family::call_format(&template, &markup);
         Ok(Self {
             tokenizer,
             template,

@@ -2,7 +2,7 @@
 //! crate llguidance. A format is honoured as it was given or refused before anything runs; it is
 //! never loosened.
 
-use super::{TextModel, Tokenizer};
+use crate::{TextModel, Tokenizer};
 use llguidance::api::{GrammarWithLexer, ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
@@ -381,7 +381,7 @@ const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot b
     use anyOf";
 
 /// Where a release's formats are kept, once they are made.
-pub(super) type GrammarsOnce = OnceLock<Result<Grammars, ()>>;
+pub(crate) type GrammarsOnce = OnceLock<Result<Grammars, ()>>;
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -1,8 +1,8 @@
 //! Divides an answer into what was thought, what is said and what is called.
 
-use super::call_reader::{AnswerPart, CallReader};
-use super::channels::ChannelReader;
-use super::reasoning::{ThoughtReader, ThoughtStep};
+use crate::reader::channels::ChannelReader;
+use crate::reader::reasoning::{ThoughtReader, ThoughtStep};
+use crate::reader::tool_calls::{AnswerPart, CallReader};
 
 /// Reads one answer, token by token.
 #[derive(Clone, Debug, Default)]

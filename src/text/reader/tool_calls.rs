@@ -1,9 +1,9 @@
 //! Reads calls of tools in an answer while its tokens come, by the format of the model's family.
 
-use super::literal_reader::{LiteralReader, LiteralStep, inside_quotes};
-use super::reasoning::beginning_at_end;
-use super::tagged_arguments::{ArgumentTags, ArgumentsSchema, is_text};
-use super::tool_format::{ArgumentsForm, CallFormat, CallId, ToolDefinition, first_mark};
+use crate::forms::tool_calls::{ArgumentsForm, CallFormat, CallId, ToolDefinition, first_mark};
+use crate::grammar::tagged::{ArgumentTags, ArgumentsSchema, is_text};
+use crate::reader::literals::{LiteralReader, LiteralStep, inside_quotes};
+use crate::reader::reasoning::beginning_at_end;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -453,8 +453,8 @@ pub fn is_of_name(letter: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tool_format::FORMATS;
     use super::*;
+    use crate::forms::tool_calls::FORMATS;
     use serde_json::json;
 
     /// The content and the calls of an answer that came in these pieces.

@@ -1,15 +1,15 @@
 //! Calls of tools by a release: which family's format its template writes, and how answers of its
 //! model are constrained and read.
 
-use super::answer_reader::{AnswerForm, AnswerReader, MarkedParts};
-use super::call_reader::{AnswerPart, CallReader, plain_arguments};
-use super::channels::{self, ChannelReader};
 use super::chat_template::{ChatTemplate, PromptExtras};
-use super::lark::{after_thinking, in_last_message};
-use super::reasoning::ThoughtReader;
 use super::tokenizer::SpecialTokens;
-use super::tool_format::{CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition};
 use super::{AnswerFormat, FormatRefused, Result, TextModel};
+use crate::forms::tool_calls::{CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition};
+use crate::grammar::lark::{after_thinking, in_last_message};
+use crate::reader::answer::{AnswerForm, AnswerReader, MarkedParts};
+use crate::reader::channels::{self, ChannelReader};
+use crate::reader::reasoning::ThoughtReader;
+use crate::reader::tool_calls::{AnswerPart, CallReader, plain_arguments};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
@@ -219,7 +219,7 @@ pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Opt
 pub(super) mod tests {
     use super::super::testing;
     use super::*;
-    use crate::tool_format::MOST_CALLS;
+    use crate::forms::tool_calls::MOST_CALLS;
 
     /// Tokens of the marks of all formats, and of thoughts.
     pub const MARKS: [&str; 23] = [

@@ -1,9 +1,9 @@
 //! Calls whose arguments stand each by itself between tags, as Qwen3-Coder and GLM write them.
 
-use super::AnswerFormat;
-use super::grammar::FormatRefused;
-use super::lark::LarkGrammar;
-use super::tool_format::ToolDefinition;
+use crate::AnswerFormat;
+use crate::forms::tool_calls::ToolDefinition;
+use crate::grammar::compile::FormatRefused;
+use crate::grammar::lark::LarkGrammar;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
@@ -49,7 +49,7 @@ pub struct ArgumentTags {
 impl ArgumentTags {
     /// The rule of the arguments of the tool at this place: the properties in the schema's order;
     /// those that are not required may be left out.
-    pub(super) fn rule(
+    pub(crate) fn rule(
         self,
         grammar: &mut LarkGrammar,
         at: usize,
@@ -84,12 +84,12 @@ impl ArgumentTags {
 }
 
 /// Whether a tagged argument with this schema is a text, which is written as it is.
-pub(super) fn is_text(property: &Value) -> bool {
+pub(crate) fn is_text(property: &Value) -> bool {
     property["type"] == "string"
 }
 
 /// The schema of a call's arguments, where each argument is written by itself.
-pub(super) struct ArgumentsSchema {
+pub(crate) struct ArgumentsSchema {
     pub properties: Map<String, Value>,
     pub required: Vec<String>,
     /// Members that properties may refer to.
@@ -97,7 +97,7 @@ pub(super) struct ArgumentsSchema {
 }
 
 impl ArgumentsSchema {
-    pub(super) fn read(schema: &str) -> Result<Self, FormatRefused> {
+    pub(crate) fn read(schema: &str) -> Result<Self, FormatRefused> {
         let refused = |why: &str| FormatRefused(why.to_owned());
         let schema: Value =
             serde_json::from_str(schema).map_err(|_| refused("must be a JSON schema"))?;

@@ -1,7 +1,7 @@
 //! Reads the arguments of a call that are no JSON, while their text comes, and writes them as JSON.
 
-use super::literal_arguments::LiteralForm;
-use super::reasoning::beginning_at_end;
+use crate::grammar::literals::LiteralForm;
+use crate::reader::reasoning::beginning_at_end;
 use serde_json::Value;
 
 /// Longest name of an argument, and longest number or word, in bytes. What is longer is none.
@@ -10,7 +10,7 @@ const LONGEST_WORD: usize = 64;
 
 /// Reads from behind the bracket that opens the arguments up to the one that closes them.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct LiteralReader {
+pub(crate) struct LiteralReader {
     form: LiteralForm,
     /// The brackets that are open, the arguments' own first.
     open: Vec<Bracket>,
@@ -45,7 +45,7 @@ enum LiteralPlace {
 
 /// What a step of the reader came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LiteralStep {
+pub(crate) enum LiteralStep {
     Done,
     NeedsMore,
     /// The bracket that closes the arguments is next.
@@ -55,12 +55,12 @@ pub(super) enum LiteralStep {
 }
 
 impl LiteralReader {
-    pub(super) fn new(form: LiteralForm) -> Self {
+    pub(crate) fn new(form: LiteralForm) -> Self {
         Self { form, open: vec![Bracket::Arguments], place: LiteralPlace::Start }
     }
 
     /// Takes what it can read from the front of `held` and appends it to `json`.
-    pub(super) fn advance(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
+    pub(crate) fn advance(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
         if !matches!(self.place, LiteralPlace::Text { .. }) {
             held.drain(..held.len() - held.trim_start().len());
         }
@@ -314,7 +314,7 @@ fn escaped_code(letter: char, text: &str, digits: usize) -> Option<(String, usiz
 }
 
 /// The text as it stands inside a JSON string.
-pub(super) fn inside_quotes(text: &str) -> String {
+pub(crate) fn inside_quotes(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }

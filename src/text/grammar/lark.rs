@@ -1,19 +1,19 @@
 //! Grammars in Lark's syntax while they are written: fixed texts in which marks are tokens, texts
 //! that end at a mark, thoughts, messages, and formats inside them.
 
-use super::AnswerFormat;
-use super::channels;
-use super::reasoning::ThinkingMarks;
-use super::tokenizer::SpecialTokens;
-use super::tool_format::ThinkingStart;
+use crate::AnswerFormat;
+use crate::forms::tool_calls::ThinkingStart;
+use crate::reader::channels;
+use crate::reader::reasoning::ThinkingMarks;
+use crate::tokenizer::SpecialTokens;
 use serde_json::Value;
 use std::fmt::Write;
 
 /// White space behind a thought: it has no end that text would show.
-pub(super) const SPACE: &str = r"space: /\s{0,4}/";
+pub(crate) const SPACE: &str = r"space: /\s{0,4}/";
 
 /// The expression of a text.
-pub(super) fn expression(text: &str) -> String {
+pub(crate) fn expression(text: &str) -> String {
     let mut expression = String::new();
     for letter in text.chars() {
         match letter {
@@ -29,7 +29,7 @@ pub(super) fn expression(text: &str) -> String {
 }
 
 /// A grammar in Lark's syntax while it is written.
-pub(super) struct LarkGrammar<'a> {
+pub(crate) struct LarkGrammar<'a> {
     marks: &'a SpecialTokens,
     /// All rules but the first.
     pub rules: String,
@@ -38,22 +38,22 @@ pub(super) struct LarkGrammar<'a> {
 }
 
 impl<'a> LarkGrammar<'a> {
-    pub(super) fn new(marks: &'a SpecialTokens) -> Self {
+    pub(crate) fn new(marks: &'a SpecialTokens) -> Self {
         Self { marks, rules: String::new(), parts: Vec::new() }
     }
 
-    pub(super) fn starting_with(self, start: &str) -> AnswerFormat {
+    pub(crate) fn starting_with(self, start: &str) -> AnswerFormat {
         let grammar = format!("start: {start}\n{}", self.rules);
         AnswerFormat::Nested { grammar, parts: self.parts }
     }
 
-    pub(super) fn part(&mut self, part: AnswerFormat) -> String {
+    pub(crate) fn part(&mut self, part: AnswerFormat) -> String {
         self.parts.push(part);
         format!("@part_{}", self.parts.len() - 1)
     }
 
     /// A text, in which the tokenizer's marks are tokens.
-    pub(super) fn literal(&self, text: &str) -> String {
+    pub(crate) fn literal(&self, text: &str) -> String {
         let (mut written, mut plain, mut rest) = (String::new(), String::new(), text);
         let flush = |plain: &mut String, written: &mut String| {
             if !plain.is_empty() {
@@ -76,7 +76,7 @@ impl<'a> LarkGrammar<'a> {
 
     /// Any text, and the first `mark` behind it, as a rule with this name. Where the mark is a
     /// token, the text does not spell it either: a reader sees the same letters.
-    pub(super) fn text_until(&mut self, rule: &str, mark: &str) -> String {
+    pub(crate) fn text_until(&mut self, rule: &str, mark: &str) -> String {
         let ends = expression(mark);
         if self.marks.at_start_of(mark).is_none_or(|token| token.text != mark) {
             let _ = writeln!(self.rules, "{rule}[lazy]: /(?s:.*){ends}/");
@@ -88,7 +88,7 @@ impl<'a> LarkGrammar<'a> {
     }
 
     /// The messages with these headers that may stand before the last one of an answer.
-    pub(super) fn messages_before(&mut self, headers: &[&str]) -> String {
+    pub(crate) fn messages_before(&mut self, headers: &[&str]) -> String {
         let headers: Vec<String> = headers.iter().map(|header| self.literal(header)).collect();
         let (headers, next) = (headers.join(" | "), self.literal(channels::NEXT));
         let _ = writeln!(self.rules, "words: /(?s:.+)/\nmessage: ({headers}) words? {next}");
@@ -96,7 +96,7 @@ impl<'a> LarkGrammar<'a> {
     }
 
     /// What may be thought before the answer.
-    pub(super) fn thought(&mut self, thinking: Option<ThinkingStart>) -> String {
+    pub(crate) fn thought(&mut self, thinking: Option<ThinkingStart>) -> String {
         let Some(ThinkingStart { marks: ThinkingMarks { open, close, .. }, opened }) = thinking
         else {
             return String::new();
@@ -108,7 +108,7 @@ impl<'a> LarkGrammar<'a> {
 }
 
 /// The format of an answer that keeps to `format` once its model has thought.
-pub(super) fn after_thinking(
+pub(crate) fn after_thinking(
     format: AnswerFormat,
     thinking: ThinkingStart,
     marks: &SpecialTokens,
@@ -122,7 +122,7 @@ pub(super) fn after_thinking(
 
 /// The format of an answer in channels whose last message keeps to `format`. `thinks`: thoughts may
 /// stand before it.
-pub(super) fn in_last_message(
+pub(crate) fn in_last_message(
     format: AnswerFormat,
     thinks: bool,
     marks: &SpecialTokens,

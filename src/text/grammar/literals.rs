@@ -1,11 +1,11 @@
 //! Calls whose arguments are names and values in a notation that is no JSON: the grammar of what a
 //! tool's schema allows. A schema that the notation cannot keep to is refused with the reason.
 
-use super::AnswerFormat;
-use super::grammar::FormatRefused;
-use super::lark::LarkGrammar;
-use super::tagged_arguments::ArgumentsSchema;
-use super::tool_format::ToolDefinition;
+use crate::AnswerFormat;
+use crate::forms::tool_calls::ToolDefinition;
+use crate::grammar::compile::FormatRefused;
+use crate::grammar::lark::LarkGrammar;
+use crate::grammar::tagged::ArgumentsSchema;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -46,7 +46,7 @@ const OF_NUMBERS: [&str; 5] =
 impl LiteralForm {
     /// The rule of the arguments of the tool at this place. Those that are not required may be left
     /// out.
-    pub(super) fn rule(
+    pub(crate) fn rule(
         self,
         grammar: &mut LarkGrammar,
         at: usize,
@@ -60,7 +60,7 @@ impl LiteralForm {
     }
 
     /// Between an argument's name and its value.
-    pub(super) fn assigns(self) -> &'static str {
+    pub(crate) fn assigns(self) -> &'static str {
         match self {
             Self::Python => "=",
             Self::Marked { .. } => ":",
@@ -411,13 +411,13 @@ fn for_kind(mut schema: Map<String, Value>) -> Map<String, Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grammar::tests::walk;
-    use super::super::testing;
-    use super::super::tool_format::{CallFormat, CallRule, FORMATS};
-    use super::super::tools::tests::MARKS;
-    use super::super::tools::{ReadCall, read_calls};
-    use super::super::{AnswerFormat, TextModel};
     use super::*;
+    use crate::call_family::tests::MARKS;
+    use crate::call_family::{ReadCall, read_calls};
+    use crate::forms::tool_calls::{CallFormat, CallRule, FORMATS};
+    use crate::grammar::compile::tests::walk;
+    use crate::testing;
+    use crate::{AnswerFormat, TextModel};
 
     fn text() -> TextModel {
         let template = format!("{{# {} #}}{}", MARKS.join(" "), testing::CHATML);

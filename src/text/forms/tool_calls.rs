@@ -1,14 +1,14 @@
 //! How families of models write calls of tools. One table serves three ends: the grammar that an
 //! answer with calls keeps to, the reader of such answers, and finding a release's family.
 
-use super::AnswerFormat;
-use super::channels;
-use super::grammar::FormatRefused;
-use super::lark::{LarkGrammar, SPACE};
-use super::literal_arguments::LiteralForm;
-use super::reasoning::ThinkingMarks;
-use super::tagged_arguments::ArgumentTags;
-use super::tokenizer::SpecialTokens;
+use crate::AnswerFormat;
+use crate::grammar::compile::FormatRefused;
+use crate::grammar::lark::{LarkGrammar, SPACE};
+use crate::grammar::literals::LiteralForm;
+use crate::grammar::tagged::ArgumentTags;
+use crate::reader::channels;
+use crate::reader::reasoning::ThinkingMarks;
+use crate::tokenizer::SpecialTokens;
 use std::fmt::Write;
 
 /// A function that a client offers.
@@ -88,7 +88,7 @@ pub enum ArgumentsForm {
     Literals(LiteralForm),
 }
 
-pub(super) const JSON_CALL: CallFormat = CallFormat {
+pub(crate) const JSON_CALL: CallFormat = CallFormat {
     family: "JSON in <tool_call> (Hermes, Qwen 2.5 and 3)",
     at_start: false,
     in_channels: false,
@@ -246,7 +246,7 @@ impl CallFormat {
     }
 
     /// The fixed texts of calls.
-    pub(super) fn texts(&self) -> [&'static str; 9] {
+    pub(crate) fn texts(&self) -> [&'static str; 9] {
         let [first, second, third] = match self.arguments {
             ArgumentsForm::Json | ArgumentsForm::Literals(LiteralForm::Python) => [""; 3],
             ArgumentsForm::Tagged(tags) => [tags.before, tags.middle, tags.after],
@@ -262,7 +262,7 @@ impl CallFormat {
 
     /// Whether a tokenizer with these marks writes a call's beginning as a token of its own, so
     /// that no text of an answer is taken for one.
-    pub(super) fn is_marked(&self, marks: &SpecialTokens) -> bool {
+    pub(crate) fn is_marked(&self, marks: &SpecialTokens) -> bool {
         self.at_start || marks.at_start_of(self.trigger()).is_some()
     }
 
@@ -331,7 +331,7 @@ impl CallFormat {
 }
 
 /// The beginning of a fixed text, up to white space, a quote or another bracket.
-pub(super) fn first_mark(text: &str) -> &str {
+pub(crate) fn first_mark(text: &str) -> &str {
     let end = text.char_indices().skip(1).find(|(_, letter)| "\n\"{[".contains(*letter));
     &text[..end.map_or(text.len(), |(at, _)| at)]
 }

@@ -1,7 +1,7 @@
 //! The part of an answer in which a model thinks before it answers: how families of models mark it,
 //! and how it is told from the answer while tokens come.
 
-use super::channels;
+use crate::reader::channels;
 use serde_json::{Map, Value};
 
 /// The texts between which a family of models thinks.
@@ -10,7 +10,7 @@ pub struct ThinkingMarks {
     pub open: &'static str,
     pub close: &'static str,
     /// Stands in the templates of these families and in no others.
-    pub(super) sign: &'static str,
+    pub(crate) sign: &'static str,
 }
 
 const FAMILIES: [ThinkingMarks; 5] = [
@@ -184,7 +184,7 @@ impl ThoughtReader {
 }
 
 /// The length of the longest end of `text` that is a beginning of `mark`.
-pub(super) fn beginning_at_end(text: &str, mark: &str) -> usize {
+pub(crate) fn beginning_at_end(text: &str, mark: &str) -> usize {
     let ends = mark.char_indices().map(|(at, _)| at).rev();
     ends.into_iter().find(|length| text.ends_with(&mark[..*length])).unwrap_or_default()
 }

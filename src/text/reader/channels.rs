@@ -1,10 +1,10 @@
 //! Answers in channels, which GPT-OSS writes (OpenAI's harmony format): an answer is a row of
 //! messages, and the header of each says whether it is thought, said or a call.
 
-use super::Tokenizer;
-use super::call_reader::{AnswerPart, is_of_name};
-use super::reasoning::{ThinkingMarks, beginning_at_end};
-use super::tool_format::{CallFormat, JSON_CALL};
+use crate::Tokenizer;
+use crate::forms::tool_calls::{CallFormat, JSON_CALL};
+use crate::reader::reasoning::{ThinkingMarks, beginning_at_end};
+use crate::reader::tool_calls::{AnswerPart, is_of_name};
 use std::collections::BTreeSet;
 
 const START: &str = "<|start|>";
@@ -16,17 +16,17 @@ const CALLED: &str = "<|call|>";
 const RETURNED: &str = "<|return|>";
 
 /// The tokens that divide an answer.
-pub(super) const MARKS: [&str; 7] =
+pub(crate) const MARKS: [&str; 7] =
     [START, CHANNEL, MESSAGE, END, "<|constrain|>", CALLED, RETURNED];
 
-pub(super) const THOUGHT: ThinkingMarks = ThinkingMarks {
+pub(crate) const THOUGHT: ThinkingMarks = ThinkingMarks {
     open: "<|channel|>analysis<|message|>",
     close: END,
     sign: "<|channel|>analysis<|message|>",
 };
 
 /// A call as models write it. Templates put the recipient in front of the channel.
-pub(super) const CALLS: CallFormat = CallFormat {
+pub(crate) const CALLS: CallFormat = CallFormat {
     family: "messages in channels (GPT-OSS)",
     in_channels: true,
     before: "<|channel|>commentary to=functions.",
@@ -38,16 +38,16 @@ pub(super) const CALLS: CallFormat = CallFormat {
 };
 
 /// The header of a text in front of a call, and that of the answer itself.
-pub(super) const PREAMBLE: &str = "<|channel|>commentary<|message|>";
-pub(super) const FINAL: &str = "<|channel|>final<|message|>";
+pub(crate) const PREAMBLE: &str = "<|channel|>commentary<|message|>";
+pub(crate) const FINAL: &str = "<|channel|>final<|message|>";
 /// Between two messages.
-pub(super) const NEXT: &str = "<|end|><|start|>assistant";
+pub(crate) const NEXT: &str = "<|end|><|start|>assistant";
 
 /// Longest header, bytes. What is longer is none.
 const LONGEST_HEADER: usize = 256;
 
 /// The ends of an answer: the end of one of its messages is none.
-pub(super) fn correct_ends(tokenizer: &Tokenizer, ends: &mut BTreeSet<u32>) {
+pub(crate) fn correct_ends(tokenizer: &Tokenizer, ends: &mut BTreeSet<u32>) {
     ends.extend([CALLED, RETURNED].into_iter().filter_map(|mark| tokenizer.token_to_id(mark)));
     if let Some(end) = tokenizer.token_to_id(END) {
         ends.remove(&end);

@@ -1,0 +1,3 @@
+//! How families of models write their answers.
+
+pub(crate) mod tool_calls;
