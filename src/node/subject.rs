@@ -446,7 +446,7 @@ fn write_call(model: &TextModel, case: &ToolCase) -> cresset_text::Result<Option
         arguments: serde_json::from_str(&call.arguments).unwrap_or_default(),
     };
     let calls = calls.into_iter().map(read).collect();
-    Ok(Some(WrittenCall { prompt: written.asked, calls }))
+    Ok(Some(WrittenCall { prompt: written.prompt, calls }))
 }
 
 pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {

@@ -174,7 +174,7 @@ impl RunningRequest {
             trace,
             services,
             live,
-            thinks: reader.tells_thoughts(),
+            thinks: reader.separates_thoughts(),
             transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored)
                 .read_by(reader),
             model,

@@ -1,5 +1,5 @@
 //! Converts text to token ids and back: tokenizer, chat template, streaming detokenizer, stop
-//! strings, formats of answers, thoughts and calls of tools.
+//! strings, and answers: constrained decoding, reasoning and tool calls.
 
 #![cfg_attr(
     test,
@@ -32,14 +32,13 @@ mod text_model;
 mod tokenizer;
 
 pub use bounded::{TemplateLimits, Unwanted};
-pub use call_family::{ReadCall, WrittenExchange};
+pub use call_family::WrittenExchange;
 pub use chat_template::{ChatMessage, ChatTemplate, PromptExtras};
 pub use error::{Error, Result};
-pub use forms::tool_calls::{CallFormat, CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
-pub use grammar::compile::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarPlace};
-pub use reader::answer::AnswerReader;
-pub use reader::reasoning::{ThinkingEffort, ThinkingMarks};
-pub use reader::tool_calls::{AnswerPart, is_of_name};
+pub use forms::reasoning::{ThinkingEffort, ThinkingMarks, ThinkingStart};
+pub use forms::tool_calls::{CallForm, MOST_CALLS, ToolDefinition, is_of_name};
+pub use grammar::{AnswerFormat, CallRule, CompiledGrammar, FormatRefused, GrammarPlace};
+pub use reader::{AnswerPart, AnswerReader, ReadCall};
 pub use settings::TemplateSettings;
 pub use stop::StopMatcher;
 pub use text_model::TextModel;

@@ -1,19 +1,18 @@
 //! Grammars in Lark's syntax while they are written: fixed texts in which marks are tokens, texts
-//! that end at a mark, thoughts, messages, and formats inside them.
+//! that end at a mark, reasoning, messages, and formats inside them.
 
-use crate::AnswerFormat;
-use crate::forms::tool_calls::ThinkingStart;
-use crate::reader::channels;
-use crate::reader::reasoning::ThinkingMarks;
+use super::answer_format::AnswerFormat;
+use crate::forms::channels;
+use crate::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks, ThinkingStart};
 use crate::tokenizer::SpecialTokens;
 use serde_json::Value;
 use std::fmt::Write;
 
 /// White space behind a thought: it has no end that text would show.
-pub(crate) const SPACE: &str = r"space: /\s{0,4}/";
+pub(super) const SPACE: &str = r"space: /\s{0,4}/";
 
-/// The expression of a text.
-pub(crate) fn expression(text: &str) -> String {
+/// The expression that matches a text.
+fn expression(text: &str) -> String {
     let mut expression = String::new();
     for letter in text.chars() {
         match letter {
@@ -29,7 +28,7 @@ pub(crate) fn expression(text: &str) -> String {
 }
 
 /// A grammar in Lark's syntax while it is written.
-pub(crate) struct LarkGrammar<'a> {
+pub(super) struct LarkGrammar<'a> {
     marks: &'a SpecialTokens,
     /// All rules but the first.
     pub rules: String,
@@ -38,26 +37,31 @@ pub(crate) struct LarkGrammar<'a> {
 }
 
 impl<'a> LarkGrammar<'a> {
-    pub(crate) fn new(marks: &'a SpecialTokens) -> Self {
+    pub(super) fn new(marks: &'a SpecialTokens) -> Self {
         Self { marks, rules: String::new(), parts: Vec::new() }
     }
 
-    pub(crate) fn starting_with(self, start: &str) -> AnswerFormat {
+    pub(super) fn starting_with(self, start: &str) -> AnswerFormat {
         let grammar = format!("start: {start}\n{}", self.rules);
         AnswerFormat::Nested { grammar, parts: self.parts }
     }
 
-    pub(crate) fn part(&mut self, part: AnswerFormat) -> String {
+    pub(super) fn part(&mut self, part: AnswerFormat) -> String {
         self.parts.push(part);
         format!("@part_{}", self.parts.len() - 1)
     }
 
+    /// A text that has no marks.
+    pub(super) fn plain(text: &str) -> String {
+        Value::from(text).to_string()
+    }
+
     /// A text, in which the tokenizer's marks are tokens.
-    pub(crate) fn literal(&self, text: &str) -> String {
+    pub(super) fn literal(&self, text: &str) -> String {
         let (mut written, mut plain, mut rest) = (String::new(), String::new(), text);
         let flush = |plain: &mut String, written: &mut String| {
             if !plain.is_empty() {
-                let _ = write!(written, "{} ", Value::from(std::mem::take(plain)));
+                let _ = write!(written, "{} ", Self::plain(&std::mem::take(plain)));
             }
         };
         while let Some(letter) = rest.chars().next() {
@@ -76,7 +80,7 @@ impl<'a> LarkGrammar<'a> {
 
     /// Any text, and the first `mark` behind it, as a rule with this name. Where the mark is a
     /// token, the text does not spell it either: a reader sees the same letters.
-    pub(crate) fn text_until(&mut self, rule: &str, mark: &str) -> String {
+    pub(super) fn text_until(&mut self, rule: &str, mark: &str) -> String {
         let ends = expression(mark);
         if self.marks.at_start_of(mark).is_none_or(|token| token.text != mark) {
             let _ = writeln!(self.rules, "{rule}[lazy]: /(?s:.*){ends}/");
@@ -87,8 +91,8 @@ impl<'a> LarkGrammar<'a> {
         format!("{name}? {}", self.literal(mark))
     }
 
-    /// The messages with these headers that may stand before the last one of an answer.
-    pub(crate) fn messages_before(&mut self, headers: &[&str]) -> String {
+    /// The messages with these headers that may come before the last one of an answer.
+    pub(super) fn messages_before(&mut self, headers: &[&str]) -> String {
         let headers: Vec<String> = headers.iter().map(|header| self.literal(header)).collect();
         let (headers, next) = (headers.join(" | "), self.literal(channels::NEXT));
         let _ = writeln!(self.rules, "words: /(?s:.+)/\nmessage: ({headers}) words? {next}");
@@ -96,7 +100,7 @@ impl<'a> LarkGrammar<'a> {
     }
 
     /// What may be thought before the answer.
-    pub(crate) fn thought(&mut self, thinking: Option<ThinkingStart>) -> String {
+    pub(super) fn thought(&mut self, thinking: Option<ThinkingStart>) -> String {
         let Some(ThinkingStart { marks: ThinkingMarks { open, close, .. }, opened }) = thinking
         else {
             return String::new();
@@ -121,14 +125,14 @@ pub(crate) fn after_thinking(
 }
 
 /// The format of an answer in channels whose last message keeps to `format`. `thinks`: thoughts may
-/// stand before it.
+/// come before it.
 pub(crate) fn in_last_message(
     format: AnswerFormat,
     thinks: bool,
     marks: &SpecialTokens,
 ) -> AnswerFormat {
     let mut grammar = LarkGrammar::new(marks);
-    let thought = || grammar.messages_before(&[channels::THOUGHT.open]);
+    let thought = || grammar.messages_before(&[CHANNEL_THOUGHT.open]);
     let thoughts = thinks.then(thought).unwrap_or_default();
     let (last, part) = (grammar.literal(channels::FINAL), grammar.part(format));
     grammar.starting_with(&format!("{thoughts} {last} {part}"))
