@@ -24,9 +24,7 @@ use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
 use cresset_request::transcript::{PartDelta, Transcript};
-use cresset_text::tool_format::ToolDefinition;
-use cresset_text::tools::ReadCall;
-use cresset_text::{AnswerPart, ChatMessage, TextModel, Unwanted};
+use cresset_text::{AnswerPart, ChatMessage, ReadCall, TextModel, ToolDefinition, Unwanted};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -449,7 +447,7 @@ fn write_call(model: &TextModel, case: &ToolCase) -> cresset_text::Result<Option
         arguments: serde_json::from_str(&call.arguments).unwrap_or_default(),
     };
     let calls = calls.into_iter().map(read).collect();
-    Ok(Some(WrittenCall { prompt: written.asked, calls }))
+    Ok(Some(WrittenCall { prompt: written.prompt, calls }))
 }
 
 pub(super) fn encode_chat(model: &TextModel, messages: &[ChatTurn]) -> SubjectResult<Vec<u32>> {

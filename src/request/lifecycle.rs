@@ -30,7 +30,7 @@ use cresset_ledger::{
 use cresset_pool::{ServedModel, SubmittedRequest};
 use cresset_store::{StoreError, StoredBody};
 use cresset_telemetry::metrics::ModelMetrics;
-use cresset_text::tools::ReadCall;
+use cresset_text::ReadCall;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -174,7 +174,7 @@ impl RunningRequest {
             trace,
             services,
             live,
-            thinks: reader.tells_thoughts(),
+            thinks: reader.separates_thoughts(),
             transcript: Transcript::new(model.text.clone(), generate.eos_ids, stop, scored)
                 .read_by(reader),
             model,

@@ -22,8 +22,7 @@ use cresset_ledger::{
 };
 use cresset_pool::ServedModel;
 use cresset_telemetry::traces::TraceSpan;
-use cresset_text::reasoning::ThinkingEffort;
-use cresset_text::{AnswerReader, ChatMessage, Unwanted};
+use cresset_text::{AnswerReader, ChatMessage, ThinkingEffort, Unwanted};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -7,11 +7,9 @@ use crate::settings::Plan;
 use cresset_engine::{TokenGrammar, TokenMask};
 use cresset_ledger::{Sha256Bytes, TokenDigest};
 use cresset_pool::ServedModel;
-use cresset_text::reasoning::ThinkingEffort;
-use cresset_text::tool_format::{CallRule, MOST_CALLS, ThinkingStart, ToolDefinition};
 use cresset_text::{
-    self, AnswerFormat, AnswerReader, CompiledGrammar, FormatRefused, GrammarPlace, PromptExtras,
-    TextModel, Unwanted,
+    self, AnswerFormat, AnswerReader, CallRule, CompiledGrammar, FormatRefused, GrammarPlace,
+    MOST_CALLS, PromptExtras, TextModel, ThinkingEffort, ThinkingStart, ToolDefinition, Unwanted,
 };
 use serde_json::Value;
 use std::sync::Arc;

@@ -3,8 +3,7 @@
 
 use cresset_engine::TokenLogprobs;
 use cresset_ledger::{Sha256Bytes, TokenDigest};
-use cresset_text::tools::ReadCall;
-use cresset_text::{AnswerPart, AnswerReader, Detokenizer, StopMatcher, TextModel};
+use cresset_text::{AnswerPart, AnswerReader, Detokenizer, ReadCall, StopMatcher, TextModel};
 use std::sync::Arc;
 
 /// One token with its log-probability.

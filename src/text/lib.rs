@@ -1,5 +1,5 @@
 //! Converts text to token ids and back: tokenizer, chat template, streaming detokenizer, stop
-//! strings, formats of answers, thoughts and calls of tools.
+//! strings, and answers: constrained decoding, reasoning and tool calls.
 
 #![cfg_attr(
     test,
@@ -10,74 +10,36 @@
     )
 )]
 
-pub mod answer_reader;
 mod bounded;
-pub mod call_reader;
-mod channels;
-pub mod chat_template;
+mod call_family;
+mod chat_template;
+mod error;
+mod forms;
 #[cfg(test)]
 mod fuzz;
 mod gguf;
-pub mod grammar;
+mod grammar;
 mod jinja;
-mod lark;
-mod literal_arguments;
-mod literal_reader;
 mod load;
 mod pre_tokenizer;
 mod prompt;
-pub mod reasoning;
+mod reader;
 mod settings;
-pub mod stop;
-mod tagged_arguments;
+mod stop;
 #[cfg(test)]
 mod testing;
-pub mod tokenizer;
-pub mod tool_format;
-pub mod tools;
+mod text_model;
+mod tokenizer;
 
-pub use answer_reader::AnswerReader;
 pub use bounded::{TemplateLimits, Unwanted};
-pub use call_reader::AnswerPart;
+pub use call_family::WrittenExchange;
 pub use chat_template::{ChatMessage, ChatTemplate, PromptExtras};
-pub use grammar::{AnswerFormat, CompiledGrammar, FormatRefused, GrammarPlace};
+pub use error::{Error, Result};
+pub use forms::reasoning::{ThinkingEffort, ThinkingMarks, ThinkingStart};
+pub use forms::tool_calls::{CallForm, MOST_CALLS, ToolDefinition, is_of_name};
+pub use grammar::{AnswerFormat, CallRule, CompiledGrammar, FormatRefused, GrammarPlace};
+pub use reader::{AnswerPart, AnswerReader, ReadCall};
 pub use settings::TemplateSettings;
 pub use stop::StopMatcher;
+pub use text_model::TextModel;
 pub use tokenizer::{Detokenizer, Tokenizer};
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Tokenizer or template files are missing, damaged or of an unknown kind.
-    #[error("{0}")]
-    BadFile(String),
-    /// The template refused the conversation (its `raise_exception`), e.g. roles out of order. Safe
-    /// to show to the client.
-    #[error("the model's chat template refused the messages: {0}")]
-    TemplateRefused(String),
-    #[error("{0}")]
-    Internal(String),
-}
-
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Tokenizer, chat template and end-of-text ids of one release. Requests share it by reference.
-pub struct TextModel {
-    pub tokenizer: Tokenizer,
-    pub template: ChatTemplate,
-    /// How the model marks what it thinks; `None` for one that does not.
-    pub thinking: Option<reasoning::ThinkingMarks>,
-    /// How the model writes calls of tools; `None` where its template has no form that is known.
-    pub calls: Option<tool_format::CallFormat>,
-    /// The tokens that no text of a client may become: the special ones, and those that the
-    /// template writes.
-    markup: tokenizer::SpecialTokens,
-    /// Ids of the tokens that the template writes or that end a generation, ascending.
-    pub markup_ids: Vec<u32>,
-    /// Ids that end a generation: the union of generation config, tokenizer and template,
-    /// ascending.
-    pub eos_ids: Vec<u32>,
-    /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
-    /// of the whole file, this one tells that both read the same.
-    pub header_blake3: Option<String>,
-    grammars: grammar::GrammarsOnce,
-}

@@ -1,9 +1,9 @@
 //! Loads a release's textual side from its files: tokenizer, template, and the ids that end a
 //! generation.
 
-use super::channels;
+use super::forms::channels::{CALLED, END, RETURNED};
+use super::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks};
 use super::gguf::GgufKeys;
-use super::reasoning::ThinkingMarks;
 use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::GgufFile;
 use cresset_models::{FileLayout, ModelSource};
@@ -81,8 +81,8 @@ impl TextModel {
         let thinking = ThinkingMarks::named_in(source);
         let mut eos_ids: BTreeSet<u32> =
             declared.chain(end_of_turn(&tokenizer, &template)).collect();
-        if thinking == Some(channels::THOUGHT) {
-            channels::correct_ends(&tokenizer, &mut eos_ids);
+        if thinking == Some(CHANNEL_THOUGHT) {
+            correct_ends(&tokenizer, &mut eos_ids);
         }
         eos_ids.extend(tokenizer.token_to_id(YIELD));
         if eos_ids.is_empty() {
@@ -98,7 +98,7 @@ impl TextModel {
         let written = markup.iter().filter(|token| is_written(&token.text));
         let markup_ids: BTreeSet<u32> =
             written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
-        let calls = super::tools::call_format(&template, &markup);
+        let calls = super::call_family::call_form(&template, &markup);
         Ok(Self {
             tokenizer,
             template,
@@ -119,14 +119,13 @@ fn no_template(place: &str) -> Error {
     ))
 }
 
+fn message(role: &str, content: &str) -> ChatMessage {
+    ChatMessage { role: role.into(), content: Some(content.into()), ..ChatMessage::default() }
+}
+
 /// Conversations as the template writes them: it may put tokens together from pieces, such as
 /// `'<|' + message.role + '|>'`.
 fn sample_prompts(template: &ChatTemplate) -> Vec<String> {
-    let turn = |role: &str| ChatMessage {
-        role: role.into(),
-        content: Some("0".into()),
-        ..ChatMessage::default()
-    };
     let conversations = [
         &["user"][..],
         &["system", "user"],
@@ -134,7 +133,7 @@ fn sample_prompts(template: &ChatTemplate) -> Vec<String> {
         &["user", "assistant", "tool"],
     ];
     let prompt = |roles: &&[&str]| {
-        let messages: Vec<ChatMessage> = roles.iter().copied().map(turn).collect();
+        let messages: Vec<ChatMessage> = roles.iter().map(|role| message(role, "0")).collect();
         template.render(&messages, true).ok()
     };
     conversations.iter().filter_map(prompt).collect()
@@ -143,16 +142,19 @@ fn sample_prompts(template: &ChatTemplate) -> Vec<String> {
 /// The special token that the template puts after an assistant's answer.
 fn end_of_turn(tokenizer: &Tokenizer, template: &ChatTemplate) -> Option<u32> {
     const ANSWER: &str = "answer0";
-    let message = |role: &str, content: &str| ChatMessage {
-        role: role.into(),
-        content: Some(content.into()),
-        ..ChatMessage::default()
-    };
     let prompt = template
         .render(&[message("user", "question0"), message("assistant", ANSWER)], false)
         .ok()?;
     let (_, behind) = prompt.rsplit_once(ANSWER)?;
     Some(tokenizer.specials().at_start_of(behind.trim_start())?.id)
+}
+
+/// The ends of an answer in channels: the end of one of its messages is none.
+fn correct_ends(tokenizer: &Tokenizer, ends: &mut BTreeSet<u32>) {
+    ends.extend([CALLED, RETURNED].into_iter().filter_map(|mark| tokenizer.token_to_id(mark)));
+    if let Some(end) = tokenizer.token_to_id(END) {
+        ends.remove(&end);
+    }
 }
 
 /// The error names the file.
@@ -267,24 +269,13 @@ mod tests {
         folder
     }
 
-    fn message(content: &str) -> ChatMessage {
-        ChatMessage {
-            role: "user".into(),
-            content: Some(content.into()),
-            name: None,
-            tool_call_id: None,
-            tool_calls: None,
-            reasoning_content: None,
-        }
-    }
-
     #[test]
     fn folders_in_hugging_face_layout() {
         let check = |files: &[(&str, &str)], prompt: &[u32], eos: &[u32]| {
             let files = [files, &[("tokenizer.json", TOKENIZER)]].concat();
             let model =
                 TextModel::load(&ModelSource::hf_folder(folder(&files).path().into())).unwrap();
-            assert_eq!(model.encode_chat(&[message("ab")]).unwrap(), prompt, "{files:?}");
+            assert_eq!(model.encode_chat(&[message("user", "ab")]).unwrap(), prompt, "{files:?}");
             assert_eq!(model.eos_ids, eos, "{files:?}");
         };
         let template = r#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}{{ messages[0].content }}"}"#;

@@ -1,5 +1,5 @@
-//! The ways in which byte-level tokenizers cut text into words before merging, by their names in
-//! GGUF files (`tokenizer.ggml.pre`).
+//! Pre-tokenizers: the ways in which byte-level tokenizers cut text into words before merging, by
+//! their names in GGUF files (`tokenizer.ggml.pre`).
 //!
 //! A name stands for everything that the upstream `tokenizer.json` does before merging, so
 //! normalisation belongs to it too.

@@ -126,3 +126,14 @@ pub fn text_model(metadata: &Metadata) -> TextModel {
     TextModel::from_gguf_metadata(GgufKeys(metadata), TemplateLimits::default())
         .expect("a sound release")
 }
+
+/// The text as one piece, in three pieces cut at any two places, and as single characters.
+pub fn cuts(text: &str) -> Vec<Vec<&str>> {
+    let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+    let mut all = vec![vec![text], text.split_inclusive(|_| true).collect()];
+    for &one in &places {
+        let later = places.iter().filter(|two| **two >= one);
+        all.extend(later.map(|&two| vec![&text[..one], &text[one..two], &text[two..]]));
+    }
+    all
+}

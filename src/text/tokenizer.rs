@@ -403,8 +403,8 @@ impl SpecialTokens {
     }
 }
 
-/// Turns token ids into text. It never emits half a character: bytes of an unfinished UTF-8
-/// sequence wait for the next token.
+/// The streaming detokenizer: turns token ids into text. It never emits half a character: bytes of
+/// an unfinished UTF-8 sequence wait for the next token.
 ///
 /// The pieces together are `Tokenizer::decode` of all ids without special tokens.
 #[derive(Debug, Default)]

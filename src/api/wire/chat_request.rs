@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use cresset_base::ids::ModelId;
 use cresset_engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
 use cresset_request::GenerationInput;
-use cresset_text::reasoning::ThinkingEffort;
+use cresset_text::ThinkingEffort;
 use serde_json::{Map, Value};
 
 /// Largest count of tokens a body may name; the model's limits are far below.

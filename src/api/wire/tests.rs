@@ -5,7 +5,7 @@ use super::json::JsonTree;
 use crate::error::ApiError;
 use cresset_engine::SamplingParams;
 use cresset_request::{RequestError, ToolChoice};
-use cresset_text::reasoning::ThinkingEffort;
+use cresset_text::ThinkingEffort;
 use serde_json::Value;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";

@@ -7,8 +7,7 @@ use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema;
 use crate::error::ApiError;
 use cresset_request::{AskedTools, RequestError, ToolChoice};
-use cresset_text::call_reader::is_of_name;
-use cresset_text::tool_format::ToolDefinition;
+use cresset_text::{ToolDefinition, is_of_name};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
-//! Reads the arguments of a call that are no JSON, while their text comes, and writes them as JSON.
+//! Reads arguments in a notation that is no JSON while their text comes, and writes them as JSON.
 
-use super::literal_arguments::LiteralForm;
-use super::reasoning::beginning_at_end;
+use super::held::{Progress, before_mark, inside_quotes, skip_space};
+use super::part::AnswerPart;
+use crate::forms::tool_calls::LiteralSyntax;
 use serde_json::Value;
 
 /// Longest name of an argument, and longest number or word, in bytes. What is longer is none.
@@ -9,19 +10,12 @@ const LONGEST_NAME: usize = 256;
 const LONGEST_WORD: usize = 64;
 
 /// Reads from behind the bracket that opens the arguments up to the one that closes them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(super) struct LiteralReader {
-    form: LiteralForm,
-    /// The brackets that are open, the arguments' own first.
-    open: Vec<Bracket>,
+    syntax: LiteralSyntax,
+    /// What closes the brackets that are open, the arguments' own first.
+    closing: Vec<char>,
     place: LiteralPlace,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bracket {
-    Arguments,
-    Pairs,
-    List,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,33 +37,32 @@ enum LiteralPlace {
     After,
 }
 
-/// What a step of the reader came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LiteralStep {
-    Done,
-    NeedsMore,
-    /// The bracket that closes the arguments is next.
-    Ended,
-    /// The text is not in this notation.
-    Lost,
-}
-
 impl LiteralReader {
-    pub(super) fn new(form: LiteralForm) -> Self {
-        Self { form, open: vec![Bracket::Arguments], place: LiteralPlace::Start }
+    pub(super) fn new(syntax: LiteralSyntax) -> Self {
+        Self { syntax, closing: vec![syntax.close], place: LiteralPlace::Start }
     }
 
-    /// Takes what it can read from the front of `held` and appends it to `json`.
-    pub(super) fn advance(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
+    /// Takes what it can read from the front of `held`.
+    pub(super) fn advance(&mut self, held: &mut String, parts: &mut Vec<AnswerPart>) -> Progress {
+        let mut json = String::new();
+        let mut progress = Progress::Done;
+        while progress == Progress::Done {
+            progress = self.step(held, &mut json);
+        }
+        parts.extend((!json.is_empty()).then_some(AnswerPart::Arguments(json)));
+        progress
+    }
+
+    fn step(&mut self, held: &mut String, json: &mut String) -> Progress {
         if !matches!(self.place, LiteralPlace::Text { .. }) {
-            held.drain(..held.len() - held.trim_start().len());
+            skip_space(held);
         }
         match self.place {
             LiteralPlace::Start => {
                 json.push('{');
-                self.go_on(LiteralPlace::Item { first: true })
+                self.enter(LiteralPlace::Item { first: true })
             }
-            _ if held.is_empty() => LiteralStep::NeedsMore,
+            _ if held.is_empty() => Progress::NeedsMore,
             LiteralPlace::Item { first } => self.item(first, held, json),
             LiteralPlace::Assigns => self.assigns(held, json),
             LiteralPlace::Value => self.value(held, json),
@@ -78,114 +71,103 @@ impl LiteralReader {
         }
     }
 
-    fn go_on(&mut self, place: LiteralPlace) -> LiteralStep {
+    fn enter(&mut self, place: LiteralPlace) -> Progress {
         self.place = place;
-        LiteralStep::Done
+        Progress::Done
     }
 
-    fn inside(&self) -> Bracket {
-        self.open.last().copied().unwrap_or(Bracket::Arguments)
+    fn is_in_arguments(&self) -> bool {
+        self.closing.len() == 1
     }
 
-    fn closing(&self) -> char {
-        match (self.inside(), self.form) {
-            (Bracket::List, _) => ']',
-            (Bracket::Arguments, LiteralForm::Python) => ')',
-            (Bracket::Arguments | Bracket::Pairs, _) => '}',
-        }
+    fn is_at_close(&self, held: &str) -> bool {
+        self.closing.last().is_some_and(|close| held.starts_with(*close))
     }
 
-    fn item(&mut self, first: bool, held: &mut String, json: &mut String) -> LiteralStep {
-        if held.starts_with(self.closing()) {
+    fn item(&mut self, first: bool, held: &mut String, json: &mut String) -> Progress {
+        if self.is_at_close(held) {
             return self.close(held, json);
         }
         let separator = if first { "" } else { ", " };
-        if self.inside() == Bracket::List {
+        if self.closing.last() == Some(&']') {
             json.push_str(separator);
-            return self.go_on(LiteralPlace::Value);
+            return self.enter(LiteralPlace::Value);
         }
+        // In Python, names have no quotes in arguments, and always inside values.
+        let is_python = self.syntax.quote.is_none();
         match self.quote(held) {
-            Some("") => return LiteralStep::NeedsMore,
-            Some(_) if self.is_bare() => {}
-            Some(quote) => {
+            Some("") => Progress::NeedsMore,
+            Some(quote) if !is_python || !self.is_in_arguments() => {
                 held.drain(..quote.len());
                 json.push_str(separator);
                 json.push('"');
-                return self.go_on(LiteralPlace::Text { quote, is_name: true });
+                self.enter(LiteralPlace::Text { quote, is_name: true })
             }
-            None => {}
+            None if is_python && !self.is_in_arguments() => Progress::Lost,
+            _ => self.bare_name(separator, held, json),
         }
-        self.bare_name(separator, held, json)
     }
 
-    /// Whether names stand without quotes here, and never in them.
-    fn is_bare(&self) -> bool {
-        self.form == LiteralForm::Python && self.inside() == Bracket::Arguments
-    }
-
-    fn bare_name(&mut self, separator: &str, held: &mut String, json: &mut String) -> LiteralStep {
-        if self.form == LiteralForm::Python && !self.is_bare() {
-            return LiteralStep::Lost;
-        }
-        let Some(end) = held.find(self.form.assigns()) else {
+    fn bare_name(&mut self, separator: &str, held: &mut String, json: &mut String) -> Progress {
+        let Some(end) = held.find(self.syntax.assign) else {
             let is_long = held.len() > LONGEST_NAME;
-            return if is_long { LiteralStep::Lost } else { LiteralStep::NeedsMore };
+            return if is_long { Progress::Lost } else { Progress::NeedsMore };
         };
         let name: String = held.drain(..end).collect();
         let name = name.trim_end();
         if name.is_empty() || name.contains(|letter: char| "()[]{},\"'".contains(letter)) {
-            return LiteralStep::Lost;
+            return Progress::Lost;
         }
         json.push_str(separator);
         json.push_str(&Value::from(name).to_string());
-        self.go_on(LiteralPlace::Assigns)
+        self.enter(LiteralPlace::Assigns)
     }
 
     /// The quote that begins here; an empty one where more text has to show it.
     fn quote(&self, held: &str) -> Option<&'static str> {
-        match self.form {
-            LiteralForm::Python => ["'", "\""].into_iter().find(|quote| held.starts_with(quote)),
-            LiteralForm::Marked { quote } if held.starts_with(quote) => Some(quote),
-            LiteralForm::Marked { quote } => quote.starts_with(held).then_some(""),
+        match self.syntax.quote {
+            None => ["'", "\""].into_iter().find(|quote| held.starts_with(quote)),
+            Some(quote) if held.starts_with(quote) => Some(quote),
+            Some(quote) => quote.starts_with(held).then_some(""),
         }
     }
 
-    fn assigns(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
-        let mark = if self.inside() == Bracket::Arguments { self.form.assigns() } else { ":" };
+    fn assigns(&mut self, held: &mut String, json: &mut String) -> Progress {
+        let mark = if self.is_in_arguments() { self.syntax.assign } else { ":" };
         if !held.starts_with(mark) {
-            return LiteralStep::Lost;
+            return Progress::Lost;
         }
         held.drain(..mark.len());
         json.push_str(": ");
-        self.go_on(LiteralPlace::Value)
+        self.enter(LiteralPlace::Value)
     }
 
-    fn value(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
-        for (bracket, letter) in [(Bracket::Pairs, '{'), (Bracket::List, '[')] {
-            if held.starts_with(letter) {
+    fn value(&mut self, held: &mut String, json: &mut String) -> Progress {
+        for (open, close) in [('{', '}'), ('[', ']')] {
+            if held.starts_with(open) {
                 held.drain(..1);
-                json.push(letter);
-                self.open.push(bracket);
-                return self.go_on(LiteralPlace::Item { first: true });
+                json.push(open);
+                self.closing.push(close);
+                return self.enter(LiteralPlace::Item { first: true });
             }
         }
         match self.quote(held) {
-            Some("") => LiteralStep::NeedsMore,
+            Some("") => Progress::NeedsMore,
             Some(quote) => {
                 held.drain(..quote.len());
                 json.push('"');
-                self.go_on(LiteralPlace::Text { quote, is_name: false })
+                self.enter(LiteralPlace::Text { quote, is_name: false })
             }
             None => self.word(held, json),
         }
     }
 
     /// A number, or one of the words of JSON and of Python.
-    fn word(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
+    fn word(&mut self, held: &mut String, json: &mut String) -> Progress {
         let ends = |letter: char| letter.is_whitespace() || ",]})".contains(letter);
         let Some(end) = held.find(ends) else {
             let is_long = held.len() > LONGEST_WORD;
-            return if is_long { LiteralStep::Lost } else { LiteralStep::NeedsMore };
+            return if is_long { Progress::Lost } else { Progress::NeedsMore };
         };
         let word: String = held.drain(..end).collect();
         json.push_str(match word.as_str() {
@@ -193,9 +175,9 @@ impl LiteralReader {
             "True" | "true" => "true",
             "False" | "false" => "false",
             number if is_number(number) => number,
-            _ => return LiteralStep::Lost,
+            _ => return Progress::Lost,
         });
-        self.go_on(LiteralPlace::After)
+        self.enter(LiteralPlace::After)
     }
 
     fn text(
@@ -204,39 +186,35 @@ impl LiteralReader {
         is_name: bool,
         held: &mut String,
         json: &mut String,
-    ) -> LiteralStep {
-        let (read, ended) = match self.form {
-            LiteralForm::Python => quoted(held, quote, json),
-            LiteralForm::Marked { .. } => marked(held, quote, json),
+    ) -> Progress {
+        let (read, ended) = match self.syntax.quote {
+            None => quoted(held, quote, json),
+            Some(mark) => marked(held, mark, json),
         };
         held.drain(..read);
         if !ended {
-            return LiteralStep::NeedsMore;
+            return Progress::NeedsMore;
         }
         json.push('"');
-        self.go_on(if is_name { LiteralPlace::Assigns } else { LiteralPlace::After })
+        self.enter(if is_name { LiteralPlace::Assigns } else { LiteralPlace::After })
     }
 
-    fn after(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
+    fn after(&mut self, held: &mut String, json: &mut String) -> Progress {
         if held.starts_with(',') {
             held.drain(..1);
-            return self.go_on(LiteralPlace::Item { first: false });
+            return self.enter(LiteralPlace::Item { first: false });
         }
-        if held.starts_with(self.closing()) {
-            return self.close(held, json);
-        }
-        LiteralStep::Lost
+        if self.is_at_close(held) { self.close(held, json) } else { Progress::Lost }
     }
 
-    fn close(&mut self, held: &mut String, json: &mut String) -> LiteralStep {
-        if self.inside() == Bracket::Arguments {
+    fn close(&mut self, held: &mut String, json: &mut String) -> Progress {
+        if self.is_in_arguments() {
             json.push('}');
-            return LiteralStep::Ended;
+            return Progress::Ended;
         }
-        json.push(self.closing());
+        json.extend(self.closing.pop());
         held.drain(..1);
-        self.open.pop();
-        self.go_on(LiteralPlace::After)
+        self.enter(LiteralPlace::After)
     }
 }
 
@@ -249,10 +227,9 @@ fn is_number(word: &str) -> bool {
 /// Writes a text up to its mark; what may begin the mark is left. How many bytes were read, and
 /// whether the mark was among them.
 fn marked(held: &str, mark: &str, json: &mut String) -> (usize, bool) {
-    let end = held.find(mark);
-    let certain = end.unwrap_or_else(|| held.len() - beginning_at_end(held, mark));
+    let (certain, found) = before_mark(held, &[mark]);
     json.push_str(&inside_quotes(&held[..certain]));
-    (certain + end.map_or(0, |_| mark.len()), end.is_some())
+    (certain + found.map_or(0, str::len), found.is_some())
 }
 
 /// Writes a text in Python's quotes in the same way. An escape that is not complete is left.
@@ -274,7 +251,7 @@ fn quoted(held: &str, quote: &str, json: &mut String) -> (usize, bool) {
     (read, false)
 }
 
-/// What stands for an escape, given the text behind its backslash, and the length of its text.
+/// The character of an escape, given the text behind its backslash, and the length of its text.
 /// `None`: more of it has to come.
 fn escape(text: &str) -> Option<(String, usize)> {
     let letter = text.chars().next()?;
@@ -311,10 +288,4 @@ fn escaped_code(letter: char, text: &str, digits: usize) -> Option<(String, usiz
     };
     let found = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
     Some((found.into(), 1 + digits))
-}
-
-/// The text as it stands inside a JSON string.
-pub(super) fn inside_quotes(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }

@@ -1,111 +1,16 @@
-//! Calls of tools by a release: which family's format its template writes, and how answers of its
-//! model are constrained and read.
+//! Which family's form of tool calls a release's template writes.
 
-use super::answer_reader::{AnswerForm, AnswerReader, MarkedParts};
-use super::call_reader::{AnswerPart, CallReader, plain_arguments};
-use super::channels::{self, ChannelReader};
 use super::chat_template::{ChatTemplate, PromptExtras};
-use super::lark::{after_thinking, in_last_message};
-use super::reasoning::ThoughtReader;
+use super::error::Result;
+use super::forms::tool_calls::{CALL_FORMS, CHANNEL_CALL, CallForm, ToolDefinition};
+use super::reader::{ReadCall, read_calls};
 use super::tokenizer::SpecialTokens;
-use super::tool_format::{CallFormat, CallRule, FORMATS, ThinkingStart, ToolDefinition};
-use super::{AnswerFormat, FormatRefused, Result, TextModel};
 use serde_json::{Value, json};
-use std::borrow::Cow;
-
-/// A call as it was read.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ReadCall {
-    pub name: String,
-    /// A JSON text.
-    pub arguments: String,
-}
-
-impl TextModel {
-    /// How the answer to this prompt begins, if the model thinks: templates may write the opening
-    /// mark themselves.
-    pub fn thinking_start(&self, prompt: &[u32]) -> Option<ThinkingStart> {
-        let marks = self.thinking?;
-        let open = marks.open.trim_end();
-        let visible = |id: &u32| !self.tokenizer.token_bytes(*id, false).trim_ascii().is_empty();
-        let last = prompt.iter().rposition(visible)?;
-        let mark = self.markup.at_start_of(open).filter(|mark| mark.text == open);
-        let opened = if let Some(mark) = mark {
-            // The text of the mark in a client's message is other tokens.
-            prompt[last] == mark.id
-        } else {
-            let tail = &prompt[last.saturating_sub(open.len())..=last];
-            self.tokenizer.decode(tail, false).is_ok_and(|tail| tail.trim_end().ends_with(open))
-        };
-        Some(ThinkingStart { marks, opened })
-    }
-
-    /// The reader of an answer that may think, and may call these tools.
-    pub fn reader(
-        &self,
-        thinking: Option<ThinkingStart>,
-        tools: Option<&[ToolDefinition]>,
-    ) -> AnswerReader {
-        if self.has_channels() {
-            let form = ChannelReader::new(thinking.is_some(), tools.is_some());
-            let marks = self.specials_where(|text| channels::MARKS.contains(&text));
-            return AnswerReader { form: AnswerForm::Channels(form), marks };
-        }
-        let calls = self.calls.filter(|_| tools.is_some());
-        let reader = |format| CallReader::new(format, plain_arguments(tools.unwrap_or_default()));
-        let mut texts: Vec<&str> = Vec::new();
-        texts.extend(thinking.iter().flat_map(|start| [start.marks.open, start.marks.close]));
-        texts.extend(calls.iter().flat_map(CallFormat::texts));
-        let is_mark = |text: &str| texts.iter().any(|written| written.contains(text));
-        let parts = MarkedParts {
-            thoughts: thinking.map(|start| ThoughtReader::new(start.marks, start.opened)),
-            calls: calls.map(reader),
-        };
-        AnswerReader { form: AnswerForm::Marked(parts.into()), marks: self.specials_where(is_mark) }
-    }
-
-    /// Whether the model's answers are messages in channels.
-    fn has_channels(&self) -> bool {
-        self.thinking == Some(channels::THOUGHT)
-    }
-
-    /// The ids of the special tokens with such a text.
-    fn specials_where(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
-        let found = self.markup.iter().filter(|token| token.special && is_wanted(&token.text));
-        found.map(|token| token.id).collect()
-    }
-
-    /// The format of an answer that calls `tools` by the rule. `None` for a model whose calls have
-    /// no known form.
-    pub fn call_grammar(
-        &self,
-        tools: &[ToolDefinition],
-        rule: &CallRule,
-        thinking: Option<ThinkingStart>,
-    ) -> Option<Result<AnswerFormat, FormatRefused>> {
-        Some(self.calls?.format(tools, rule, thinking, &self.markup))
-    }
-
-    /// The format of an answer that keeps to `format` once its model has thought, if it thinks.
-    pub fn format_after<'a>(
-        &self,
-        format: &'a AnswerFormat,
-        thinking: Option<ThinkingStart>,
-    ) -> Cow<'a, AnswerFormat> {
-        match thinking {
-            _ if self.has_channels() => {
-                Cow::Owned(in_last_message(format.clone(), thinking.is_some(), &self.markup))
-            }
-            Some(start) => Cow::Owned(after_thinking(format.clone(), start, &self.markup)),
-            None => Cow::Borrowed(format),
-        }
-    }
-}
 
 /// What a template writes for a question, and for the call that answers it.
 pub struct WrittenExchange {
     /// The question, with the prompt for an answer.
-    pub asked: String,
+    pub prompt: String,
     /// Both messages. Some templates add to the content, others want none beside calls.
     answered: Vec<String>,
 }
@@ -121,33 +26,33 @@ impl ChatTemplate {
         let tools = Some(Value::from(tools));
         let extras = PromptExtras { tools, ..PromptExtras::default() };
         let question = json!({ "role": "user", "content": question });
-        let write = |messages: &Value, asks| self.render_with(messages, &extras, asks);
+        let write = |messages: &Value, prompts| self.render_with(messages, &extras, prompts);
         let function = json!({ "name": name, "arguments": self.call_arguments(arguments) });
         let calls = json!([{ "id": "call00000", "type": "function", "function": function }]);
         let answer = |content: Value| json!({ "role": "assistant", "content": content, "tool_calls": calls });
         let answers = [answer(Value::Null), answer(json!(""))].into_iter();
         let answered = answers.filter_map(|answer| write(&json!([question, answer]), false).ok());
         let answered = answered.collect();
-        Ok(WrittenExchange { asked: write(&json!([question]), true)?, answered })
+        Ok(WrittenExchange { prompt: write(&json!([question]), true)?, answered })
     }
 }
 
 impl WrittenExchange {
     /// The calls that were written, as answers are read.
-    pub fn calls(&self, format: CallFormat, tools: &[ToolDefinition]) -> Vec<ReadCall> {
-        let written = self.answered.iter().filter_map(|text| self.beginning(format, text));
-        let mut read = written.map(|text| read_calls(format, tools, text).0);
+    pub fn calls(&self, form: CallForm, tools: &[ToolDefinition]) -> Vec<ReadCall> {
+        let written = self.answered.iter().filter_map(|text| self.beginning(form, text));
+        let mut read = written.map(|text| read_calls(form, tools, text).0);
         read.find(|calls| !calls.is_empty()).unwrap_or_default()
     }
 
     /// The text from the first call on.
-    fn beginning<'a>(&self, format: CallFormat, answered: &'a str) -> Option<&'a str> {
-        let common = self.asked.chars().zip(answered.chars()).take_while(|(a, b)| a == b);
+    fn beginning<'a>(&self, form: CallForm, answered: &'a str) -> Option<&'a str> {
+        let common = self.prompt.chars().zip(answered.chars()).take_while(|(a, b)| a == b);
         let common: usize = common.map(|(letter, _)| letter.len_utf8()).sum();
-        if format.in_channels {
+        if form.in_channels {
             return Some(&answered[common..]);
         }
-        let trigger = format.trigger();
+        let trigger = form.trigger();
         // The beginnings of both may share the first letters of a mark.
         let from = (common.saturating_sub(trigger.len())..=common)
             .find(|at| answered.is_char_boundary(*at))
@@ -157,38 +62,9 @@ impl WrittenExchange {
     }
 }
 
-/// The calls in a text that begins with one, and what is behind them.
-pub fn read_calls(
-    format: CallFormat,
-    tools: &[ToolDefinition],
-    text: &str,
-) -> (Vec<ReadCall>, String) {
-    let form = if format.in_channels {
-        AnswerForm::Channels(ChannelReader::new(true, true))
-    } else {
-        let calls = Some(CallReader::new(format, plain_arguments(tools)));
-        AnswerForm::Marked(MarkedParts { thoughts: None, calls }.into())
-    };
-    let mut reader = AnswerReader { form, marks: Vec::new() };
-    let (mut calls, mut behind) = (Vec::<ReadCall>::new(), String::new());
-    let parts = reader.push(text);
-    for part in parts.into_iter().chain(reader.finish()) {
-        match (part, calls.last_mut()) {
-            (AnswerPart::Call { name }, _) => {
-                calls.push(ReadCall { name, arguments: String::new() });
-            }
-            (AnswerPart::Arguments(more), Some(call)) => call.arguments.push_str(&more),
-            (AnswerPart::Content(more), _) => behind.push_str(&more),
-            _ => {}
-        }
-    }
-    (calls, behind)
-}
-
-/// The format in which a template writes calls, if it writes definitions of tools too and the
-/// tokenizer knows the format's marks. The template is asked to write a call, which has to be read
-/// back.
-pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Option<CallFormat> {
+/// The form in which a template writes calls, if it writes definitions of tools too and the
+/// tokenizer knows the form's marks. The template writes a call, which has to be read back.
+pub(super) fn call_form(template: &ChatTemplate, marks: &SpecialTokens) -> Option<CallForm> {
     let schema = json!({
         "type": "object",
         "properties": { "text0": { "type": "string" }, "count0": { "type": "integer" } },
@@ -201,27 +77,30 @@ pub(super) fn call_format(template: &ChatTemplate, marks: &SpecialTokens) -> Opt
     let arguments = json!({ "text0": "value0", "count0": 3 });
     let call = ("function0", &arguments);
     let written = template.write_call(&definitions, "question0", call).ok()?;
-    let told = ["function0", "description0", "text0", "count0"];
-    if !told.into_iter().all(|word| written.asked.contains(word)) {
+    let words = ["function0", "description0", "text0", "count0"];
+    if !words.into_iter().all(|word| written.prompt.contains(word)) {
         return None;
     }
-    let is_read = |format: CallFormat| {
-        let calls = written.calls(format, &tools);
+    let is_read = |form: CallForm| {
+        let calls = written.calls(form, &tools);
         let [ReadCall { name, arguments: text }] = &calls[..] else { return false };
         let read = serde_json::from_str::<Value>(text);
         name == "function0" && read.is_ok_and(|read| read == arguments)
     };
-    let mut known = FORMATS.into_iter().chain([channels::CALLS]);
-    known.find(|format| format.is_marked(marks) && is_read(*format))
+    // Where a call begins with a token of its own, no text of an answer is taken for one.
+    let is_marked = |form: &CallForm| form.at_start || marks.at_start_of(form.trigger()).is_some();
+    let mut known = CALL_FORMS.into_iter().chain([CHANNEL_CALL]);
+    known.find(|form| is_marked(form) && is_read(*form))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::testing;
     use super::*;
-    use crate::tool_format::MOST_CALLS;
+    use crate::forms::tool_calls::MOST_CALLS;
+    use crate::testing;
+    use crate::{AnswerFormat, AnswerPart, CallRule, ChatMessage, TextModel};
 
-    /// Tokens of the marks of all formats, and of thoughts.
+    /// Tokens of the marks of all forms, and of thoughts.
     pub const MARKS: [&str; 23] = [
         "<tool_call>",
         "</tool_call>",
@@ -248,7 +127,7 @@ pub(super) mod tests {
         "</think>",
     ];
 
-    /// A template that tells of tools, with `call` as its way to write one.
+    /// A template that writes tools, with `call` as its way to write one.
     fn template(call: &str, opens: &str) -> String {
         format!(
             "{{% for tool in tools or [] %}}{{{{ tool | tojson }}}}{{% endfor %}}\
@@ -281,13 +160,13 @@ pub(super) mod tests {
 
     #[test]
     fn the_family_is_the_one_whose_calls_the_template_writes() {
-        for (format, call) in FORMATS.iter().zip(CALLS) {
-            assert_eq!(model(call, "", &MARKS).calls, Some(*format), "{call}");
+        for (form, call) in CALL_FORMS.iter().zip(CALLS) {
+            assert_eq!(model(call, "", &MARKS).calls, Some(*form), "{call}");
             // Without tokens of their own, marks are text that any answer may have.
             let unmarked = model(call, "", &[]).calls;
-            assert_eq!(unmarked.is_some(), format.at_start, "{call}");
-            let untold = template(call, "").replace("{{ tool | tojson }}", "");
-            let metadata = testing::with_marks(&MARKS, &untold);
+            assert_eq!(unmarked.is_some(), form.at_start, "{call}");
+            let unwritten = template(call, "").replace("{{ tool | tojson }}", "");
+            let metadata = testing::with_marks(&MARKS, &unwritten);
             assert_eq!(testing::text_model(&metadata).calls, None, "{call}");
         }
         assert_eq!(model("{{ f.name }}({{ f.arguments }})", "", &MARKS).calls, None);
@@ -334,7 +213,7 @@ pub(super) mod tests {
 
     #[test]
     fn grammars_hold_exactly_what_the_rule_lets_the_template_write() {
-        for (format, call) in FORMATS.iter().zip(CALLS) {
+        for (form, call) in CALL_FORMS.iter().zip(CALLS) {
             let text = model(call, "", &MARKS);
             let tools = tools();
             let allows = |required: bool, only: Option<&str>, answer: &str| {
@@ -356,7 +235,7 @@ pub(super) mod tests {
                 assert_eq!(allows(false, None, answer), auto, "{answer:?} auto");
                 assert_eq!(allows(true, Some("weather"), answer), named, "{answer:?} named");
             }
-            let (calls, behind) = read_calls(*format, &tools, &weather);
+            let (calls, behind) = read_calls(*form, &tools, &weather);
             assert_eq!((calls.len(), behind.as_str()), (1, ""), "{weather:?}");
             let arguments: Value = serde_json::from_str(&calls[0].arguments).unwrap();
             assert_eq!(arguments, json!({ "city": "Oslo", "days": 3 }));
@@ -380,15 +259,12 @@ pub(super) mod tests {
         let silent = "{% if false %}<think></think>{% endif %}";
         for (opens, begins) in [(silent, "<think>\n"), ("<think>\n{# </think> #}", "")] {
             let text = model(CALLS[0], opens, &MARKS);
-            let asked = super::super::ChatMessage {
+            let message = ChatMessage {
                 role: "user".into(),
                 content: Some("<think>".into()),
-                name: None,
-                tool_call_id: None,
-                tool_calls: None,
-                reasoning_content: None,
+                ..ChatMessage::default()
             };
-            let prompt = text.encode_chat(&[asked]).unwrap();
+            let prompt = text.encode_chat(&[message]).unwrap();
             let thinking = text.thinking_start(&prompt);
             assert_eq!(thinking.map(|start| start.opened), Some(begins.is_empty()));
             let rule = CallRule { required: true, only: None, most: 1 };

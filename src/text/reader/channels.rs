@@ -1,73 +1,26 @@
-//! Answers in channels, which GPT-OSS writes (OpenAI's harmony format): an answer is a row of
-//! messages, and the header of each says whether it is thought, said or a call.
+//! Reads answers in channels: a row of messages, each with a header.
 
-use super::Tokenizer;
-use super::call_reader::{AnswerPart, is_of_name};
-use super::reasoning::{ThinkingMarks, beginning_at_end};
-use super::tool_format::{CallFormat, JSON_CALL};
-use std::collections::BTreeSet;
-
-const START: &str = "<|start|>";
-const CHANNEL: &str = "<|channel|>";
-const MESSAGE: &str = "<|message|>";
-const END: &str = "<|end|>";
-/// Behind a call, and behind the last message of an answer.
-const CALLED: &str = "<|call|>";
-const RETURNED: &str = "<|return|>";
-
-/// The tokens that divide an answer.
-pub(super) const MARKS: [&str; 7] =
-    [START, CHANNEL, MESSAGE, END, "<|constrain|>", CALLED, RETURNED];
-
-pub(super) const THOUGHT: ThinkingMarks = ThinkingMarks {
-    open: "<|channel|>analysis<|message|>",
-    close: END,
-    sign: "<|channel|>analysis<|message|>",
-};
-
-/// A call as models write it. Templates put the recipient in front of the channel.
-pub(super) const CALLS: CallFormat = CallFormat {
-    family: "messages in channels (GPT-OSS)",
-    in_channels: true,
-    before: "<|channel|>commentary to=functions.",
-    middle: " <|constrain|>json<|message|>",
-    after: "",
-    separator: "",
-    most: 1,
-    ..JSON_CALL
-};
-
-/// The header of a text in front of a call, and that of the answer itself.
-pub(super) const PREAMBLE: &str = "<|channel|>commentary<|message|>";
-pub(super) const FINAL: &str = "<|channel|>final<|message|>";
-/// Between two messages.
-pub(super) const NEXT: &str = "<|end|><|start|>assistant";
+use super::held::before_mark;
+use super::part::AnswerPart;
+use crate::forms::channels::{CALLED, CHANNEL, END, MESSAGE, RETURNED, START};
+use crate::forms::tool_calls::is_of_name;
 
 /// Longest header, bytes. What is longer is none.
 const LONGEST_HEADER: usize = 256;
 
-/// The ends of an answer: the end of one of its messages is none.
-pub(super) fn correct_ends(tokenizer: &Tokenizer, ends: &mut BTreeSet<u32>) {
-    ends.extend([CALLED, RETURNED].into_iter().filter_map(|mark| tokenizer.token_to_id(mark)));
-    if let Some(end) = tokenizer.token_to_id(END) {
-        ends.remove(&end);
-    }
-}
-
 /// Reads one answer, whose prompt ends with the role of its first message. What is in no channel
 /// that is known is content.
 #[derive(Clone, Debug)]
-pub struct ChannelReader {
-    /// What is thought is told apart, and is content otherwise.
-    pub tells_thoughts: bool,
+pub(crate) struct ChannelReader {
+    /// What is thought is a part of its own, and is content otherwise.
+    pub separates_thoughts: bool,
     /// Functions may be called.
     may_call: bool,
     place: ChannelPlace,
     /// Received, and not read.
     held: String,
-    has_called: bool,
     /// Kinds of messages that came before.
-    told: Vec<MessageKind>,
+    seen: Vec<MessageKind>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,21 +52,16 @@ impl MessageKind {
 }
 
 impl ChannelReader {
-    pub fn new(tells_thoughts: bool, may_call: bool) -> Self {
+    pub(crate) fn new(separates_thoughts: bool, may_call: bool) -> Self {
         let place = ChannelPlace::Header { first: true };
-        let (held, told) = (String::new(), Vec::new());
-        Self { tells_thoughts, may_call, place, held, has_called: false, told }
+        Self { separates_thoughts, may_call, place, held: String::new(), seen: Vec::new() }
     }
 
-    pub fn is_thinking(&self) -> bool {
+    pub(crate) fn is_thinking(&self) -> bool {
         self.place == ChannelPlace::Message(MessageKind::Thought)
     }
 
-    pub fn has_called(&self) -> bool {
-        self.has_called
-    }
-
-    pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
+    pub(crate) fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         self.held.push_str(text);
         let mut parts = Vec::new();
         while self.advance(&mut parts) {}
@@ -121,7 +69,7 @@ impl ChannelReader {
     }
 
     /// What was held back, once nothing follows. A part of a header is not text.
-    pub fn finish(&mut self) -> Vec<AnswerPart> {
+    pub(crate) fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
         let kind = match self.place {
             ChannelPlace::Message(kind) => kind,
@@ -143,7 +91,8 @@ impl ChannelReader {
     fn header(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
         if let Some((header, rest)) = self.held.split_once(MESSAGE) {
             let called = self.called_in(header);
-            let thinks = word_behind(header, CHANNEL) == Some("analysis") && self.tells_thoughts;
+            let thinks =
+                word_behind(header, CHANNEL) == Some("analysis") && self.separates_thoughts;
             let kind = match &called {
                 Some(_) => MessageKind::Arguments,
                 None if thinks => MessageKind::Thought,
@@ -151,20 +100,19 @@ impl ChannelReader {
             };
             self.held = rest.to_owned();
             if let Some(name) = called {
-                self.has_called = true;
                 parts.push(AnswerPart::Call { name });
-            } else if self.told.contains(&kind) {
+            } else if self.seen.contains(&kind) {
                 parts.push(kind.part("\n".into()));
             }
-            self.told.push(kind);
+            self.seen.push(kind);
             self.place = ChannelPlace::Message(kind);
             return true;
         }
-        let may_go_on = !first || begins(&self.held, &[CHANNEL, MESSAGE, START, "to="]);
-        if may_go_on && self.held.len() <= LONGEST_HEADER {
+        let may_be_header = !first || begins(&self.held, &[CHANNEL, MESSAGE, START, "to="]);
+        if may_be_header && self.held.len() <= LONGEST_HEADER {
             return false;
         }
-        if may_go_on {
+        if may_be_header {
             parts.push(AnswerPart::Content(std::mem::take(&mut self.held)));
         }
         self.place = ChannelPlace::Message(MessageKind::Content);
@@ -180,17 +128,10 @@ impl ChannelReader {
 
     fn message(&mut self, kind: MessageKind, parts: &mut Vec<AnswerPart>) -> bool {
         const ENDS: [&str; 5] = [END, CALLED, RETURNED, START, CHANNEL];
-        let found = ENDS.into_iter().filter_map(|mark| Some((self.held.find(mark)?, mark))).min();
-        let certain = found.map_or_else(
-            || {
-                let held_back = ENDS.into_iter().map(|mark| beginning_at_end(&self.held, mark));
-                self.held.len() - held_back.max().unwrap_or_default()
-            },
-            |(at, _)| at,
-        );
+        let (certain, mark) = before_mark(&self.held, &ENDS);
         let text: String = self.held.drain(..certain).collect();
         parts.extend((!text.is_empty()).then(|| kind.part(text)));
-        let Some((_, mark)) = found else { return false };
+        let Some(mark) = mark else { return false };
         if ![START, CHANNEL].contains(&mark) {
             self.held.drain(..mark.len());
         }
@@ -229,35 +170,29 @@ fn word_behind<'a>(header: &'a str, mark: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::forms::channels::{FINAL, NEXT, PREAMBLE};
+    use crate::testing;
 
     /// The thought, the content and the calls of an answer that came in these pieces.
     fn read(mut reader: ChannelReader, pieces: &[&str]) -> [String; 3] {
         let mut parts: Vec<_> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
         parts.extend(reader.finish());
-        let mut told = [const { String::new() }; 3];
+        let mut seen = [const { String::new() }; 3];
         for part in parts {
             match part {
-                AnswerPart::Reasoning(text) => told[0] += &text,
-                AnswerPart::Content(text) => told[1] += &text,
-                AnswerPart::Call { name } => told[2] += &(name + ":"),
-                AnswerPart::Arguments(text) => told[2] += &text,
+                AnswerPart::Reasoning(text) => seen[0] += &text,
+                AnswerPart::Content(text) => seen[1] += &text,
+                AnswerPart::Call { name } => seen[2] += &(name + ":"),
+                AnswerPart::Arguments(text) => seen[2] += &text,
             }
         }
-        told
+        seen
     }
 
-    /// Reads the text cut at every place, at every two places and at all of them.
     fn check_by(reader: &ChannelReader, text: &str, expect: [&str; 3]) {
-        assert_eq!(read(reader.clone(), &[text]), expect, "{text:?}");
-        let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-        for &one in &places {
-            for &two in places.iter().filter(|two| **two >= one) {
-                let pieces = [&text[..one], &text[one..two], &text[two..]];
-                assert_eq!(read(reader.clone(), &pieces), expect, "{text:?} {one} {two}");
-            }
+        for pieces in testing::cuts(text) {
+            assert_eq!(read(reader.clone(), &pieces), expect, "{pieces:?}");
         }
-        let each: Vec<&str> = text.split_inclusive(|_| true).collect();
-        assert_eq!(read(reader.clone(), &each), expect, "{text:?} by character");
     }
 
     fn check(text: &str, expect: [&str; 3]) {
@@ -292,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_apart_is_content() {
+    fn what_is_not_separated_is_content() {
         let call = "<|channel|>commentary to=functions.f json<|message|>{}";
         let answer = format!("{THINKS}{call}");
         check_by(&ChannelReader::new(false, true), &answer, ["", "hm é", "f:{}"]);

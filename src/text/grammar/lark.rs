@@ -1,19 +1,18 @@
 //! Grammars in Lark's syntax while they are written: fixed texts in which marks are tokens, texts
-//! that end at a mark, thoughts, messages, and formats inside them.
+//! that end at a mark, reasoning, messages, and formats inside them.
 
-use super::AnswerFormat;
-use super::channels;
-use super::reasoning::ThinkingMarks;
-use super::tokenizer::SpecialTokens;
-use super::tool_format::ThinkingStart;
+use super::answer_format::AnswerFormat;
+use crate::forms::channels;
+use crate::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks, ThinkingStart};
+use crate::tokenizer::SpecialTokens;
 use serde_json::Value;
 use std::fmt::Write;
 
 /// White space behind a thought: it has no end that text would show.
 pub(super) const SPACE: &str = r"space: /\s{0,4}/";
 
-/// The expression of a text.
-pub(super) fn expression(text: &str) -> String {
+/// The expression that matches a text.
+fn expression(text: &str) -> String {
     let mut expression = String::new();
     for letter in text.chars() {
         match letter {
@@ -52,12 +51,17 @@ impl<'a> LarkGrammar<'a> {
         format!("@part_{}", self.parts.len() - 1)
     }
 
+    /// A text that has no marks.
+    pub(super) fn plain(text: &str) -> String {
+        Value::from(text).to_string()
+    }
+
     /// A text, in which the tokenizer's marks are tokens.
     pub(super) fn literal(&self, text: &str) -> String {
         let (mut written, mut plain, mut rest) = (String::new(), String::new(), text);
         let flush = |plain: &mut String, written: &mut String| {
             if !plain.is_empty() {
-                let _ = write!(written, "{} ", Value::from(std::mem::take(plain)));
+                let _ = write!(written, "{} ", Self::plain(&std::mem::take(plain)));
             }
         };
         while let Some(letter) = rest.chars().next() {
@@ -87,7 +91,7 @@ impl<'a> LarkGrammar<'a> {
         format!("{name}? {}", self.literal(mark))
     }
 
-    /// The messages with these headers that may stand before the last one of an answer.
+    /// The messages with these headers that may come before the last one of an answer.
     pub(super) fn messages_before(&mut self, headers: &[&str]) -> String {
         let headers: Vec<String> = headers.iter().map(|header| self.literal(header)).collect();
         let (headers, next) = (headers.join(" | "), self.literal(channels::NEXT));
@@ -108,7 +112,7 @@ impl<'a> LarkGrammar<'a> {
 }
 
 /// The format of an answer that keeps to `format` once its model has thought.
-pub(super) fn after_thinking(
+pub(crate) fn after_thinking(
     format: AnswerFormat,
     thinking: ThinkingStart,
     marks: &SpecialTokens,
@@ -121,14 +125,14 @@ pub(super) fn after_thinking(
 }
 
 /// The format of an answer in channels whose last message keeps to `format`. `thinks`: thoughts may
-/// stand before it.
-pub(super) fn in_last_message(
+/// come before it.
+pub(crate) fn in_last_message(
     format: AnswerFormat,
     thinks: bool,
     marks: &SpecialTokens,
 ) -> AnswerFormat {
     let mut grammar = LarkGrammar::new(marks);
-    let thought = || grammar.messages_before(&[channels::THOUGHT.open]);
+    let thought = || grammar.messages_before(&[CHANNEL_THOUGHT.open]);
     let thoughts = thinks.then(thought).unwrap_or_default();
     let (last, part) = (grammar.literal(channels::FINAL), grammar.part(format));
     grammar.starting_with(&format!("{thoughts} {last} {part}"))

@@ -2,7 +2,9 @@
 //! validator accepts, or to one that can still become it.
 
 use super::*;
+use crate::TextModel;
 use crate::testing::{byte_level, text_model};
+use serde_json::{Value, json};
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"b":{"type":"integer","minimum":-5,"maximum":12},
     "a":{"enum":["x","<tool>"]},"c":{"type":"array","items":{"type":"boolean"},"maxItems":2}},

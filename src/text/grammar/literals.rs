@@ -1,25 +1,13 @@
-//! Calls whose arguments are names and values in a notation that is no JSON: the grammar of what a
-//! tool's schema allows. A schema that the notation cannot keep to is refused with the reason.
+//! The grammar of arguments in a notation that is no JSON: what a tool's schema allows. A schema
+//! that the notation cannot keep to is refused with the reason.
 
-use super::AnswerFormat;
-use super::grammar::FormatRefused;
+use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::LarkGrammar;
-use super::tagged_arguments::ArgumentsSchema;
-use super::tool_format::ToolDefinition;
+use super::parameters::ToolParameters;
+use crate::forms::tool_calls::{LiteralSyntax, ToolDefinition};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::fmt::Write;
-
-/// How a family writes names and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LiteralForm {
-    /// As Python does: `name=value`, texts in quotes of either kind, names inside values too. Words
-    /// are those of Python or of JSON: templates write both.
-    Python,
-    /// `name:value` without quotes around names, in the order of their letters; texts as they are,
-    /// between marks.
-    Marked { quote: &'static str },
-}
 
 /// A text in Python's quotes. Escapes are those that Python and JSON read alike, the one that only
 /// Python has for its single quotes, and no halves of a pair.
@@ -40,62 +28,40 @@ const ANNOTATIONS: [&str; 11] = [
     "definitions",
 ];
 
-const OF_NUMBERS: [&str; 5] =
+const NUMERIC_KEYWORDS: [&str; 5] =
     ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+const LIST_KEYWORDS: [&str; 3] = ["items", "minItems", "maxItems"];
+const OBJECT_KEYWORDS: [&str; 3] = ["properties", "required", "additionalProperties"];
 
-impl LiteralForm {
-    /// The rule of the arguments of the tool at this place. Those that are not required may be left
-    /// out.
-    pub(super) fn rule(
-        self,
-        grammar: &mut LarkGrammar,
-        at: usize,
-        tool: &ToolDefinition,
-    ) -> Result<String, FormatRefused> {
-        let schema = ArgumentsSchema::read(&tool.parameters)?;
-        let ArgumentsSchema { properties, required, definitions } = schema;
-        let named = HashMap::new();
-        let mut rules = LiteralRules { grammar, form: self, at, definitions, named, made: 0 };
-        rules.members(&properties, &required, self.assigns())
+/// The keywords that are about values of this type.
+fn keywords_of(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "integer" | "number" => &NUMERIC_KEYWORDS,
+        "array" => &LIST_KEYWORDS,
+        "object" => &OBJECT_KEYWORDS,
+        _ => &[],
     }
+}
 
-    /// Between an argument's name and its value.
-    pub(super) fn assigns(self) -> &'static str {
-        match self {
-            Self::Python => "=",
-            Self::Marked { .. } => ":",
-        }
-    }
-
-    /// Between a name and its value inside a value.
-    fn pairs(self) -> &'static str {
-        match self {
-            Self::Python => ": ",
-            Self::Marked { .. } => ":",
-        }
-    }
-
-    /// Members in the order in which the family writes them.
-    fn ordered(self, properties: &Map<String, Value>) -> Vec<(&String, &Value)> {
-        let mut members: Vec<(&String, &Value)> = properties.iter().collect();
-        if matches!(self, Self::Marked { .. }) {
-            members.sort_by_key(|(name, _)| name.to_lowercase());
-        }
-        members
-    }
-
-    fn separates(self) -> &'static str {
-        match self {
-            Self::Python => ", ",
-            Self::Marked { .. } => ",",
-        }
-    }
+/// The rule of the arguments of the tool at this place. Those that are not required may be left
+/// out.
+pub(super) fn rule(
+    syntax: LiteralSyntax,
+    grammar: &mut LarkGrammar,
+    at: usize,
+    tool: &ToolDefinition,
+) -> Result<String, FormatRefused> {
+    let ToolParameters { properties, required, definitions } =
+        ToolParameters::read(&tool.parameters)?;
+    let named = HashMap::new();
+    let mut rules = LiteralRules { grammar, syntax, at, definitions, named, made: 0 };
+    rules.members(&properties, &required, syntax.assign)
 }
 
 /// The rules of one tool's arguments while they are written.
 struct LiteralRules<'g, 'm> {
     grammar: &'g mut LarkGrammar<'m>,
-    form: LiteralForm,
+    syntax: LiteralSyntax,
     /// The tool's place, which is part of the names of its rules.
     at: usize,
     definitions: Map<String, Value>,
@@ -125,10 +91,6 @@ fn only(schema: &Map<String, Value>, known: &[&str]) -> Result<(), FormatRefused
 }
 
 impl LiteralRules<'_, '_> {
-    fn lark(text: &str) -> String {
-        Value::from(text).to_string()
-    }
-
     /// A rule with a name of its own.
     fn define(&mut self, body: &str) -> String {
         let name = format!("literal_{}_{}", self.at, self.made);
@@ -137,19 +99,26 @@ impl LiteralRules<'_, '_> {
         name
     }
 
+    fn separator(&self) -> String {
+        LarkGrammar::plain(self.syntax.separator)
+    }
+
     /// Members in their order, with separators between those that are written.
     fn members(
         &mut self,
         properties: &Map<String, Value>,
         required: &[String],
-        assigns: &str,
+        assign: &str,
     ) -> Result<String, FormatRefused> {
-        let members = self.form.ordered(properties);
-        let separator = Self::lark(self.form.separates());
-        // Built from the end: what may stand where a member is the first, and behind another one.
+        let mut members: Vec<(&String, &Value)> = properties.iter().collect();
+        if self.syntax.is_sorted {
+            members.sort_by_key(|(name, _)| name.to_lowercase());
+        }
+        let separator = self.separator();
+        // Built from the end: what may be where a member is the first, and behind another one.
         let (mut first, mut rest) = (Vec::new(), String::new());
         for (name, schema) in members.into_iter().rev() {
-            let body = format!("{} {}", self.name(name, assigns)?, self.value(schema)?);
+            let body = format!("{} {}", self.name(name, assign)?, self.value(schema)?);
             let member = self.define(&body);
             let optional = if required.contains(name) { "" } else { "?" };
             if optional.is_empty() {
@@ -167,17 +136,15 @@ impl LiteralRules<'_, '_> {
     }
 
     /// A name with what follows it.
-    fn name(&mut self, name: &str, assigns: &str) -> Result<String, FormatRefused> {
-        let plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-        let is_argument = assigns == self.form.assigns();
-        let begins = name.chars().next().is_some_and(|letter| !letter.is_ascii_digit());
-        match self.form {
-            LiteralForm::Python if !is_argument => {
-                Ok(format!("{} {}", self.text_constant(name)?, Self::lark(assigns)))
-            }
-            _ if begins && name.chars().all(plain) => Ok(Self::lark(&format!("{name}{assigns}"))),
-            _ => Err(unwritable(name)),
+    fn name(&mut self, name: &str, assign: &str) -> Result<String, FormatRefused> {
+        if self.syntax.quote.is_none() && assign != self.syntax.assign {
+            return Ok(format!("{} {}", self.text_constant(name)?, LarkGrammar::plain(assign)));
         }
+        let begins = name.chars().next().is_some_and(|letter| !letter.is_ascii_digit());
+        if begins && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_') {
+            return Ok(LarkGrammar::plain(&format!("{name}{assign}")));
+        }
+        Err(unwritable(name))
     }
 
     fn value(&mut self, schema: &Value) -> Result<String, FormatRefused> {
@@ -204,20 +171,22 @@ impl LiteralRules<'_, '_> {
     }
 
     fn typed(&mut self, members: &Map<String, Value>) -> Result<String, FormatRefused> {
-        match members.get("type") {
-            Some(Value::Array(kinds)) => self.alternatives(kinds, |rules, kind| {
-                let mut schema = members.clone();
-                schema.insert("type".into(), kind.clone());
-                rules.of_kind(kind.as_str().unwrap_or_default(), &for_kind(schema))
-            }),
-            Some(kind) => self.of_kind(kind.as_str().unwrap_or_default(), members),
-            None if members.contains_key("properties") => self.of_kind("object", members),
-            None if members.contains_key("items") => self.of_kind("array", members),
+        let kind = match members.get("type") {
+            Some(Value::Array(kinds)) => {
+                return self.alternatives(kinds, |rules, kind| {
+                    let kind = kind.as_str().unwrap_or_default();
+                    rules.of_kind(kind, &without_others(kind, members))
+                });
+            }
+            Some(kind) => kind.as_str().unwrap_or_default(),
+            None if members.contains_key("properties") => "object",
+            None if members.contains_key("items") => "array",
             None => {
                 only(members, &[])?;
-                Ok(self.any())
+                return Ok(self.any());
             }
-        }
+        };
+        self.of_kind(kind, members)
     }
 
     fn alternatives(
@@ -235,54 +204,46 @@ impl LiteralRules<'_, '_> {
         kind: &str,
         schema: &Map<String, Value>,
     ) -> Result<String, FormatRefused> {
+        let rules = only(schema, keywords_of(kind));
         match kind {
-            "string" => {
-                only(schema, &[])?;
-                Ok(self.text())
-            }
-            "integer" | "number" => self.number(kind, schema),
-            "boolean" => {
-                only(schema, &[])?;
-                let both = [Value::Bool(true), Value::Bool(false)];
-                self.alternatives(&both, Self::constant)
-            }
             "null" => self.constant(&Value::Null),
-            "array" => self.list(schema),
-            "object" => self.object(schema),
+            "string" => rules.map(|()| self.text()),
+            "integer" | "number" => rules.map(|()| self.number(kind, schema)),
+            "boolean" => {
+                rules?;
+                self.alternatives(&[true.into(), false.into()], Self::constant)
+            }
+            "array" => rules.and_then(|()| self.list(schema)),
+            "object" => rules.and_then(|()| self.object(schema)),
             _ => Err(refused("type")),
         }
     }
 
-    fn number(&mut self, kind: &str, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
-        only(schema, &OF_NUMBERS)?;
-        let known = |(name, _): &(&String, &Value)| OF_NUMBERS.contains(&name.as_str());
-        let rules = schema.iter().filter(known).map(|(name, rule)| (name.clone(), rule.clone()));
-        let mut number: Map<String, Value> = rules.collect();
+    fn number(&mut self, kind: &str, schema: &Map<String, Value>) -> String {
+        let mut number = schema.clone();
+        number.retain(|name, _| NUMERIC_KEYWORDS.contains(&name.as_str()));
         number.insert("type".into(), kind.into());
-        Ok(self.grammar.part(AnswerFormat::Schema(Value::from(number).to_string())))
+        self.grammar.part(AnswerFormat::Schema(Value::from(number).to_string()))
     }
 
     fn list(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
-        only(schema, &["items", "minItems", "maxItems"])?;
         let item = self.value(schema.get("items").unwrap_or(&Value::Bool(true)))?;
         let item = self.define(&item);
         let bound = |name: &str| schema.get(name).and_then(Value::as_u64);
         let (least, most) = (bound("minItems").unwrap_or(0), bound("maxItems"));
-        let separator = Self::lark(self.form.separates());
         let more = match most {
-            Some(0) => return Ok(Self::lark("[]")),
+            Some(0) => return Ok(LarkGrammar::plain("[]")),
             Some(1) => String::new(),
-            Some(most) => {
-                format!("({separator} {item}){{{},{}}}", least.saturating_sub(1), most - 1)
+            _ => {
+                let most = most.map_or(String::new(), |most| (most - 1).to_string());
+                format!("({} {item}){{{},{most}}}", self.separator(), least.saturating_sub(1))
             }
-            None => format!("({separator} {item}){{{},}}", least.saturating_sub(1)),
         };
         let optional = if least == 0 { "?" } else { "" };
         Ok(self.define(&format!("\"[\" ({item} {more}){optional} \"]\"")))
     }
 
     fn object(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
-        only(schema, &["properties", "required", "additionalProperties"])?;
         let none = Map::new();
         let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&none);
         let required = schema.get("required").and_then(Value::as_array);
@@ -296,21 +257,19 @@ impl LiteralRules<'_, '_> {
             let value = self.value(more.unwrap_or(&Value::Bool(true)))?;
             return Ok(self.dictionary(&value));
         }
-        let pairs = self.form.pairs();
-        let members = self.members(properties, &required, pairs)?;
+        let members = self.members(properties, &required, self.syntax.pair)?;
         Ok(self.define(&format!("\"{{\" {members} \"}}\"")))
     }
 
     /// Pairs of any name and such a value.
     fn dictionary(&mut self, value: &str) -> String {
-        let name = match self.form {
-            LiteralForm::Python => self.text(),
-            LiteralForm::Marked { .. } => "/[A-Za-z_][A-Za-z0-9_]*/".into(),
+        let name = match self.syntax.quote {
+            None => self.text(),
+            Some(_) => "/[A-Za-z_][A-Za-z0-9_]*/".into(),
         };
-        let pair = format!("{name} {} {value}", Self::lark(self.form.pairs()));
+        let pair = format!("{name} {} {value}", LarkGrammar::plain(self.syntax.pair));
         let pair = self.define(&pair);
-        let separator = Self::lark(self.form.separates());
-        self.define(&format!("\"{{\" ({pair} ({separator} {pair})*)? \"}}\""))
+        self.define(&format!("\"{{\" ({pair} ({} {pair})*)? \"}}\"", self.separator()))
     }
 
     /// The rule of a definition, which may refer to itself.
@@ -336,7 +295,7 @@ impl LiteralRules<'_, '_> {
 
     /// Any text.
     fn text(&mut self) -> String {
-        let LiteralForm::Marked { quote } = self.form else { return QUOTED.into() };
+        let Some(quote) = self.syntax.quote else { return QUOTED.into() };
         let rule = format!("text_{}_{}", self.at, self.made);
         self.made += 1;
         let rest = self.grammar.text_until(&rule, quote);
@@ -352,87 +311,81 @@ impl LiteralRules<'_, '_> {
         let rule = format!("any_{}", self.at);
         self.named.insert(ANY.into(), rule.clone());
         let words = [Value::Null, Value::Bool(true), Value::Bool(false)];
-        let mut kinds = vec![self.text()];
-        kinds.push(self.grammar.part(AnswerFormat::Schema(r#"{"type":"number"}"#.into())));
+        let mut kinds = vec![self.text(), self.number("number", &Map::new())];
         kinds.extend(words.iter().filter_map(|word| self.constant(word).ok()));
-        let separator = Self::lark(self.form.separates());
-        kinds.push(format!("\"[\" ({rule} ({separator} {rule})*)? \"]\""));
+        kinds.push(format!("\"[\" ({rule} ({} {rule})*)? \"]\"", self.separator()));
         kinds.push(self.dictionary(&rule));
         let _ = writeln!(self.grammar.rules, "{rule}: {}", kinds.join(" | "));
         rule
     }
 
     fn constant(&mut self, value: &Value) -> Result<String, FormatRefused> {
-        let python = self.form == LiteralForm::Python;
+        let is_python = self.syntax.quote.is_none();
         match value {
             Value::String(text) => self.text_constant(text),
-            Value::Number(number) => Ok(Self::lark(&number.to_string())),
-            Value::Bool(is_true) if python => {
-                Ok(if *is_true { "(\"True\" | \"true\")" } else { "(\"False\" | \"false\")" }
-                    .into())
+            Value::Bool(true) if is_python => Ok("(\"True\" | \"true\")".into()),
+            Value::Bool(false) if is_python => Ok("(\"False\" | \"false\")".into()),
+            Value::Null if is_python => Ok("(\"None\" | \"null\")".into()),
+            Value::Number(_) | Value::Bool(_) | Value::Null => {
+                Ok(LarkGrammar::plain(&value.to_string()))
             }
-            Value::Null if python => Ok("(\"None\" | \"null\")".into()),
-            Value::Bool(_) | Value::Null => Ok(Self::lark(&value.to_string())),
             Value::Array(_) | Value::Object(_) => Err(refused("enum")),
         }
     }
 
     fn text_constant(&mut self, text: &str) -> Result<String, FormatRefused> {
-        match self.form {
-            LiteralForm::Python => {
-                let double = json!(text).to_string();
-                let inner = double[1..double.len() - 1].replace("\\\"", "\"").replace('\'', "\\'");
-                let [single, double] = [format!("'{inner}'"), double].map(|t| Self::lark(&t));
-                Ok(format!("({single} | {double})"))
-            }
-            LiteralForm::Marked { quote } if text.contains(quote) => Err(refused("enum")),
-            LiteralForm::Marked { quote } => {
-                let mark = self.grammar.literal(quote);
-                let inner = if text.is_empty() { String::new() } else { Self::lark(text) };
-                Ok(format!("{mark} {inner} {mark}"))
-            }
+        let Some(quote) = self.syntax.quote else {
+            let double = json!(text).to_string();
+            let inner = double[1..double.len() - 1].replace("\\\"", "\"").replace('\'', "\\'");
+            let [single, double] =
+                [format!("'{inner}'"), double].map(|text| LarkGrammar::plain(&text));
+            return Ok(format!("({single} | {double})"));
+        };
+        if text.contains(quote) {
+            return Err(refused("enum"));
         }
+        let mark = self.grammar.literal(quote);
+        let inner = if text.is_empty() { String::new() } else { LarkGrammar::plain(text) };
+        Ok(format!("{mark} {inner} {mark}"))
     }
 }
 
-/// A schema of one of several kinds, without the rules of the others.
-fn for_kind(mut schema: Map<String, Value>) -> Map<String, Value> {
-    let of_lists = ["items", "minItems", "maxItems"];
-    let of_objects = ["properties", "required", "additionalProperties"];
-    let kind = schema.get("type").cloned().unwrap_or_default();
+/// A schema of several types, without the keywords that are only about other types than this one.
+fn without_others(kind: &str, schema: &Map<String, Value>) -> Map<String, Value> {
+    let mut schema = schema.clone();
+    let of_types = [&NUMERIC_KEYWORDS[..], &LIST_KEYWORDS, &OBJECT_KEYWORDS].concat();
     schema.retain(|name, _| {
         let name = name.as_str();
-        (!OF_NUMBERS.contains(&name) || kind == "integer" || kind == "number")
-            && (!of_lists.contains(&name) || kind == "array")
-            && (!of_objects.contains(&name) || kind == "object")
+        !of_types.contains(&name) || keywords_of(kind).contains(&name)
     });
     schema
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::grammar::tests::walk;
-    use super::super::testing;
-    use super::super::tool_format::{CallFormat, CallRule, FORMATS};
-    use super::super::tools::tests::MARKS;
-    use super::super::tools::{ReadCall, read_calls};
-    use super::super::{AnswerFormat, TextModel};
     use super::*;
+    use crate::call_family::tests::MARKS;
+    use crate::forms::tool_calls::{CALL_FORMS, CallForm};
+    use crate::grammar::CallRule;
+    use crate::grammar::compile::tests::walk;
+    use crate::reader::{ReadCall, read_calls};
+    use crate::testing;
+    use crate::{AnswerFormat, TextModel};
 
     fn text() -> TextModel {
         let template = format!("{{# {} #}}{}", MARKS.join(" "), testing::CHATML);
         testing::text_model(&testing::with_marks(&MARKS, &template))
     }
 
-    fn formats() -> impl Iterator<Item = CallFormat> {
-        FORMATS.into_iter().filter(|format| {
+    fn formats() -> impl Iterator<Item = CallForm> {
+        CALL_FORMS.into_iter().filter(|format| {
             ["Gemma", "LFM", "OLMo"].iter().any(|name| format.family.contains(name))
         })
     }
 
     fn grammar(
         text: &TextModel,
-        format: CallFormat,
+        format: CallForm,
         schema: &Value,
     ) -> Result<AnswerFormat, FormatRefused> {
         let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };

@@ -1,0 +1,6 @@
+//! How families of models write their answers: tool calls, reasoning and channels. These are tables.
+//! They know neither the grammars of constrained decoding nor the readers of answers.
+
+pub(crate) mod channels;
+pub(crate) mod reasoning;
+pub(crate) mod tool_calls;

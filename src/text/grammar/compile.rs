@@ -1,0 +1,201 @@
+//! Constrained decoding: formats of answers, compiled into grammars over the release's own tokens
+//! by the crate llguidance. A format is honoured as it was given or refused before anything runs;
+//! it is never loosened.
+
+use super::answer_format::{AnswerFormat, Decimals, FormatRefused};
+use crate::tokenizer::Tokenizer;
+use llguidance::api::ParserLimits;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
+};
+use llguidance::{Matcher, ParserFactory};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::Arc;
+
+/// Grammars that are kept compiled, and bytes of their formats together.
+const KEPT: usize = 64;
+const KEPT_BYTES: usize = 4 << 20;
+/// States of a grammar's lexer, 1 to 2 KiB each.
+const LEXER_STATES: usize = 16_384;
+/// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
+/// does 14 000 units a millisecond, and a token of an ordinary schema takes a hundredth of that.
+const ANSWER_WORK: u64 = 1_400_000;
+const TOKEN_WORK: u64 = 28_000;
+
+/// The formats of one release. It is made at the first request with one, because it takes tenths
+/// of a second and tens of megabytes.
+pub(crate) struct Grammars {
+    factory: ParserFactory,
+    /// Held while a format is compiled, so that formats never take more than one thread.
+    compiling: Mutex<()>,
+    /// The latest used last.
+    kept: Mutex<VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>>,
+}
+
+/// A format that is ready for any number of answers.
+pub struct CompiledGrammar {
+    matcher: Matcher,
+    first: Arc<[u32]>,
+}
+
+/// One answer's place in its grammar.
+pub struct GrammarPlace(Mutex<GrammarCursor>);
+
+struct GrammarCursor {
+    matcher: Matcher,
+    /// How many of the answer's tokens the matcher has taken.
+    taken: usize,
+    allowed: Arc<[u32]>,
+    work: u64,
+}
+
+impl Grammars {
+    pub(crate) fn new(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Result<Self, String> {
+        let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie(tokenizer, eos_ids)));
+        let slices = SlicedBiasComputer::json_slices();
+        let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|why| why.to_string())?;
+        factory.quiet();
+        *factory.limits_mut() = ParserLimits {
+            max_lexer_states: LEXER_STATES,
+            verbose_errors: false,
+            ..ParserLimits::default()
+        };
+        Ok(Self { factory, compiling: Mutex::default(), kept: Mutex::default() })
+    }
+
+    /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
+    /// and waits for others that are being compiled.
+    pub(crate) fn compile(
+        &self,
+        format: &AnswerFormat,
+    ) -> Result<Arc<CompiledGrammar>, FormatRefused> {
+        if let Some(grammar) = self.find(format) {
+            return Ok(grammar);
+        }
+        let _alone = self.compiling.lock();
+        if let Some(grammar) = self.find(format) {
+            return Ok(grammar);
+        }
+        let grammar = Arc::new(self.compile_anew(format)?);
+        self.keep(format.clone(), grammar.clone());
+        Ok(grammar)
+    }
+
+    fn find(&self, format: &AnswerFormat) -> Option<Arc<CompiledGrammar>> {
+        let mut kept = self.kept.lock();
+        let at = kept.iter().position(|(known, _)| known == format)?;
+        let entry = kept.remove(at)?;
+        let grammar = entry.1.clone();
+        kept.push_back(entry);
+        Some(grammar)
+    }
+
+    fn keep(&self, format: AnswerFormat, grammar: Arc<CompiledGrammar>) {
+        let mut kept = self.kept.lock();
+        kept.push_back((format, grammar));
+        let bytes = |kept: &VecDeque<_>| -> usize {
+            kept.iter().map(|(format, _): &(AnswerFormat, _)| format.bytes()).sum()
+        };
+        while kept.len() > KEPT || bytes(&kept) > KEPT_BYTES {
+            kept.pop_front();
+        }
+    }
+
+    /// Compiles a format and computes what may come first: some grammars only fail there.
+    fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
+        match self.compile_grammar(format, Decimals::Bounded) {
+            // Bounds of a number may be closer to each other than the unit is long.
+            Err(_) if format.names_numbers() => self.compile_grammar(format, Decimals::Any),
+            compiled => compiled,
+        }
+    }
+
+    fn compile_grammar(
+        &self,
+        format: &AnswerFormat,
+        decimals: Decimals,
+    ) -> Result<CompiledGrammar, FormatRefused> {
+        let parser = self.factory.create_parser(format.grammar(decimals)?);
+        let mut matcher = Matcher::new(parser);
+        let first =
+            matcher.compute_mask_or_eos().map_err(|why| format.refusal(&why.to_string()))?;
+        Ok(CompiledGrammar { matcher, first: first.as_slice().into() })
+    }
+}
+
+/// The tokens' bytes as the library wants them. What no answer may contain as text is marked as
+/// special.
+fn trie(tokenizer: &Tokenizer, eos_ids: &[u32]) -> TokTrie {
+    let vocabulary = tokenizer.vocab_size() as u32;
+    let words: Vec<Vec<u8>> = (0..vocabulary).map(|id| word(tokenizer, id)).collect();
+    let info = TokRxInfo::new(vocabulary, eos_ids[0]);
+    TokTrie::from(&info, &words).with_eos_tokens(eos_ids)
+}
+
+/// Added tokens mark the parts of a conversation, whether or not their file calls them special.
+fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
+    let bytes = tokenizer.token_bytes(id, false);
+    let marks = tokenizer.is_added(id) && !bytes.trim_ascii().is_empty();
+    if marks { [&[TokTrie::SPECIAL_TOKEN_MARKER], &bytes[..]].concat() } else { bytes }
+}
+
+impl CompiledGrammar {
+    /// The start of an answer of its own, which shares nothing that grows with others.
+    pub fn start(&self) -> GrammarPlace {
+        let (matcher, allowed) = (self.matcher.deep_clone(), self.first.clone());
+        GrammarPlace(Mutex::new(GrammarCursor { matcher, taken: 0, allowed, work: 0 }))
+    }
+}
+
+impl std::fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompiledGrammar").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for GrammarPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GrammarPlace").finish_non_exhaustive()
+    }
+}
+
+impl GrammarPlace {
+    /// The tokens that may follow the answer's tokens so far, which only grow from call to call, as
+    /// bits: id `i` is bit `i % 32` of word `i / 32`. An error says why no token may follow:
+    /// the grammar has grown beyond its bounds, or its masks cost too much.
+    pub fn allowed_after(&self, answer: &[u32]) -> Result<Arc<[u32]>, String> {
+        let mut cursor = self.0.lock();
+        let new = answer.get(cursor.taken..).ok_or("an answer became shorter")?;
+        if !new.is_empty() {
+            cursor.advance(new).map_err(|why| {
+                let why: String = why.to_string().chars().take(MOST_OF_A_REASON).collect();
+                format!("the grammar of an answer failed: {why}")
+            })?;
+        }
+        Ok(cursor.allowed.clone())
+    }
+}
+
+impl GrammarCursor {
+    fn advance(&mut self, new: &[u32]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.matcher.consume_tokens(new)?;
+        let mask: SimpleVob = self.matcher.compute_mask_or_eos()?;
+        self.taken += new.len();
+        self.allowed = mask.as_slice().into();
+        self.work += self.matcher.last_step_stats()?.lexer_cost;
+        if self.work > ANSWER_WORK + TOKEN_WORK * self.taken as u64 {
+            return Err("its masks cost more than they may".into());
+        }
+        Ok(())
+    }
+}
+
+/// Characters that are shown of the library's reason.
+const MOST_OF_A_REASON: usize = 200;
+
+#[cfg(test)]
+pub(crate) mod tests;

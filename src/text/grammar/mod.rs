@@ -1,0 +1,16 @@
+//! Grammars for constrained decoding: formats that an answer keeps to, and the formats of answers
+//! with tool calls and reasoning, made from the forms of families.
+
+mod answer_format;
+mod compile;
+mod lark;
+mod literals;
+mod parameters;
+mod tagged;
+mod tool_calls;
+
+pub use answer_format::{AnswerFormat, FormatRefused};
+pub(crate) use compile::Grammars;
+pub use compile::{CompiledGrammar, GrammarPlace};
+pub(crate) use lark::{after_thinking, in_last_message};
+pub use tool_calls::CallRule;

@@ -1,0 +1,22 @@
+//! The parts of an answer.
+
+/// A piece of an answer, as clients receive it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerPart {
+    Reasoning(String),
+    Content(String),
+    /// The beginning of the next tool call.
+    Call {
+        name: String,
+    },
+    /// More of the latest call's arguments, which together are a JSON text.
+    Arguments(String),
+}
+
+/// A tool call as it was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadCall {
+    pub name: String,
+    /// A JSON text.
+    pub arguments: String,
+}
