@@ -2,11 +2,10 @@
 //! "Switch Transformers"; the shared expert is that of Dai et al. 2024, "DeepSeekMoE".
 
 use super::mlp::{Mlp, MlpNames};
-use crate::arch::FusedExperts;
 use crate::config::{MixtureConfig, RouterScoring, SharedConfig};
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::Presence;
 use crate::planted::{OpFault, argument, in_f32};
+use crate::spec::{FusedExperts, Presence};
 use crate::{Error, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::{Activation, GatedArgs};
@@ -268,7 +267,9 @@ fn are_transposed<O: Ops>(l: &LayerLoader<O>, prefix: &str) -> bool {
     let name = format!("{prefix}mlp.experts.gate_up_proj");
     match l.spec.options.fused_experts {
         FusedExperts::Stacked => false,
-        FusedExperts::EitherWay => l.tensors.has_heights(&name, l.spec.config.hidden_size),
+        FusedExperts::EitherWay => {
+            l.tensors.has_heights(&name, l.spec.config.hidden_size)
+        }
         FusedExperts::TransposedInTurn => true,
     }
 }

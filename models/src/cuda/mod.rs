@@ -202,8 +202,8 @@ impl CudaModel {
             state_share: options.state_share,
         };
         let mut sizes = budget.sizes(&self.decoder.config, options.block_size)?;
-        sizes.blocks = ranks::fewest(gpu, sizes.blocks)?;
-        sizes.states = ranks::fewest(gpu, sizes.states)?;
+        sizes.blocks = cache::fewest(gpu, sizes.blocks)?;
+        sizes.states = cache::fewest(gpu, sizes.states)?;
         Ok(sizes)
     }
 
