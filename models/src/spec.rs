@@ -28,9 +28,9 @@ pub enum FusedExperts {
     /// The matrices stand one below the other. Gate and up may share a tensor.
     Stacked,
     /// The same, or each matrix is transposed: the tensor's shape tells. Gate and up share one.
-    EitherWay,
+    StackedOrTransposed,
     /// Each matrix is transposed, unless it is in MXFP4. The rows of gate and of up take turns.
-    TransposedInTurn,
+    InterleavedTransposed,
 }
 
 /// Norms on Q and K before they are rotated.

@@ -67,7 +67,7 @@ pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
         activation: activation(keys)?,
         qkv_bias: bias,
         output_bias: bias,
-        fused_experts: FusedExperts::TransposedInTurn,
+        fused_experts: FusedExperts::InterleavedTransposed,
         ..OPTIONS
     };
     Ok(ArchSpec { config, options })

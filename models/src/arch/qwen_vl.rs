@@ -46,6 +46,6 @@ pub(super) fn qwen3_moe_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = qwen3_moe::from_hf(keys)?;
     // The reference does so whatever the config says.
     config.mixture = config.mixture.map(|mixture| MixtureConfig { normalise: true, ..mixture });
-    let fused_experts = FusedExperts::EitherWay;
+    let fused_experts = FusedExperts::StackedOrTransposed;
     Ok(ArchSpec { config, options: LayerOptions { fused_experts, ..options } })
 }
