@@ -1,5 +1,5 @@
-//! The head with which some models guess the token behind the next one ("multi-token prediction").
-//! DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
+//! The head with which some models guess the token behind the next one ("multi-token prediction"),
+//! a draft for speculative decoding. DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
 //!
 //! At a position it reads the state that the model has there, behind the final norm, and the
 //! embedding of the token that follows. Each is normed and multiplied by a matrix; the sum goes

@@ -1,6 +1,7 @@
-//! What the decoder knows of ranks, the devices that compute one model together. Each has its share
-//! of the heads, of the inner values of MLPs and experts, and of the rows of the head. The residual
-//! stream, the cache's order and the sampled tokens are the same on all.
+//! What the decoder knows of ranks, the devices that compute one model together (tensor
+//! parallelism). Each has its share of the heads, of the inner values of MLPs and experts, and of
+//! the rows of the head. The residual stream, the cache's order and the sampled tokens are the same
+//! on all, as an all-reduce adds up the parts of each sub-layer.
 
 use super::activations::Activations;
 use super::layer_loader::LayerLoader;
