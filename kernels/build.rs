@@ -46,10 +46,11 @@ fn files(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The names in lines of the form `EXPORT(name)`.
-fn exports(source: &str) -> Vec<String> {
-    let name = |line: &str| {
-        Some(line.trim().strip_prefix("EXPORT(")?.split(')').next()?.trim().to_owned())
-    };
-    source.lines().filter_map(name).collect()
+/// The names of a source's kernels: those of the functions that `KERNEL` of the emulator defines
+/// for each, once the preprocessor has written out all macros.
+fn exports(source: &Path) -> Result<Vec<String>, cc::Error> {
+    let text = emulator::compiler().file(source).try_expand()?;
+    let text = String::from_utf8_lossy(&text);
+    let functions = text.split("simt_signature_").skip(1);
+    Ok(functions.filter_map(|rest| Some(rest.split_once('(')?.0.to_owned())).collect())
 }

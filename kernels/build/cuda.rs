@@ -189,7 +189,7 @@ fn fatbin(out: &Path, source: &Path) -> PathBuf {
 fn table(sources: &[PathBuf], out: &Path) -> Result<String> {
     let mut text = String::from("static FATBINS: &[Fatbin] = &[\n");
     for source in sources {
-        let kernels = exports(&fs::read_to_string(source)?);
+        let kernels = exports(source)?;
         let image = fatbin(out, source);
         writeln!(
             text,

@@ -6,19 +6,27 @@ use std::error::Error;
 use std::fmt::Write;
 use std::path::PathBuf;
 
+/// The C++ compiler of this machine, which reads kernels for the emulator.
+pub(crate) fn compiler() -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").include("src").opt_level(2).flags([
+        "-x",
+        "c++",
+        "-Wno-unused-function",
+        "-Wno-unknown-pragmas",
+        "-ffp-contract=off",
+    ]);
+    build
+}
+
 pub(crate) fn build(sources: &[PathBuf]) -> Result<(), Box<dyn Error + Send + Sync>> {
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .include("src")
-        .flags(["-x", "c++", "-Wno-unused-function", "-Wno-unknown-pragmas", "-ffp-contract=off"])
-        .opt_level(2)
+    compiler()
         .file("src/gpu/emulator/simt.cpp")
         .files(sources)
         .try_compile("cresset_emulated_kernels")?;
     let mut names = Vec::new();
     for source in sources {
-        names.extend(exports(&std::fs::read_to_string(source)?));
+        names.extend(exports(source)?);
     }
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     Ok(std::fs::write(out.join("emulated.rs"), table(&names)?)?)

@@ -6,11 +6,14 @@
 //
 // A kernel is written as
 //     namespace { template <class T> DEVICE void scale(T* x, uint32_t n, float by) { ... } }
-//     KERNEL scale_bf16(bf16* x, uint32_t n, float by) { scale(x, n, by); }
-//     EXPORT(scale_bf16)
+//     KERNEL(scale_bf16, __launch_bounds__(128), bf16* x, uint32_t n, float by) {
+//         scale(x, n, by);
+//     }
+// with its name, the most threads of a block, and its parameters: pointers, uint32_t, int32_t,
+// uint64_t and float. It is exported: the build finds its name behind all macros. Entry points that
+// differ only in types or numbers are one table, a macro that is applied to each row (X-macro).
 // Helpers stand in an anonymous namespace; exported names are unique over all files and end with
-// their element type. Parameters are pointers, uint32_t, int32_t, uint64_t and float. Blocks are
-// one-dimensional: threadIdx.x alone.
+// their element type. Blocks are one-dimensional: threadIdx.x alone.
 #pragma once
 
 #include <stddef.h>
@@ -21,8 +24,7 @@
 #define DEVICE __device__ __forceinline__
 // Long code that seldom runs is called instead of copied to each use.
 #define DEVICE_CALL __device__ __noinline__
-#define KERNEL extern "C" __global__ void
-#define EXPORT(name)
+#define KERNEL(name, bounds, ...) extern "C" __global__ void bounds name(__VA_ARGS__)
 // A block's array of `count` values of a type in shared memory; uninitialised.
 #define SHARED(type, name, count) __shared__ __align__(16) type name[count]
 // Ends the step with an error when the condition does not hold. Kernels check each index that comes
@@ -35,6 +37,11 @@
 #else
 #include "gpu/emulator/simt.h"
 #endif
+
+// The bounds of a kernel that leaves them to the compiler.
+#define UNBOUNDED
+// Applies a macro to the name and the type of each kind of activations.
+#define ELEMENT_TYPES(X) X(f32, float) X(bf16, bf16)
 
 constexpr uint32_t WARP = 32;
 constexpr uint32_t FULL_MASK = 0xffffffffu;

@@ -4,8 +4,8 @@
 //! workers must cost about a microsecond: idle workers watch one atomic word for a while before
 //! they sleep.
 
+use crate::parts::Parts;
 use crate::simd::{InstructionSetError, Isa};
-use crate::storage::Parts;
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

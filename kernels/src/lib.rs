@@ -23,6 +23,7 @@ pub mod attention;
 pub mod compute;
 mod element;
 pub mod embedding;
+mod error;
 pub mod experts;
 pub mod factors;
 #[cfg_attr(
@@ -34,6 +35,7 @@ pub mod linear;
 mod memory;
 pub mod norm;
 pub mod operand;
+mod parts;
 pub mod ranks;
 pub mod recurrence;
 pub mod rope;
@@ -45,6 +47,7 @@ pub mod stored_as_bf16;
 mod testing;
 
 pub use compute::Compute;
+pub use error::{Error, Result};
 pub use operand::{DeviceOps, OpMemory};
 pub use simd::{InstructionSetError, instruction_set, use_instruction_set};
 
@@ -95,32 +98,3 @@ impl<T> Ops for T where
         + 'static
 {
 }
-
-/// The errors of an op. A shape error is a bug of the caller; it names the op and the sizes.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("{op}: {detail}")]
-    Shape { op: &'static str, detail: String },
-    #[error("{op}: unsupported {detail}")]
-    Unsupported { op: &'static str, detail: String },
-    /// Says what is missing and what to do.
-    #[error("no GPU can be used: {0}")]
-    NoDevice(String),
-    /// The device refused or failed; the work under way is lost.
-    #[error("{op}: the device failed: {detail}")]
-    Device { op: &'static str, detail: String },
-    /// The device has too little free memory for an allocation. It goes on working.
-    #[error("{op}: the device failed: {detail}")]
-    OutOfMemory { op: &'static str, detail: String },
-    /// The device failed for good: it refuses every further call until the process ends.
-    #[error("{op}: the device failed: {detail}")]
-    DeviceLost { op: &'static str, detail: String },
-    /// Another of the devices that compute a model together failed, so this one cannot go on. The
-    /// detail says which and why.
-    #[error("{op}: {detail}")]
-    GroupLost { op: &'static str, detail: String },
-    #[error(transparent)]
-    Candle(#[from] candle_core::Error),
-}
-
-pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -3,10 +3,10 @@
 //! the CPU and the device.
 
 use crate::Result;
+use crate::error::{ensure, shape};
 use crate::gpu::{Buffer, Gpu, Kind, View};
 use crate::linear::{DeviceFormat, Weight};
 use crate::memory::prefer_large_pages;
-use crate::storage::{ensure, shape};
 use candle_core::{DType, Device, Tensor};
 use half::f16;
 use half::vec::HalfBitsVecExt;
@@ -197,8 +197,7 @@ impl Operand for View {
     }
 
     fn shares_memory(self, other: Self) -> bool {
-        let end = |view: View| view.address() + view.bytes() as u64;
-        self.address() < end(other) && other.address() < end(self)
+        self.overlaps(other)
     }
 
     fn count(indices: View) -> Option<usize> {

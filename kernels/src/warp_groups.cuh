@@ -1,5 +1,5 @@
 // Products of a warp group: four neighbouring warps, of which the first has a number that is a
-// multiple of four, multiply matrices in shared memory while their threads go on (wgmma, PTX ISA
+// multiple of four, multiply matrices in shared memory while their threads go on (WGMMA, PTX ISA
 // 9.0; sm_90a has it, and no other architecture). A kernel that uses it ends in an error on others.
 //
 // The order of calls is

@@ -91,6 +91,15 @@ impl ForwardBatch {
         Some(batch)
     }
 
+    /// Refuses rows whose number is not that of the batch's logits.
+    pub(crate) fn check_rows(&self, rows: usize) -> crate::Result<()> {
+        let wanted = self.logits_indices.len();
+        if rows == wanted {
+            return Ok(());
+        }
+        Err(crate::Error::Batch(format!("{rows} rows are sampled where {wanted} are wanted")))
+    }
+
     /// Checks that the arrays agree with each other, the model and the cache: a token's slot in
     /// particular must be the one that its sequence's own blocks give for its position.
     pub(crate) fn check(

@@ -1,5 +1,6 @@
-//! How the caches of a model's layers are paged: which layers share a block, which blocks a
-//! sequence keeps, and how many states there are. Pure.
+//! How the caches of a model's layers are paged: which layers share a KV cache block, which blocks
+//! a sequence keeps, and how many states there are, those kept for the prefix cache among them.
+//! Pure.
 //!
 //! A block holds K and V of some tokens in one group of layers. All groups have equally many
 //! places, so every block has one size, and layers with a window and layers without one take their

@@ -21,8 +21,8 @@ pub struct ModelConfig {
     /// Absolute limit of the model in tokens.
     pub max_positions: usize,
     pub sliding: Option<Sliding>,
-    /// So many of the last layers have no K and V of their own: each reads those of the last other
-    /// layer that sees as many tokens as it does.
+    /// Number of trailing layers that reuse an earlier layer's K and V (`num_kv_shared_layers`).
+    /// Each reads those of the last other layer that sees as many tokens as it does.
     pub shared_kv_layers: usize,
     /// The layers without keys and values, in models that have some.
     pub recurrent: Option<Recurrent>,

@@ -1,4 +1,5 @@
-//! What layers keep of the tokens before: paged keys and values, and states of fixed size.
+//! What layers keep of the tokens before: keys and values in blocks (the paged KV cache), and
+//! states of fixed size.
 
 use crate::cache_kinds::{CacheLayout, LayerPlace};
 use crate::{ModelConfig, Result};

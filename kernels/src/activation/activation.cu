@@ -98,58 +98,31 @@ DEVICE void gate_in_place(T* x, const T* gate, uint32_t n, uint32_t whole) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) silu_f32(const float* gate, const float* up, float* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, Silu{});
-}
-EXPORT(silu_f32)
-KERNEL __launch_bounds__(128) silu_bf16(const bf16* gate, const bf16* up, bf16* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, Silu{});
-}
-EXPORT(silu_bf16)
-KERNEL __launch_bounds__(128) gelu_f32(const float* gate, const float* up, float* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, Gelu{});
-}
-EXPORT(gelu_f32)
-KERNEL __launch_bounds__(128) gelu_bf16(const bf16* gate, const bf16* up, bf16* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width, uint32_t whole) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, Gelu{});
-}
-EXPORT(gelu_bf16)
-KERNEL __launch_bounds__(128)
-    clamped_swiglu_f32(const float* gate, const float* up, float* out, uint32_t gate_stride,
-        uint32_t up_stride, uint32_t width, uint32_t whole, float alpha, float limit) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, ClampedSwiglu{alpha, limit});
-}
-EXPORT(clamped_swiglu_f32)
-KERNEL __launch_bounds__(128)
-    clamped_swiglu_bf16(const bf16* gate, const bf16* up, bf16* out, uint32_t gate_stride,
-        uint32_t up_stride, uint32_t width, uint32_t whole, float alpha, float limit) {
-    gated(gate, up, out, gate_stride, up_stride, width, whole, ClampedSwiglu{alpha, limit});
-}
-EXPORT(clamped_swiglu_bf16)
-KERNEL __launch_bounds__(1024) silu_rounded_bf16(const bf16* gate, const bf16* up, bf16* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width) {
+#define GATED_PARAMETERS(T) \
+    const T *gate, const T *up, T *out, uint32_t gate_stride, uint32_t up_stride, uint32_t width
+#define ACTIVATIONS(type, T)                                                                       \
+    KERNEL(silu_##type, __launch_bounds__(128), GATED_PARAMETERS(T), uint32_t whole) {             \
+        gated(gate, up, out, gate_stride, up_stride, width, whole, Silu{});                        \
+    }                                                                                              \
+    KERNEL(gelu_##type, __launch_bounds__(128), GATED_PARAMETERS(T), uint32_t whole) {             \
+        gated(gate, up, out, gate_stride, up_stride, width, whole, Gelu{});                        \
+    }                                                                                              \
+    KERNEL(clamped_swiglu_##type, __launch_bounds__(128), GATED_PARAMETERS(T), uint32_t whole,     \
+        float alpha, float limit) {                                                                \
+        gated(gate, up, out, gate_stride, up_stride, width, whole, ClampedSwiglu{alpha, limit});   \
+    }                                                                                              \
+    KERNEL(gate_##type, __launch_bounds__(128), T* x, const T* gate, uint32_t n, uint32_t whole) { \
+        gate_in_place(x, gate, n, whole);                                                          \
+    }
+ELEMENT_TYPES(ACTIVATIONS)
+
+KERNEL(silu_rounded_bf16, __launch_bounds__(1024), GATED_PARAMETERS(bf16)) {
     gated_rounded(gate, up, out, gate_stride, up_stride, width, Silu{});
 }
-EXPORT(silu_rounded_bf16)
-KERNEL __launch_bounds__(1024) gelu_rounded_bf16(const bf16* gate, const bf16* up, bf16* out,
-    uint32_t gate_stride, uint32_t up_stride, uint32_t width) {
+KERNEL(gelu_rounded_bf16, __launch_bounds__(1024), GATED_PARAMETERS(bf16)) {
     gated_rounded(gate, up, out, gate_stride, up_stride, width, Gelu{});
 }
-EXPORT(gelu_rounded_bf16)
-KERNEL __launch_bounds__(1024) clamped_swiglu_rounded_bf16(const bf16* gate, const bf16* up,
-    bf16* out, uint32_t gate_stride, uint32_t up_stride, uint32_t width, float alpha, float limit) {
+KERNEL(clamped_swiglu_rounded_bf16, __launch_bounds__(1024), GATED_PARAMETERS(bf16), float alpha,
+    float limit) {
     gated_rounded(gate, up, out, gate_stride, up_stride, width, ClampedSwiglu{alpha, limit});
 }
-EXPORT(clamped_swiglu_rounded_bf16)
-KERNEL __launch_bounds__(128) gate_f32(float* x, const float* gate, uint32_t n, uint32_t whole) {
-    gate_in_place(x, gate, n, whole);
-}
-EXPORT(gate_f32)
-KERNEL __launch_bounds__(128) gate_bf16(bf16* x, const bf16* gate, uint32_t n, uint32_t whole) {
-    gate_in_place(x, gate, n, whole);
-}
-EXPORT(gate_bf16)

@@ -2,9 +2,9 @@
 
 use super::Activation;
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 pub(super) const OP: &str = "gated";
 pub(super) const GATE: &str = "gate";

@@ -429,25 +429,17 @@ DEVICE void prefill(const AttentionParams<bf16>& params, const uint32_t* cu_seql
 
 }  // namespace
 
-KERNEL __launch_bounds__(256, 2) attention_decode_any_16_bf16(
-    ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    decode<16>(ATTENTION_PARAMS(bf16), DECODE_WORK, HeadSizes{head_dim, value_dim});
-}
-EXPORT(attention_decode_any_16_bf16)
-KERNEL __launch_bounds__(256, 2) attention_prefill_any_16_bf16(
-    ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    prefill<16>(
-        ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n, HeadSizes{head_dim, value_dim});
-}
-EXPORT(attention_prefill_any_16_bf16)
-KERNEL __launch_bounds__(256, 1) attention_decode_any_64_bf16(
-    ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    decode<64>(ATTENTION_PARAMS(bf16), DECODE_WORK, HeadSizes{head_dim, value_dim});
-}
-EXPORT(attention_decode_any_64_bf16)
-KERNEL __launch_bounds__(256, 1) attention_prefill_any_64_bf16(
-    ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
-    prefill<64>(
-        ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n, HeadSizes{head_dim, value_dim});
-}
-EXPORT(attention_prefill_any_64_bf16)
+// Decode and prefill with tiles of so many rows.
+#define ANY(rows, blocks)                                                                         \
+    KERNEL(attention_decode_any_##rows##_bf16, __launch_bounds__(256, blocks),                    \
+        ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {   \
+        decode<rows>(ATTENTION_PARAMS(bf16), DECODE_WORK, HeadSizes{head_dim, value_dim});        \
+    }                                                                                             \
+    KERNEL(attention_prefill_any_##rows##_bf16, __launch_bounds__(256, blocks),                   \
+        ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {  \
+        prefill<rows>(                                                                            \
+            ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n, HeadSizes{head_dim, value_dim}); \
+    }
+
+ANY(16, 2)
+ANY(64, 1)

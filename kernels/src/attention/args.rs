@@ -2,10 +2,10 @@
 
 use super::OP;
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
 use crate::rope::cached;
-use crate::storage::ensure;
 
 /// Causal attention of each query over the keys of its own sequence. `S` says which queries and
 /// blocks belong to which sequence: see [`Attention::Sequences`](super::Attention::Sequences).

@@ -6,7 +6,7 @@
 // none depends on the sums.
 #include "attention/merge.cuh"
 
-KERNEL __launch_bounds__(128) attention_combine_parts_bf16(float* workspace, bf16* out,
+KERNEL(attention_combine_parts_bf16, __launch_bounds__(128), float* workspace, bf16* out,
     const float* sinks, uint32_t rows, uint32_t heads, uint32_t value_dim, uint32_t parts) {
     launch_dependents_and_wait();
     uint32_t item = blockIdx.x * (blockDim.x / WARP) + warp(), row = item / heads;
@@ -14,4 +14,3 @@ KERNEL __launch_bounds__(128) attention_combine_parts_bf16(float* workspace, bf1
     Range own{row * parts, (row + 1) * parts};
     merge_partials<64>(workspace, out, sinks, own, row, item % heads, heads, value_dim);
 }
-EXPORT(attention_combine_parts_bf16)

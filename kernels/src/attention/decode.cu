@@ -1,4 +1,5 @@
-// Attention of one query a sequence over the paged cache, bf16.
+// Decode: attention of one query a sequence over the paged cache, bf16. The keys of a sequence are
+// cut into pieces for several blocks (Flash-Decoding; Dao et al. 2023).
 //
 // Bytes moved: each visible key's K and V of each KV head once, 4 * head_dim bytes; nothing else
 // counts. So the aim is enough bytes under way on every multiprocessor, with arithmetic that stays
@@ -244,61 +245,24 @@ DEVICE void decode(const AttentionParams<bf16>& params, const DecodeWork& work) 
 
 }  // namespace
 
-KERNEL __launch_bounds__(32)
-    attention_decode_16_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<16>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_16_bf16)
-KERNEL __launch_bounds__(32)
-    attention_decode_32_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<32>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_32_bf16)
-KERNEL __launch_bounds__(32, 8)
-    attention_decode_64_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<64>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_64_bf16)
-KERNEL __launch_bounds__(32, 6)
-    attention_decode_80_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<80>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_80_bf16)
-KERNEL __launch_bounds__(32, 5)
-    attention_decode_96_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<96>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_96_bf16)
+// The dimensions of a head follow, then, where not the usual ones, the slots and whether the cache
+// has codes.
+#define DECODE(name, bounds, ...)                                         \
+    KERNEL(name, bounds, ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) { \
+        decode<__VA_ARGS__>(ATTENTION_PARAMS(bf16), DECODE_WORK);         \
+    }
+
+DECODE(attention_decode_16_bf16, __launch_bounds__(32), 16)
+DECODE(attention_decode_32_bf16, __launch_bounds__(32), 32)
+DECODE(attention_decode_64_bf16, __launch_bounds__(32, 8), 64)
+DECODE(attention_decode_80_bf16, __launch_bounds__(32, 6), 80)
+DECODE(attention_decode_96_bf16, __launch_bounds__(32, 5), 96)
 // Without a number of blocks nvcc allows 168 registers and spills for sm_80. With it there are 216
 // on sm_90, which cost nothing: shared memory has room for four blocks only.
-KERNEL __launch_bounds__(32, 8)
-    attention_decode_128_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<128>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_128_bf16)
-KERNEL __launch_bounds__(32)
-    attention_decode_256_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<256>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_256_bf16)
+DECODE(attention_decode_128_bf16, __launch_bounds__(32, 8), 128)
+DECODE(attention_decode_256_bf16, __launch_bounds__(32), 256)
 // For cards whose blocks have 99 KiB of shared memory.
-KERNEL __launch_bounds__(32)
-    attention_decode_256_two_slots_bf16(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<256, 2>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_256_two_slots_bf16)
-KERNEL __launch_bounds__(32, 14)
-    attention_decode_64_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<64, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_64_e4m3)
-KERNEL __launch_bounds__(32, 8)
-    attention_decode_128_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<128, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_128_e4m3)
-KERNEL __launch_bounds__(32)
-    attention_decode_256_e4m3(ATTENTION_PARAMETERS(bf16), DECODE_PARAMETERS) {
-    decode<256, 3, true>(ATTENTION_PARAMS(bf16), DECODE_WORK);
-}
-EXPORT(attention_decode_256_e4m3)
+DECODE(attention_decode_256_two_slots_bf16, __launch_bounds__(32), 256, 2)
+DECODE(attention_decode_64_e4m3, __launch_bounds__(32, 14), 64, 3, true)
+DECODE(attention_decode_128_e4m3, __launch_bounds__(32, 8), 128, 3, true)
+DECODE(attention_decode_256_e4m3, __launch_bounds__(32), 256, 3, true)

@@ -4,10 +4,10 @@ mod any;
 
 use super::plan::{DecodeGrid, KeyPiece, TILE};
 use super::{Attention, AttentionArgs, AttentionShape, OP};
+use crate::error::{ensure, unsupported};
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
 use crate::rope::{E4M3, cached};
-use crate::storage::{ensure, unsupported};
 use crate::{Error, Result, args};
 
 /// Some sequences whose lengths and blocks are on the device.
@@ -128,6 +128,11 @@ impl HeadShape {
         self.value_prefix.unwrap_or(self.head_dim)
     }
 
+    /// The dimensions of keys and values.
+    fn dims(&self) -> [usize; 2] {
+        [self.head_dim, self.value_dim()]
+    }
+
     /// Query heads for each KV head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -161,9 +166,6 @@ impl From<&PagedArgs> for HeadShape {
         Self { heads, kv_heads, head_dim, value_prefix, e4m3 }
     }
 }
-
-/// The most dimensions of values, in f32 and in the kernels of `any.cu`.
-const MOST_VALUES: usize = 512;
 
 /// Tokens of a split that no sequence exceeds.
 pub const WHOLE: u32 = 1 << 31;
@@ -331,7 +333,7 @@ fn decode_kernel(gpu: &dyn Gpu, heads: &HeadShape) -> Result<DecodeKernel> {
         let (shared_bytes, own) = kernels(gpu, heads, DECODE_ROWS)?;
         return Ok(DecodeKernel { name: own.decode, rows: DECODE_ROWS, threads: 32, shared_bytes });
     }
-    let (shared_bytes, any) = any::kernels(gpu, heads, heads.group())?;
+    let (shared_bytes, any) = any::kernels(gpu, heads.dims(), heads.group())?;
     Ok(DecodeKernel { name: any.decode, rows: any.rows, threads: any::THREADS, shared_bytes })
 }
 
@@ -404,7 +406,7 @@ fn any_prefill_launch(
     n: usize,
 ) -> Result<Launch> {
     let (heads, group) = (HeadShape::from(args), args.shape.group());
-    let (shared_bytes, any) = any::kernels(gpu, &heads, n * group)?;
+    let (shared_bytes, any) = any::kernels(gpu, heads.dims(), n * group)?;
     let (sequences, most) = (args.sequences.seq_lens.len(), queries.most * group);
     let tiles = prefill_tiles(n * group, sequences, most, any.rows);
     let blocks = [(tiles * heads.kv_heads) as u32, 1, 1];
@@ -551,8 +553,9 @@ fn check(args: &PagedArgs) -> Result<usize> {
         format!("caches {:?} {blocks} for {:?}", args.k_cache, args.q)
     })?;
     let values = args.shape.value_dim();
-    if values > MOST_VALUES {
-        let most = format!("values of {values}, where {MOST_VALUES} dimensions are the most");
+    if values > any::MOST_VALUES {
+        let limit = any::MOST_VALUES;
+        let most = format!("values of {values}, where {limit} dimensions are the most");
         return Err(unsupported(OP, most));
     }
     if kind == Kind::Bf16 && head_dim.is_multiple_of(8) {

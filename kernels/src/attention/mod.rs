@@ -1,10 +1,11 @@
-//! Causal attention of a ragged batch over the paged KV cache, grouped heads, optional sliding
-//! window, soft cap and sinks.
+//! Causal attention of a ragged batch over the paged KV cache (paged attention; Kwon et al. 2023),
+//! grouped heads, optional sliding window, soft cap and sinks.
 
 mod args;
 mod cpu;
 pub mod gpu;
 pub mod plan;
+mod query_tile;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]

@@ -75,8 +75,8 @@ DEVICE void write(const AttentionParams<float>& params, const RowState& state, u
 }  // namespace
 
 // Grid: (shares, heads).
-KERNEL __launch_bounds__(32) attention_decode_f32(
-    ATTENTION_PARAMETERS(float), DECODE_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
+KERNEL(attention_decode_f32, __launch_bounds__(32), ATTENTION_PARAMETERS(float), DECODE_PARAMETERS,
+    uint32_t head_dim, uint32_t value_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     auto work = DECODE_WORK;
@@ -100,11 +100,10 @@ KERNEL __launch_bounds__(32) attention_decode_f32(
             merge_partials<32>(workspace, out, sinks, own, piece.sequence, head, heads, value_dim);
     }
 }
-EXPORT(attention_decode_f32)
 
 // Grid: (queries, heads).
-KERNEL __launch_bounds__(32) attention_prefill_f32(
-    ATTENTION_PARAMETERS(float), PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
+KERNEL(attention_prefill_f32, __launch_bounds__(32), ATTENTION_PARAMETERS(float),
+    PREFILL_PARAMETERS, uint32_t head_dim, uint32_t value_dim) {
     launch_dependents_and_wait();
     auto params = ATTENTION_PARAMS(float);
     uint32_t row = blockIdx.x, head = blockIdx.y;
@@ -129,4 +128,3 @@ KERNEL __launch_bounds__(32) attention_prefill_f32(
     }
     write(params, state, value_dim, row, head);
 }
-EXPORT(attention_prefill_f32)

@@ -1,4 +1,5 @@
-// Attention of a ragged batch of queries over the paged cache, bf16: FlashAttention-2 class.
+// Prefill: attention of a ragged batch of queries over the paged cache, bf16: FlashAttention-2
+// class.
 //
 // Grid: a block of four warps for each (tile of queries, KV head), KV heads fastest; in the `part`
 // kernels times the parts. A tile is up to 128 rows (64 at 256 dimensions), a row one query of one
@@ -267,13 +268,13 @@ struct GroupTiles : KvTiles<GROUP_D, GROUP_THREADS, false> {
         uint32_t stride = params.kv_heads * GROUP_D, row = threadIdx.x / 16,
                  chunk = threadIdx.x % 16;
 #pragma unroll
-        for (uint32_t page = 0; page < TILE_KEYS / PAGE; page++) {
-            uint32_t key = tile * TILE_KEYS + page * PAGE;
+        for (uint32_t page = 0; page < TILE_KEYS / KV_BLOCK; page++) {
+            uint32_t key = tile * TILE_KEYS + page * KV_BLOCK;
             size_t slot =
                 static_cast<size_t>(__shfl_sync(FULL_MASK, blocks, page)) * params.block_size +
                 (key & (params.block_size - 1)) + row;
-            copy_async(
-                to + chunk / 8 * HALF_TILE + (page * PAGE + row) * 64 + (chunk % 8 ^ row % 8) * 8,
+            copy_async(to + chunk / 8 * HALF_TILE + (page * KV_BLOCK + row) * 64 +
+                           (chunk % 8 ^ row % 8) * 8,
                 cache + slot * stride + head + chunk * 8,
                 key + row - range.begin < range.end - range.begin);
         }
@@ -416,124 +417,30 @@ DEVICE void prefill_part_by_groups(
 
 }  // namespace
 
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_16_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<16, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_16_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_16_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<16, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_16_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_32_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<32, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_32_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_32_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<32, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_32_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_64_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<64, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_64_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<64, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_64_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_80_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<80, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_80_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_80_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<80, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_80_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_96_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<96, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_96_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_96_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<96, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_96_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_128_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<128, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_128_bf16)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<128, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_128_bf16)
-KERNEL __launch_bounds__(128, 1)
-    attention_prefill_256_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<256, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_256_bf16)
-KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<256, 3>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_256_bf16)
+// Prefill of whole keys and of a part of them, by a class of attention.
+#define PREFILL(name, threads, blocks, whole, part, ...)                                        \
+    KERNEL(attention_prefill_##name, __launch_bounds__(threads, blocks),                        \
+        ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {                                       \
+        whole<__VA_ARGS__>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);                \
+    }                                                                                           \
+    KERNEL(attention_prefill_part_##name, __launch_bounds__(threads, blocks),                   \
+        ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) { \
+        part<__VA_ARGS__>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);                    \
+    }
+// The dimensions of a head and the slots follow, and whether the cache has codes.
+#define PLAIN(name, blocks, ...) \
+    PREFILL(name, 128, blocks, prefill, prefill_part, PlainAttention<__VA_ARGS__>)
+
+PLAIN(16_bf16, 2, 16, 3)
+PLAIN(32_bf16, 2, 32, 3)
+PLAIN(64_bf16, 2, 64, 3)
+PLAIN(80_bf16, 2, 80, 3)
+PLAIN(96_bf16, 2, 96, 3)
+PLAIN(128_bf16, 2, 128, 3)
+PLAIN(256_bf16, 1, 256, 3)
 // For cards whose blocks have 99 KiB of shared memory.
-KERNEL __launch_bounds__(128, 1)
-    attention_prefill_256_two_slots_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<256, 2>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_256_two_slots_bf16)
-KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_two_slots_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<256, 2>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_256_two_slots_bf16)
-KERNEL __launch_bounds__(256, 1)
-    attention_prefill_128_group_bf16(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill_by_groups<GroupAttention>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_128_group_bf16)
-KERNEL __launch_bounds__(256, 1) attention_prefill_part_128_group_bf16(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part_by_groups<GroupAttention>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_128_group_bf16)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_64_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<64, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_64_e4m3)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_64_e4m3(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<64, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_64_e4m3)
-KERNEL __launch_bounds__(128, 2)
-    attention_prefill_128_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<128, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_128_e4m3)
-KERNEL __launch_bounds__(128, 2) attention_prefill_part_128_e4m3(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<128, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_128_e4m3)
-KERNEL __launch_bounds__(128, 1)
-    attention_prefill_256_e4m3(ATTENTION_PARAMETERS(bf16), PREFILL_PARAMETERS) {
-    prefill<PlainAttention<256, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, split_tokens, n);
-}
-EXPORT(attention_prefill_256_e4m3)
-KERNEL __launch_bounds__(128, 1) attention_prefill_part_256_e4m3(
-    ATTENTION_PARAMETERS(bf16), const uint32_t* cu_seqlens, uint32_t n, float* workspace) {
-    prefill_part<PlainAttention<256, 3, true>>(ATTENTION_PARAMS(bf16), cu_seqlens, n, workspace);
-}
-EXPORT(attention_prefill_part_256_e4m3)
+PLAIN(256_two_slots_bf16, 1, 256, 2)
+PREFILL(128_group_bf16, 256, 1, prefill_by_groups, prefill_part_by_groups, GroupAttention)
+PLAIN(64_e4m3, 2, 64, 3, true)
+PLAIN(128_e4m3, 2, 128, 3, true)
+PLAIN(256_e4m3, 1, 256, 3, true)

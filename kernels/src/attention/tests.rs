@@ -1,6 +1,6 @@
 //! The tiled path against the reference, its invariances, and the errors of wrong calls.
 
-use super::cpu::QueryTile;
+use super::query_tile::{CpuArgs, QueryTile};
 use super::*;
 use crate::Error;
 use crate::element::Element;
@@ -292,7 +292,7 @@ fn check_isa<E: Element + WithDType>(isa: Isa, case: &Case) {
     let cache =
         |keys| case.cache(keys, &tables, blocks, 16).flatten_all().unwrap().to_vec1::<E>().unwrap();
     let sinks = case.sinks.as_ref().map(values);
-    let problem = cpu::CpuArgs {
+    let problem = CpuArgs {
         q: &values(&case.q),
         k: &cache(true),
         v: &cache(false),

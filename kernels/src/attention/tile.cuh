@@ -1,7 +1,7 @@
-// Attention of up to 32 query rows a warp over keys in tiles of 64, on tensor cores: the part that
-// decode and prefill share. A row's result is a chain of operations that depends on its own keys
-// alone, so neither its place in a tile, nor its neighbours, nor the number of warps can change a
-// bit:
+// Flash attention of up to 32 query rows a warp over keys in tiles of 64, on tensor cores, with an
+// online softmax: the part that decode and prefill share. A row's result is a chain of operations
+// that depends on its own keys alone, so neither its place in a tile, nor its neighbours, nor the
+// number of warps can change a bit:
 //   scores of a tile   S = Q Kᵀ, sums over 16 dimensions at a time;
 //   weights            P = 2^(S - m), where m is the row's maximum so far, rounded to bf16;
 //   output             O = O 2^(m_old - m) + P V, and the sum of weights likewise, as a product
@@ -28,7 +28,7 @@
 namespace {
 
 constexpr uint32_t TILE_KEYS = 64;
-constexpr uint32_t PAGE = 16;  // keys that lie side by side in every cache: the smallest block
+constexpr uint32_t KV_BLOCK = 16;  // keys that lie side by side in every cache: the smallest block
 
 // Rows of D values in shared memory, swizzled. `at` is the offset of a chunk of eight values.
 template <uint32_t D>
@@ -87,8 +87,8 @@ struct KvTiles {
     DEVICE KvTiles(const uint32_t* table, uint32_t kv_head) : table(table), head(kv_head * ROW) {}
 
     DEVICE void locate(const AttentionParams<bf16>& params, uint32_t tile) {
-        uint32_t key = tile * TILE_KEYS + lane() % (TILE_KEYS / PAGE) * PAGE;
-        block = key < range.end && key + PAGE > range.begin
+        uint32_t key = tile * TILE_KEYS + lane() % (TILE_KEYS / KV_BLOCK) * KV_BLOCK;
+        block = key < range.end && key + KV_BLOCK > range.begin
                     ? table[key >> (31 - __clz(params.block_size))]
                     : 0;
         ASSERT(block < params.blocks);
@@ -99,16 +99,16 @@ struct KvTiles {
         const AttentionParams<bf16>& params, bf16* to, const bf16* cache, uint32_t tile) const {
         uint32_t stride = params.kv_heads * ROW, size = range.end - range.begin;
 #pragma unroll
-        for (uint32_t page = 0; page < TILE_KEYS / PAGE; page++) {
-            uint32_t key = tile * TILE_KEYS + page * PAGE;
+        for (uint32_t page = 0; page < TILE_KEYS / KV_BLOCK; page++) {
+            uint32_t key = tile * TILE_KEYS + page * KV_BLOCK;
             size_t slot =
                 static_cast<size_t>(__shfl_sync(FULL_MASK, block, page)) * params.block_size +
                 (key & (params.block_size - 1));
             const bf16* from = cache + slot * stride + head;
             if constexpr (THREADS % CHUNKS == 0)
-                copy_page_evenly(to + page * PAGE * ROW, from, stride, key - range.begin, size);
+                copy_page_evenly(to + page * KV_BLOCK * ROW, from, stride, key - range.begin, size);
             else
-                copy_page(to + page * PAGE * ROW, from, stride, key - range.begin, size);
+                copy_page(to + page * KV_BLOCK * ROW, from, stride, key - range.begin, size);
         }
         if constexpr (E4M3) copy_scales(params, to + TileSize<D, E4M3>::SCALES, cache, tile);
     }
@@ -142,9 +142,9 @@ struct KvTiles {
     DEVICE static void copy_page(
         bf16* to, const bf16* from, uint32_t stride, uint32_t first, uint32_t size) {
 #pragma unroll
-        for (uint32_t i = 0; i < PAGE * CHUNKS; i += THREADS) {
+        for (uint32_t i = 0; i < KV_BLOCK * CHUNKS; i += THREADS) {
             uint32_t row = (i + threadIdx.x) / CHUNKS, chunk = (i + threadIdx.x) % CHUNKS;
-            if (row < PAGE)
+            if (row < KV_BLOCK)
                 copy_async(to + Swizzled<ROW>::at(row, chunk), from + row * stride + chunk * 8,
                     first + row < size);
         }
@@ -158,8 +158,8 @@ struct KvTiles {
                  spot = Swizzled<ROW>::at(row, chunk);
         from += row * stride + chunk * 8;
 #pragma unroll
-        for (uint32_t step = 0; step < PAGE; step += THREADS / CHUNKS) {
-            if (PAGE % (THREADS / CHUNKS) != 0 && row + step >= PAGE) break;
+        for (uint32_t step = 0; step < KV_BLOCK; step += THREADS / CHUNKS) {
+            if (KV_BLOCK % (THREADS / CHUNKS) != 0 && row + step >= KV_BLOCK) break;
             copy_async(to + (spot ^ Swizzled<ROW>::at(step, 0) % ROW) + step * ROW,
                 from + step * stride, first + row + step < size);
         }

@@ -7,7 +7,7 @@
 )]
 
 use super::AttentionShape;
-use super::cpu::{CpuArgs, QueryTile, ROWS, RowState, RowStates};
+use super::query_tile::{CpuArgs, QueryTile, ROWS, RowState, RowStates};
 use crate::element::{Element, load_some};
 use crate::simd::{LANES, Lanes, soft_cap};
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! The arguments of look-ups of rows.
 
 use crate::Result;
+use crate::error::ensure;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 /// `out[i] = table[ids[i]] * scale`.
 #[derive(Clone, Copy, Debug)]

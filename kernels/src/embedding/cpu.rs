@@ -1,8 +1,9 @@
 //! Rows are copied or decoded one by one, shared out among the threads.
 
 use super::{Embedding, GatherArgs, SelectRowsArgs};
+use crate::error::ensure;
 use crate::operand::{Operand, TensorView};
-use crate::storage::{ensure, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 
 /// Elements that one task copies or decodes: enough to be worth handing out.

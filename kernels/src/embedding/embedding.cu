@@ -58,23 +58,17 @@ DEVICE void gather(
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) gather_f32(const float* table, uint32_t rows, uint32_t width,
-    const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
-    float scale, float* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
-    uint32_t id = token_of(ids, feedback, previous, previous_len);
-    record_token(id, slots, history, history_len);
-    gather(table, rows, id, out, width, scale);
-}
-EXPORT(gather_f32)
-KERNEL __launch_bounds__(256) gather_bf16(const bf16* table, uint32_t rows, uint32_t width,
-    const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous, uint32_t previous_len,
-    float scale, bf16* out, const uint32_t* slots, uint32_t* history, uint32_t history_len) {
-    uint32_t id = token_of(ids, feedback, previous, previous_len);
-    record_token(id, slots, history, history_len);
-    gather(table, rows, id, out, width, scale);
-}
-EXPORT(gather_bf16)
-KERNEL __launch_bounds__(256) gather_packed_bf16(const unsigned char* table, uint32_t rows,
+#define GATHERS(type, T)                                                                         \
+    KERNEL(gather_##type, __launch_bounds__(256), const T* table, uint32_t rows, uint32_t width, \
+        const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,                 \
+        uint32_t previous_len, float scale, T* out, const uint32_t* slots, uint32_t* history,    \
+        uint32_t history_len) {                                                                  \
+        uint32_t id = token_of(ids, feedback, previous, previous_len);                           \
+        record_token(id, slots, history, history_len);                                           \
+        gather(table, rows, id, out, width, scale);                                              \
+    }
+ELEMENT_TYPES(GATHERS)
+KERNEL(gather_packed_bf16, __launch_bounds__(256), const unsigned char* table, uint32_t rows,
     uint32_t width, const uint32_t* ids, const uint32_t* feedback, const uint32_t* previous,
     uint32_t previous_len, float scale, bf16* out, const uint32_t* slots, uint32_t* history,
     uint32_t history_len, const uint32_t* order, uint32_t bits, FORMAT_PARAMETERS) {
@@ -90,4 +84,3 @@ KERNEL __launch_bounds__(256) gather_packed_bf16(const unsigned char* table, uin
     ASSERT(column < width);
     out[static_cast<size_t>(blockIdx.x) * width + column] = from_float<bf16>(value * scale);
 }
-EXPORT(gather_packed_bf16)

@@ -1,9 +1,9 @@
 //! Looks up rows by their numbers on a device. `embedding.cu` has the kernel.
 
 use super::{DeviceTokens, Embedding, GatherArgs, SelectRowsArgs};
+use crate::error::shape;
 use crate::gpu::{Arg, Kind, Launch, View};
 use crate::operand::{DeviceOps, MatrixPart, MatrixView};
-use crate::storage::shape;
 use crate::{Result, args};
 
 const THREADS: usize = 256;

@@ -1,9 +1,9 @@
 //! The arguments of the choice of experts, of the products with their matrices, and of the sum.
 
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 /// Most experts that may be chosen for a row: a device has a lane of a warp for each. Published
 /// models choose at most 22.

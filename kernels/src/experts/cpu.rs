@@ -7,10 +7,12 @@
 )]
 
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes, SharedExpert};
+use crate::error::ensure;
 use crate::linear::run_chosen;
 use crate::operand::TensorView;
+use crate::parts::Parts;
 use crate::simd::{Isa, Lanes, vectorised};
-use crate::storage::{Parts, ensure, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 use std::borrow::Cow;
 

@@ -250,7 +250,7 @@ DEVICE void combine(const T* x, const float* weights, const T* shared, const flo
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) route_f32(const float* scores, uint32_t n, uint32_t experts,
+KERNEL(route_f32, __launch_bounds__(128), const float* scores, uint32_t n, uint32_t experts,
     uint32_t chosen, const float* bias, uint32_t groups, uint32_t kept, uint32_t normalise,
     float scale, uint32_t* ids, float* weights) {
     launch_dependents_and_wait();
@@ -259,9 +259,8 @@ KERNEL __launch_bounds__(128) route_f32(const float* scores, uint32_t n, uint32_
     route_row(scores + row * experts, experts, chosen, Rule{bias, groups, kept, normalise, scale},
         ids + row * chosen, weights + row * chosen);
 }
-EXPORT(route_f32)
-KERNEL __launch_bounds__(32)
-    group_choices_u32(const uint32_t* ids, uint32_t choices, uint32_t* begins, uint32_t* order) {
+KERNEL(group_choices_u32, __launch_bounds__(32), const uint32_t* ids, uint32_t choices,
+    uint32_t* begins, uint32_t* order) {
     launch_dependents_and_wait();
     uint32_t expert = blockIdx.x, before = 0, own = 0;
     for (uint32_t i = lane(); i < choices; i += WARP) {
@@ -282,28 +281,15 @@ KERNEL __launch_bounds__(32)
         before += __popc(all);
     }
 }
-EXPORT(group_choices_u32)
-KERNEL __launch_bounds__(128) expert_linear_f32(const float* x, const float* w, const float* bias,
-    float* out, uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
-    const uint32_t* order, uint32_t choices, uint32_t experts, uint32_t choices_per_row) {
-    expert_linear(
-        x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
-}
-EXPORT(expert_linear_f32)
-KERNEL __launch_bounds__(128) expert_linear_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    bf16* out, uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,
-    const uint32_t* order, uint32_t choices, uint32_t experts, uint32_t choices_per_row) {
-    expert_linear(
-        x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row);
-}
-EXPORT(expert_linear_bf16)
-KERNEL __launch_bounds__(128) combine_f32(const float* x, const float* weights, const float* shared,
-    const float* gate, float* out, uint32_t chosen, uint32_t width) {
-    combine(x, weights, shared, gate, out, chosen, width);
-}
-EXPORT(combine_f32)
-KERNEL __launch_bounds__(128) combine_bf16(const bf16* x, const float* weights, const bf16* shared,
-    const float* gate, bf16* out, uint32_t chosen, uint32_t width) {
-    combine(x, weights, shared, gate, out, chosen, width);
-}
-EXPORT(combine_bf16)
+#define EXPERTS(type, T)                                                                         \
+    KERNEL(expert_linear_##type, __launch_bounds__(128), const T* x, const T* w, const T* bias,  \
+        T* out, uint32_t rows, uint32_t cols, const uint32_t* ids, const uint32_t* begins,       \
+        const uint32_t* order, uint32_t choices, uint32_t experts, uint32_t choices_per_row) {   \
+        expert_linear(                                                                           \
+            x, w, bias, out, rows, cols, ids, begins, order, choices, experts, choices_per_row); \
+    }                                                                                            \
+    KERNEL(combine_##type, __launch_bounds__(128), const T* x, const float* weights,             \
+        const T* shared, const float* gate, T* out, uint32_t chosen, uint32_t width) {           \
+        combine(x, weights, shared, gate, out, chosen, width);                                   \
+    }
+ELEMENT_TYPES(EXPERTS)

@@ -5,22 +5,16 @@ mod products;
 
 use super::args::ExpertSizes;
 use super::{CombineArgs, ExpertLinearArgs, Experts, RouteArgs, Routes};
+use crate::error::ensure;
 use crate::gpu::{Kind, Launch, View};
 use crate::linear::gpu::on_tensor_cores;
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Rows of scores, and rows of a matrix, that a block of four warps takes.
 const WARPS: usize = 4;
 /// Threads of a block that adds up results.
 const COMBINE_THREADS: usize = 128;
-
-/// The three parts of a plan for `choices` choices.
-fn parts(plan: View, choices: usize, experts: usize) -> [View; 3] {
-    let begins = choices + experts + 1;
-    [plan.slice(0..choices), plan.slice(choices..begins), plan.slice(begins..begins + choices)]
-}
 
 impl Experts for DeviceOps {
     fn route(&self, args: &RouteArgs<View>) -> Result<()> {
@@ -30,7 +24,7 @@ impl Experts for DeviceOps {
         }
         let RouteArgs { scores, scoring, normalise, scale, routes } = *args;
         let Routes { experts, chosen, weights, plan } = routes;
-        let [ids, begins, order] = parts(plan, n * chosen, experts);
+        let [ids, begins, order] = products::parts(plan, n * chosen, experts);
         let blocks = [n.div_ceil(WARPS) as u32, 1, 1];
         let kernel = "route_f32";
         let choose = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };
@@ -65,7 +59,7 @@ impl Experts for DeviceOps {
         if choices == 0 {
             return Ok(());
         }
-        let [ids, begins, order] = parts(routes.plan, choices, experts);
+        let [ids, begins, order] = products::parts(routes.plan, choices, experts);
         let kernel = x.kind().kernel("expert_linear_f32", "expert_linear_bf16");
         let blocks = [rows.div_ceil(WARPS) as u32, experts.min(choices) as u32, 1];
         let launch = Launch { kernel, blocks, threads: 32 * WARPS as u32, shared_bytes: 0 };

@@ -1,5 +1,6 @@
-//! Mixtures of experts: of many MLPs, a router chooses a few for each row, and their results are
-//! added up with weights. Shazeer et al. 2017, "Outrageously Large Neural Networks".
+//! Mixtures of experts: of many MLPs, a router chooses a few for each row (top-k routing), and
+//! their results are added up with weights. Shazeer et al. 2017, "Outrageously Large Neural
+//! Networks".
 //!
 //! A choice is a row with one of the experts that were chosen for it. Choices are numbered by row,
 //! and within a row by ascending expert; in this order a row's results are added up. So the result

@@ -117,57 +117,32 @@ DEVICE void expert_gemm(const bf16* x, const Experts& all, const bf16* bias, bf1
 
 }  // namespace
 
-// Kernels of a gemv and a gemm for `experts`, and of the parameters behind the others.
+// The parameters behind the others.
 #define EXPERT_PARAMETERS                                                                  \
     const bf16 *bias, bf16 *out, uint32_t rows, uint32_t cols, const uint32_t *ids,        \
         const uint32_t *begins, const uint32_t *order, uint32_t choices, uint32_t experts, \
         uint32_t choices_per_row
 #define EXPERT_PLAN \
     Plan { ids, begins, order, choices, experts, choices_per_row }
-#define PACKED_GEMV(name, bits, floats)                                                       \
-    KERNEL __launch_bounds__(512, 1)                                                          \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) {   \
+#define PACKED_EXPERTS(form, bits, floats)                                                    \
+    KERNEL(expert_gemv_##form##_bf16, __launch_bounds__(512, 1), const bf16* x,               \
+        const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) {                       \
         with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                   \
             expert_gemv<3>(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN); \
         });                                                                                   \
+    }                                                                                         \
+    KERNEL(expert_gemm_##form##_bf16, __launch_bounds__(128, 2), const bf16* x,               \
+        const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) {                       \
+        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                   \
+            expert_gemm(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);    \
+        });                                                                                   \
     }
-#define PACKED_GEMM(name, bits, floats)                                                     \
-    KERNEL __launch_bounds__(128, 2)                                                        \
-        name(const bf16* x, const unsigned char* w, EXPERT_PARAMETERS, FORMAT_PARAMETERS) { \
-        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                 \
-            expert_gemm(x, packed_experts(w, format), bias, out, rows, cols, EXPERT_PLAN);  \
-        });                                                                                 \
-    }
+CODE_FORMS(PACKED_EXPERTS)
 
-KERNEL __launch_bounds__(256, 2) expert_gemv_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
+KERNEL(
+    expert_gemv_bf16, __launch_bounds__(256, 2), const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
     expert_gemv<2>(x, DenseExperts{w}, bias, out, rows, cols, EXPERT_PLAN);
 }
-EXPORT(expert_gemv_bf16)
-KERNEL __launch_bounds__(128) expert_gemm_bf16(const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
+KERNEL(expert_gemm_bf16, __launch_bounds__(128), const bf16* x, const bf16* w, EXPERT_PARAMETERS) {
     expert_gemm(x, DenseExperts{w}, bias, out, rows, cols, EXPERT_PLAN);
 }
-EXPORT(expert_gemm_bf16)
-PACKED_GEMV(expert_gemv_q4_bf16, 4, false)
-EXPORT(expert_gemv_q4_bf16)
-PACKED_GEMM(expert_gemm_q4_bf16, 4, false)
-EXPORT(expert_gemm_q4_bf16)
-PACKED_GEMV(expert_gemv_q5_bf16, 5, false)
-EXPORT(expert_gemv_q5_bf16)
-PACKED_GEMM(expert_gemm_q5_bf16, 5, false)
-EXPORT(expert_gemm_q5_bf16)
-PACKED_GEMV(expert_gemv_q6_bf16, 6, false)
-EXPORT(expert_gemv_q6_bf16)
-PACKED_GEMM(expert_gemm_q6_bf16, 6, false)
-EXPORT(expert_gemm_q6_bf16)
-PACKED_GEMV(expert_gemv_q8_bf16, 8, false)
-EXPORT(expert_gemv_q8_bf16)
-PACKED_GEMM(expert_gemm_q8_bf16, 8, false)
-EXPORT(expert_gemm_q8_bf16)
-PACKED_GEMV(expert_gemv_f4_bf16, 4, true)
-EXPORT(expert_gemv_f4_bf16)
-PACKED_GEMM(expert_gemm_f4_bf16, 4, true)
-EXPORT(expert_gemm_f4_bf16)
-PACKED_GEMV(expert_gemv_f8_bf16, 8, true)
-EXPORT(expert_gemv_f8_bf16)
-PACKED_GEMM(expert_gemm_f8_bf16, 8, true)
-EXPORT(expert_gemm_f8_bf16)

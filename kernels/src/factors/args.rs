@@ -2,10 +2,10 @@
 
 use crate::Result;
 use crate::activation::Activation;
+use crate::error::ensure;
 use crate::experts::Routes;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 pub(super) const SCALE: &str = "scale";
 pub(super) const INPUT: &str = "layer input";

@@ -3,10 +3,11 @@
 use super::args::{CHOICES, INPUT, SCALE};
 use super::{ChoiceFactorsArgs, Factors, LayerInputArgs, ScaleArgs};
 use crate::activation::gated_row;
+use crate::error::ensure;
 use crate::experts::Routes;
 use crate::operand::{Operand, TensorView};
 use crate::simd::Isa;
-use crate::storage::{ensure, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 
 /// With fewer outputs than this, waking a thread costs more than it saves.

@@ -32,20 +32,17 @@ DEVICE void scale(T* x, const float* factor, uint32_t n, uint32_t whole) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) scale_f32(float* x, const float* factor, uint32_t n, uint32_t whole) {
-    scale(x, factor, n, whole);
-}
-EXPORT(scale_f32)
-KERNEL __launch_bounds__(128) scale_bf16(bf16* x, const float* factor, uint32_t n, uint32_t whole) {
-    scale(x, factor, n, whole);
-}
-EXPORT(scale_bf16)
-KERNEL __launch_bounds__(128) choice_factors_f32(
-    float* weights, const uint32_t* ids, const float* factors, uint32_t choices, uint32_t experts) {
+#define FACTORS(type, T)                                                                \
+    KERNEL(scale_##type, __launch_bounds__(128), T* x, const float* factor, uint32_t n, \
+        uint32_t whole) {                                                               \
+        scale(x, factor, n, whole);                                                     \
+    }
+ELEMENT_TYPES(FACTORS)
+KERNEL(choice_factors_f32, __launch_bounds__(128), float* weights, const uint32_t* ids,
+    const float* factors, uint32_t choices, uint32_t experts) {
     launch_dependents_and_wait();
     uint32_t choice = blockIdx.x * THREADS + threadIdx.x;
     if (choice >= choices) return;
     ASSERT(ids[choice] < experts);
     weights[choice] *= factors[ids[choice]];
 }
-EXPORT(choice_factors_f32)

@@ -1,11 +1,9 @@
 //! Device memory as typed ranges.
 
-use super::Gpu;
 use crate::Result;
-use crate::storage::{ensure, unsupported};
+use crate::error::ensure;
 use half::bf16;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Element types of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,6 +104,12 @@ impl View {
         Self::new(self.address + (range.start * self.kind.bytes()) as u64, range.len(), self.kind)
     }
 
+    /// Whether the two have bytes in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        let end = |view: Self| view.address + view.bytes() as u64;
+        self.address < end(other) && other.address < end(self)
+    }
+
     /// The same bytes, viewed as elements of another kind.
     ///
     /// # Panics
@@ -119,68 +123,6 @@ impl View {
             self.address
         );
         Self::new(self.address, bytes / kind.bytes(), kind)
-    }
-}
-
-/// Device memory of one kind, freed when dropped.
-pub struct Buffer {
-    gpu: Arc<dyn Gpu>,
-    view: View,
-}
-
-impl Buffer {
-    /// Allocates `len` elements of unspecified content.
-    pub fn new(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
-        let address = gpu.allocate(len * kind.bytes())?;
-        Ok(Self { gpu: gpu.clone(), view: View::new(address, len, kind) })
-    }
-
-    /// Allocates `len` elements that are zero.
-    pub fn zeros(gpu: &Arc<dyn Gpu>, kind: Kind, len: usize) -> Result<Self> {
-        let buffer = Self::new(gpu, kind, len)?;
-        gpu.fill(buffer.view, 0)?;
-        Ok(buffer)
-    }
-
-    /// Allocates a copy of host values and waits until it is there.
-    pub fn from_slice<T: DeviceElement>(gpu: &Arc<dyn Gpu>, values: &[T]) -> Result<Self> {
-        let buffer = Self::new(gpu, T::KIND, values.len())?;
-        if !values.is_empty() {
-            let mut staging = gpu.staging(buffer.view.bytes())?;
-            T::encode(values, staging.bytes_mut());
-            gpu.upload(&staging, 0, buffer.view)?;
-            gpu.synchronise()?;
-        }
-        Ok(buffer)
-    }
-
-    /// All of its elements. The view must not be used after the buffer was dropped.
-    pub fn view(&self) -> View {
-        self.view
-    }
-
-    /// Reads the values back, once all work given so far is done.
-    ///
-    /// # Errors
-    /// When `T` is not the buffer's kind, or the device fails.
-    pub fn to_vec<T: DeviceElement>(&self) -> Result<Vec<T>> {
-        if self.view.kind != T::KIND {
-            let detail = format!("{:?} values of a {:?} buffer", T::KIND, self.view.kind);
-            return Err(unsupported("read", detail));
-        }
-        if self.view.is_empty() {
-            return Ok(Vec::new());
-        }
-        let staging = self.gpu.staging(self.view.bytes())?;
-        self.gpu.download(self.view, &staging, 0)?;
-        self.gpu.synchronise()?;
-        Ok(T::decode(staging.bytes()))
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.gpu.free(self.view.address);
     }
 }
 

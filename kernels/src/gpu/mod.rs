@@ -5,6 +5,7 @@
 //! All work goes to one stream and runs in the order of the calls. Only `wait`, `synchronise` and
 //! `free` wait for it.
 
+mod buffer;
 #[cfg_attr(not(feature = "cuda"), path = "without_cuda.rs")]
 mod cuda;
 #[cfg(feature = "emulator")]
@@ -14,13 +15,14 @@ mod rank;
 #[cfg(test)]
 mod tests;
 
+pub use buffer::Buffer;
 pub use cuda::{BUILT, chosen_products, free_memory, open, open_group, open_with, probe};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
-pub use memory::{Buffer, DeviceElement, Kind, Staging, View};
+pub use memory::{DeviceElement, Kind, Staging, View};
 pub use rank::Rank;
 
-use crate::storage::ensure;
+use crate::error::ensure;
 use crate::{Error, Result};
 use std::any::Any;
 use std::fmt::Debug;

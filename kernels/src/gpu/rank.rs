@@ -1,9 +1,8 @@
-//! The place of a device among those that compute one model together.
+//! The place of a device among those that compute one model together (tensor parallelism).
 
 use super::View;
 use crate::Result;
-use crate::operand::distinct;
-use crate::storage::ensure;
+use crate::error::ensure;
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
@@ -38,7 +37,9 @@ impl Rank {
         ensure("all_gather", fits, || {
             format!("{from:?} of each of {} ranks into {to:?}", self.count)
         })?;
-        if from.is_empty() { Ok(()) } else { distinct("all_gather", to, &[from]) }
+        ensure("all_gather", from.is_empty() || !to.overlaps(from), || {
+            "an output shares its memory with another argument".into()
+        })
     }
 }
 

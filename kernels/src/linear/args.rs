@@ -2,9 +2,9 @@
 
 use super::{HEADS, OP};
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 /// How the sums of a product may be ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

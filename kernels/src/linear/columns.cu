@@ -15,8 +15,8 @@ constexpr uint32_t COLUMNS = 8;  // of a thread
 
 }  // namespace
 
-KERNEL __launch_bounds__(256)
-    gather_columns_bf16(const bf16* x, const uint32_t* inputs, bf16* out, uint32_t cols) {
+KERNEL(gather_columns_bf16, __launch_bounds__(256), const bf16* x, const uint32_t* inputs,
+    bf16* out, uint32_t cols) {
     launch_dependents_and_wait();
     uint32_t column = (blockIdx.y * blockDim.x + threadIdx.x) * COLUMNS;
     if (column >= cols) return;
@@ -33,4 +33,3 @@ KERNEL __launch_bounds__(256)
     }
     store(out + row + column, values);
 }
-EXPORT(gather_columns_bf16)

@@ -1,9 +1,10 @@
 //! Turns the tensors of a product on the CPU into slices, on which `matmul` works.
 
 use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, OP, Weight, matmul};
+use crate::error::ensure;
 use crate::operand::TensorView;
 use crate::simd::Isa;
-use crate::storage::{ensure, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 
 impl Linear for Compute {

@@ -74,3 +74,9 @@ struct DenseWeights {
 };
 
 }  // namespace
+
+// The parameters of a dense product. `f32_out`: whether `out` is f32. `stride`: from a row of `out`
+// to the next.
+#define DENSE_PARAMETERS(T)                                                                        \
+    const T *x, const T *w, const T *bias, void *out, uint32_t f32_out, uint32_t n, uint32_t rows, \
+        uint32_t cols, uint32_t stride

@@ -20,10 +20,11 @@
 //! more; 6 % for floats whose columns are no multiple of 128).
 
 use super::format::{self, BLOCK, Format, Scales};
-use super::pack::{SuperBlock, unpack};
+use super::pack::unpack;
+use super::super_block::SuperBlock;
+use crate::error::ensure;
 use crate::gpu::Arg;
 use crate::linear::WeightType;
-use crate::storage::ensure;
 use crate::{Result, args};
 use half::f16;
 

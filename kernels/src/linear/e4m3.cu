@@ -110,22 +110,18 @@ DEVICE void scale_rows(bf16* out, const float* of_x, const float* of_w, const bf
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) round_rows_bf16(const bf16* x, bf16* out, uint32_t cols) {
+KERNEL(round_rows_bf16, __launch_bounds__(256), const bf16* x, bf16* out, uint32_t cols) {
     round_rows(x, out, cols);
 }
-EXPORT(round_rows_bf16)
-KERNEL __launch_bounds__(256)
-    code_rows_bf16(const bf16* x, uint8_t* codes, float* scales, uint32_t cols, uint32_t groups) {
+KERNEL(code_rows_bf16, __launch_bounds__(256), const bf16* x, uint8_t* codes, float* scales,
+    uint32_t cols, uint32_t groups) {
     code_rows(x, codes, scales, cols, groups);
 }
-EXPORT(code_rows_bf16)
-KERNEL __launch_bounds__(128) unpack_u8(const unsigned char* w, uint8_t* codes, float* scales,
+KERNEL(unpack_u8, __launch_bounds__(128), const unsigned char* w, uint8_t* codes, float* scales,
     uint32_t rows, uint32_t cols, uint32_t groups) {
     unpack(w, codes, scales, rows, cols, groups);
 }
-EXPORT(unpack_u8)
-KERNEL __launch_bounds__(256) scale_rows_bf16(bf16* out, const float* of_x, const float* of_w,
+KERNEL(scale_rows_bf16, __launch_bounds__(256), bf16* out, const float* of_x, const float* of_w,
     const bf16* bias, uint32_t rows, uint32_t stride) {
     scale_rows(out, of_x, of_w, bias, rows, stride);
 }
-EXPORT(scale_rows_bf16)

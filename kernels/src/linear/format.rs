@@ -238,6 +238,15 @@ formats! {
     Int8By128: integers(8, 128);
 }
 
+impl WeightType {
+    /// The bytes that `count` values, in whole blocks, take in the memory of a CPU.
+    pub fn cpu_bytes(self, count: usize) -> usize {
+        of(self).map_or(count / self.block_size() * self.type_size(), |format| {
+            format.panel_bytes(count) / LANES
+        })
+    }
+}
+
 /// Runs `$call` with the type `$quant` standing for the format of a `WeightType`.
 macro_rules! with_format {
     ($dtype:expr, $quant:ident => $call:expr) => {

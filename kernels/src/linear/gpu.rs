@@ -1,9 +1,10 @@
 //! Products on a device: cuBLASLt, our GEMV for few rows, and our GEMM, whose result for a row does
-//! not depend on the other rows. `linear.cu` and `warp_groups.cu` describe the kernels, and
-//! `packed.cu` those for packed weights.
+//! not depend on the other rows, because their split-K has fixed splits. `linear.cu` and
+//! `warp_groups.cu` describe the kernels, and `packed.cu` those for packed weights.
 
 mod columns;
 mod eight_bits;
+mod ops;
 mod packed;
 
 pub use columns::GATHERED_ROWS;
@@ -11,10 +12,9 @@ pub use eight_bits::ROUNDED_ROWS;
 pub(crate) use packed::{EXPERT_TOKENS, Kernels as PackedKernels};
 pub use packed::{SCRATCH_BYTES, uses_scratch};
 
-use super::{HEADS, HeadLinearArgs, Linear, LinearArgs, Mode};
+use super::{LinearArgs, Mode};
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::operand::{DeviceOps, MatrixInputs};
-use crate::storage::ensure;
+use crate::operand::DeviceOps;
 use crate::{Result, args};
 
 /// From this many rows of `x` on, the library may multiply, where our GEMV has no room.
@@ -113,10 +113,6 @@ impl GroupKernel {
     }
 }
 
-/// Rows and columns of a tile of a head's product, and the slots of 64 columns of its operands.
-const HEAD_TILE: usize = 64;
-const HEAD_STAGES: u32 = 3;
-
 impl GemmKernel {
     /// A slot holds 64 columns of two bytes.
     fn shared_bytes(&self) -> u32 {
@@ -135,52 +131,6 @@ enum Algorithm {
     Gemm(&'static GemmKernel),
     GroupGemm(&'static GroupKernel),
     Dot,
-}
-
-/// Fast kernels of our own are for bf16 with `cols` a multiple of 8 and operands aligned to 16
-/// bytes; others take a simple one.
-impl Linear for DeviceOps {
-    /// A row's result has the same bits whatever other rows there are.
-    fn head_linear(&self, args: &HeadLinearArgs<View>) -> Result<()> {
-        let n = args.check()?;
-        let &HeadLinearArgs { x, w, heads, out } = args;
-        let (rows, cols) = (w.rows / heads, w.cols);
-        let fits = |values: &View| values.kind() == x.kind() && values.len() == w.rows * cols;
-        let dense = w.dense_values().filter(fits);
-        ensure(HEADS, dense.is_some(), || format!("{w:?} is not dense and of the kind of {x:?}"))?;
-        if n == 0 {
-            return Ok(());
-        }
-        let launch = if on_tensor_cores(x, cols, dense) {
-            let tiles = rows.div_ceil(HEAD_TILE) * n.div_ceil(HEAD_TILE);
-            let blocks = [tiles as u32, heads as u32, 1];
-            let shared_bytes = HEAD_STAGES * 2 * HEAD_TILE as u32 * 128;
-            Launch { kernel: "head_gemm_bf16", blocks, threads: 128, shared_bytes }
-        } else {
-            let kernel = x.kind().kernel("head_dot_f32", "head_dot_bf16");
-            let blocks = [rows.div_ceil(4) as u32, n.div_ceil(8) as u32, heads as u32];
-            Launch { kernel, blocks, threads: 128, shared_bytes: 0 }
-        };
-        self.launch(&launch, &args![x, dense, out, n, rows, cols])
-    }
-
-    fn linear(&self, args: &LinearArgs<View>) -> Result<()> {
-        let n = args.check()?;
-        match args.w.inputs {
-            _ if n == 0 => Ok(()),
-            MatrixInputs::InOrder(order) => columns::in_order(self, args, n, order),
-            MatrixInputs::Rounded(own) => eight_bits::multiply(self, args, n, own, false),
-            MatrixInputs::Plain => by_parts(self, args, n),
-        }
-    }
-
-    fn rounded_linear(&self, args: &LinearArgs<View>) -> Result<()> {
-        let n = args.check()?;
-        match args.w.inputs {
-            MatrixInputs::Rounded(own) if n > 0 => eight_bits::multiply(self, args, n, own, true),
-            _ => self.linear(args),
-        }
-    }
 }
 
 /// The product of `n` rows with each part of a matrix, whose columns are in the order of the

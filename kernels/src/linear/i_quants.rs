@@ -9,7 +9,7 @@
 //! The ggml authors).
 
 use super::WeightType;
-use super::pack::{SuperBlock, legacy, nibble, two_bits, u16_at};
+use super::super_block::{SuperBlock, legacy, nibble, two_bits, u16_at};
 
 const POINTS: usize = 4608;
 static GRIDS: &[u8; 2 * POINTS] = include_bytes!("grids.bin");

@@ -2,10 +2,10 @@
 // or f32.
 //
 // Every output of the tensor-core kernels (bf16, cols a multiple of 8) is summed in one order,
-// whatever n and the kernel are: cols are cut into SEGMENTS ranges of whole TILE_Ks, each range is
-// summed from zero by products of 16 columns in ascending order, and the ranges' sums are added in
-// order. So a row has the same bits alone and among any other rows, if a tensor core computes all
-// elements of its tile alike.
+// whatever n and the kernel are, by a split-K with fixed splits: cols are cut into SEGMENTS ranges
+// of whole TILE_Ks, each range is summed from zero by products of 16 columns in ascending order,
+// and the ranges' sums are added in order. So a row has the same bits alone and among any other
+// rows, if a tensor core computes all elements of its tile alike.
 //
 // Both stream tiles of w and x through slots of TILE_K columns in shared memory by asynchronous
 // copies. A row of a slot is 128 bytes, all banks; its eight 16-byte chunks are permuted by the
@@ -108,76 +108,32 @@ DEVICE void head_dot(const T* x, const T* w, T* out, uint32_t n, uint32_t rows, 
 
 }  // namespace
 
-// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
-KERNEL __launch_bounds__(256) gemv_8_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<16, 8, 4>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemv_8_bf16)
-KERNEL __launch_bounds__(256)
-    gemv_8_three_slots_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-        uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<16, 8, 3>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemv_8_three_slots_bf16)
-KERNEL __launch_bounds__(256) gemv_16_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<32, 16, 3>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemv_16_bf16)
-KERNEL __launch_bounds__(256) gemv_32_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemv<32, 32, 3>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemv_32_bf16)
-KERNEL __launch_bounds__(128) gemm_32x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemm<32, 64, 2, 2, 8>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemm_32x64_bf16)
-KERNEL __launch_bounds__(128) gemm_64x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemm<64, 64, 2, 2, 6>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemm_64x64_bf16)
-KERNEL __launch_bounds__(256) gemm_128x128_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    gemm<128, 128, 2, 4, 4>(
-        AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, cols, stride);
-}
-EXPORT(gemm_128x128_bf16)
-KERNEL __launch_bounds__(128) dot_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    dot(x, w, bias, out, f32_out, n, rows, cols, cols, stride);
-}
-EXPORT(dot_bf16)
-KERNEL __launch_bounds__(128) dot_f32(const float* x, const float* w, const float* bias, void* out,
-    uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    dot(x, w, bias, out, f32_out, n, rows, cols, cols, stride);
-}
-EXPORT(dot_f32)
-KERNEL __launch_bounds__(128) head_gemm_bf16(
-    const bf16* x, const bf16* w, bf16* out, uint32_t n, uint32_t rows, uint32_t cols) {
+#define DENSE(name, threads, ...)                                                               \
+    KERNEL(name, __launch_bounds__(threads), DENSE_PARAMETERS(bf16)) {                          \
+        __VA_ARGS__(AllRows{x, n, cols}, DenseWeights{w, rows, cols}, bias, out, f32_out, rows, \
+            cols, stride);                                                                      \
+    }
+DENSE(gemv_8_bf16, 256, gemv<16, 8, 4>)
+DENSE(gemv_8_three_slots_bf16, 256, gemv<16, 8, 3>)
+DENSE(gemv_16_bf16, 256, gemv<32, 16, 3>)
+DENSE(gemv_32_bf16, 256, gemv<32, 32, 3>)
+DENSE(gemm_32x64_bf16, 128, gemm<32, 64, 2, 2, 8>)
+DENSE(gemm_64x64_bf16, 128, gemm<64, 64, 2, 2, 6>)
+DENSE(gemm_128x128_bf16, 256, gemm<128, 128, 2, 4, 4>)
+#define DOTS(type, T)                                                                           \
+    KERNEL(dot_##type, __launch_bounds__(128), DENSE_PARAMETERS(T)) {                           \
+        dot(x, w, bias, out, f32_out, n, rows, cols, cols, stride);                             \
+    }                                                                                           \
+    KERNEL(head_dot_##type, __launch_bounds__(128), const T* x, const T* w, T* out, uint32_t n, \
+        uint32_t rows, uint32_t cols) {                                                         \
+        head_dot(x, w, out, n, rows, cols);                                                     \
+    }
+ELEMENT_TYPES(DOTS)
+KERNEL(head_gemm_bf16, __launch_bounds__(128), const bf16* x, const bf16* w, bf16* out, uint32_t n,
+    uint32_t rows, uint32_t cols) {
     size_t head = blockIdx.y;
     uint32_t heads = gridDim.y, f32_out = 0;
     gemm<64, 64, 2, 2, 3>(AllRows{x + head * cols, n, heads * cols},
         DenseWeights{w + head * rows * cols, rows, cols}, nullptr, out + head * rows, f32_out, rows,
         cols, heads * rows);
 }
-EXPORT(head_gemm_bf16)
-KERNEL __launch_bounds__(128) head_dot_bf16(
-    const bf16* x, const bf16* w, bf16* out, uint32_t n, uint32_t rows, uint32_t cols) {
-    head_dot(x, w, out, n, rows, cols);
-}
-EXPORT(head_dot_bf16)
-KERNEL __launch_bounds__(128) head_dot_f32(
-    const float* x, const float* w, float* out, uint32_t n, uint32_t rows, uint32_t cols) {
-    head_dot(x, w, out, n, rows, cols);
-}
-EXPORT(head_dot_f32)

@@ -3,6 +3,7 @@
 //! multiplies by a piece of the columns of several pairs, then by the next piece. Rows that go to
 //! different matrices of a stack are gathered by matrix first.
 
+use super::format;
 use super::integer::{self, IntegerProduct, PIECE, QuantisedOperands};
 use super::machines::Plain;
 #[cfg(target_arch = "x86_64")]
@@ -11,10 +12,10 @@ use super::machines::{ByteProduct, HalfVnni, Vnni, Words};
 use super::machines::{DotProduct, Widening};
 use super::rounding::Rounded;
 use super::tile::{self, PANELS, PanelOperands, ROWS};
-use super::{Weight, WeightPart, format};
+use super::weight::{Weight, WeightPart};
 use crate::Compute;
+use crate::parts::Parts;
 use crate::simd::{Isa, LANES};
-use crate::storage::Parts;
 #[cfg(target_arch = "aarch64")]
 use std::arch::is_aarch64_feature_detected;
 use std::cell::RefCell;
@@ -38,7 +39,7 @@ struct ActivationScratch {
 /// The rows of activations that a product takes, and the rows of the output where the results go.
 #[derive(Clone, Copy)]
 enum RowMap<'a> {
-    /// So many rows, in order.
+    /// Rows 0..n, in order.
     All(usize),
     /// Row i of the product is for the choice `choices[i]`, or for none if that is [`NO_CHOICE`].
     /// It reads row `choice / choices_per_row` of the activations and writes row `choice`.

@@ -4,6 +4,7 @@
 
 use super::format::{BLOCK, Format, HeaderScale, Scales};
 use super::i_quants;
+use super::super_block::{SuperBlock, legacy, nibble, two_bits, u16_at};
 use crate::Compute;
 use crate::linear::WeightType;
 use crate::memory::RegionBytes;
@@ -11,20 +12,6 @@ use crate::simd::LANES;
 
 /// Bytes of the scale with which the blocks of Hugging Face's formats begin.
 pub(super) const SCALE_BYTES: usize = size_of::<f32>();
-
-/// Codes and scales of up to 256 columns of one row.
-pub(super) struct SuperBlock {
-    /// The bits of the header's scale: f16, or bf16 where the format says so.
-    pub d: u16,
-    /// The bits of the f16 that is added, multiplied by `mins` if there are any.
-    pub m: u16,
-    /// The scale in place of `d`, and the code that means zero, where the format has them.
-    pub scale: f32,
-    pub zero: u8,
-    pub scales: [u8; 16],
-    pub mins: [u8; 16],
-    pub codes: [u8; 256],
-}
 
 /// Panels of a dense matrix of `width` bytes an element, `[panel][col][16]`, and the bytes of one.
 pub(super) fn dense(raw: &[u8], rows: usize, cols: usize, width: usize) -> (usize, RegionBytes) {
@@ -174,26 +161,6 @@ pub(super) fn unpack(dtype: WeightType, block: &[u8], out: &mut SuperBlock) {
     }
 }
 
-pub(super) fn u16_at(block: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
-}
-
-/// Half a byte, the low halves first.
-pub(super) fn nibble(bytes: &[u8], i: usize) -> u8 {
-    bytes[i / 2] >> (i % 2 * 4) & 15
-}
-
-/// `d [, m] [, 32 fifth bits], 16 bytes of nibbles` from `nibbles`.
-pub(super) fn legacy(block: &[u8], nibbles: usize, fifth: Option<usize>, out: &mut SuperBlock) {
-    out.d = u16_at(block, 0);
-    out.m = u16_at(block, 2);
-    for column in 0..BLOCK {
-        let bit = fifth.map_or(0, |at| block[at + column / 8] >> (column % 8) & 1);
-        let nibble = block[nibbles + column % 16] >> (column / 16 * 4) & 15;
-        out.codes[column] = bit << 4 | nibble;
-    }
-}
-
 /// `scale f32, zero`, then codes of four bits, the first of two in the low half of a byte, or of
 /// eight.
 fn integers(columns: usize, block: &[u8], out: &mut SuperBlock) {
@@ -218,11 +185,6 @@ fn q8_0(block: &[u8], out: &mut SuperBlock) {
     for (code, signed) in out.codes.iter_mut().zip(&block[2..]) {
         *code = signed ^ 0x80;
     }
-}
-
-/// Column `c`'s two bits of a plane that keeps four columns, 32 apart, in one byte.
-pub(super) fn two_bits(plane: &[u8], c: usize) -> u8 {
-    plane[c / 128 * 32 + c % 32] >> (c % 128 / 32 * 2) & 3
 }
 
 fn q2_k(block: &[u8], out: &mut SuperBlock) {

@@ -107,93 +107,26 @@ DEVICE void dequantise(bf16* tiles, const unsigned char* w, bf16* out, uint32_t 
 
 }  // namespace
 
-// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
-#define PACKED_PRODUCT(name, threads, blocks, product, bits, floats)                               \
-    KERNEL __launch_bounds__(threads, blocks)                                                      \
-        name(const bf16* x, const unsigned char* w, const bf16* bias, void* out, uint32_t f32_out, \
-            uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride, FORMAT_PARAMETERS) {        \
-        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                        \
-            product(AllRows{x, n, cols}, packed_weights(w, rows, cols, format), bias, out,         \
-                f32_out, rows, cols, stride);                                                      \
-        });                                                                                        \
+// `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next. The product follows.
+#define PACKED_PRODUCT(name, threads, bits, floats, ...)                                         \
+    KERNEL(name, __launch_bounds__(threads, 1), const bf16* x, const unsigned char* w,           \
+        const bf16* bias, void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, \
+        uint32_t stride, FORMAT_PARAMETERS) {                                                    \
+        with_format<bits, floats>(FORMAT_NUMBERS, [&](const auto& format) {                      \
+            __VA_ARGS__(AllRows{x, n, cols}, packed_weights(w, rows, cols, format), bias, out,   \
+                f32_out, rows, cols, stride);                                                    \
+        });                                                                                      \
     }
-#define PACKED_DEQUANTISE(name, bits, floats)                                                      \
-    KERNEL __launch_bounds__(128)                                                                  \
-        name(const unsigned char* w, bf16* out, uint32_t rows, uint32_t cols, FORMAT_PARAMETERS) { \
-        SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);                                           \
-        with_format<bits, floats>(FORMAT_NUMBERS,                                                  \
-            [&](const auto& format) { dequantise(tiles, w, out, rows, cols, format); });           \
+#define PACKED_KERNELS(form, bits, floats)                                                      \
+    PACKED_PRODUCT(gemv_4_##form##_bf16, 512, bits, floats, gemv<32, 4, 4>)                     \
+    PACKED_PRODUCT(gemv_8_##form##_bf16, 512, bits, floats, gemv<32, 8, 3>)                     \
+    PACKED_PRODUCT(gemv_16_##form##_bf16, 512, bits, floats, gemv<32, 16, 2>)                   \
+    PACKED_PRODUCT(gemv_32_##form##_bf16, 256, bits, floats, gemv<32, 32, 2>)                   \
+    PACKED_PRODUCT(gemm_64x64_##form##_bf16, 128, bits, floats, gemm<64, 64, 2, 2, 4>)          \
+    KERNEL(dequantise_##form##_bf16, __launch_bounds__(128), const unsigned char* w, bf16* out, \
+        uint32_t rows, uint32_t cols, FORMAT_PARAMETERS) {                                      \
+        SHARED(bf16, tiles, WARPS * TILE_ROWS * PADDED);                                        \
+        with_format<bits, floats>(FORMAT_NUMBERS,                                               \
+            [&](const auto& format) { dequantise(tiles, w, out, rows, cols, format); });        \
     }
-
-PACKED_PRODUCT(gemv_4_q4_bf16, 512, 1, (gemv<32, 4, 4>), 4, false)
-EXPORT(gemv_4_q4_bf16)
-PACKED_PRODUCT(gemv_8_q4_bf16, 512, 1, (gemv<32, 8, 3>), 4, false)
-EXPORT(gemv_8_q4_bf16)
-PACKED_PRODUCT(gemv_16_q4_bf16, 512, 1, (gemv<32, 16, 2>), 4, false)
-EXPORT(gemv_16_q4_bf16)
-PACKED_PRODUCT(gemv_32_q4_bf16, 256, 1, (gemv<32, 32, 2>), 4, false)
-EXPORT(gemv_32_q4_bf16)
-PACKED_PRODUCT(gemm_64x64_q4_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 4, false)
-EXPORT(gemm_64x64_q4_bf16)
-PACKED_DEQUANTISE(dequantise_q4_bf16, 4, false)
-EXPORT(dequantise_q4_bf16)
-PACKED_PRODUCT(gemv_4_q5_bf16, 512, 1, (gemv<32, 4, 4>), 5, false)
-EXPORT(gemv_4_q5_bf16)
-PACKED_PRODUCT(gemv_8_q5_bf16, 512, 1, (gemv<32, 8, 3>), 5, false)
-EXPORT(gemv_8_q5_bf16)
-PACKED_PRODUCT(gemv_16_q5_bf16, 512, 1, (gemv<32, 16, 2>), 5, false)
-EXPORT(gemv_16_q5_bf16)
-PACKED_PRODUCT(gemv_32_q5_bf16, 256, 1, (gemv<32, 32, 2>), 5, false)
-EXPORT(gemv_32_q5_bf16)
-PACKED_PRODUCT(gemm_64x64_q5_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 5, false)
-EXPORT(gemm_64x64_q5_bf16)
-PACKED_DEQUANTISE(dequantise_q5_bf16, 5, false)
-EXPORT(dequantise_q5_bf16)
-PACKED_PRODUCT(gemv_4_q6_bf16, 512, 1, (gemv<32, 4, 4>), 6, false)
-EXPORT(gemv_4_q6_bf16)
-PACKED_PRODUCT(gemv_8_q6_bf16, 512, 1, (gemv<32, 8, 3>), 6, false)
-EXPORT(gemv_8_q6_bf16)
-PACKED_PRODUCT(gemv_16_q6_bf16, 512, 1, (gemv<32, 16, 2>), 6, false)
-EXPORT(gemv_16_q6_bf16)
-PACKED_PRODUCT(gemv_32_q6_bf16, 256, 1, (gemv<32, 32, 2>), 6, false)
-EXPORT(gemv_32_q6_bf16)
-PACKED_PRODUCT(gemm_64x64_q6_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 6, false)
-EXPORT(gemm_64x64_q6_bf16)
-PACKED_DEQUANTISE(dequantise_q6_bf16, 6, false)
-EXPORT(dequantise_q6_bf16)
-PACKED_PRODUCT(gemv_4_q8_bf16, 512, 1, (gemv<32, 4, 4>), 8, false)
-EXPORT(gemv_4_q8_bf16)
-PACKED_PRODUCT(gemv_8_q8_bf16, 512, 1, (gemv<32, 8, 3>), 8, false)
-EXPORT(gemv_8_q8_bf16)
-PACKED_PRODUCT(gemv_16_q8_bf16, 512, 1, (gemv<32, 16, 2>), 8, false)
-EXPORT(gemv_16_q8_bf16)
-PACKED_PRODUCT(gemv_32_q8_bf16, 256, 1, (gemv<32, 32, 2>), 8, false)
-EXPORT(gemv_32_q8_bf16)
-PACKED_PRODUCT(gemm_64x64_q8_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 8, false)
-EXPORT(gemm_64x64_q8_bf16)
-PACKED_DEQUANTISE(dequantise_q8_bf16, 8, false)
-EXPORT(dequantise_q8_bf16)
-PACKED_PRODUCT(gemv_4_f4_bf16, 512, 1, (gemv<32, 4, 4>), 4, true)
-EXPORT(gemv_4_f4_bf16)
-PACKED_PRODUCT(gemv_8_f4_bf16, 512, 1, (gemv<32, 8, 3>), 4, true)
-EXPORT(gemv_8_f4_bf16)
-PACKED_PRODUCT(gemv_16_f4_bf16, 512, 1, (gemv<32, 16, 2>), 4, true)
-EXPORT(gemv_16_f4_bf16)
-PACKED_PRODUCT(gemv_32_f4_bf16, 256, 1, (gemv<32, 32, 2>), 4, true)
-EXPORT(gemv_32_f4_bf16)
-PACKED_PRODUCT(gemm_64x64_f4_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 4, true)
-EXPORT(gemm_64x64_f4_bf16)
-PACKED_DEQUANTISE(dequantise_f4_bf16, 4, true)
-EXPORT(dequantise_f4_bf16)
-PACKED_PRODUCT(gemv_4_f8_bf16, 512, 1, (gemv<32, 4, 4>), 8, true)
-EXPORT(gemv_4_f8_bf16)
-PACKED_PRODUCT(gemv_8_f8_bf16, 512, 1, (gemv<32, 8, 3>), 8, true)
-EXPORT(gemv_8_f8_bf16)
-PACKED_PRODUCT(gemv_16_f8_bf16, 512, 1, (gemv<32, 16, 2>), 8, true)
-EXPORT(gemv_16_f8_bf16)
-PACKED_PRODUCT(gemv_32_f8_bf16, 256, 1, (gemv<32, 32, 2>), 8, true)
-EXPORT(gemv_32_f8_bf16)
-PACKED_PRODUCT(gemm_64x64_f8_bf16, 128, 1, (gemm<64, 64, 2, 2, 4>), 8, true)
-EXPORT(gemm_64x64_f8_bf16)
-PACKED_DEQUANTISE(dequantise_f8_bf16, 8, true)
-EXPORT(dequantise_f8_bf16)
+CODE_FORMS(PACKED_KERNELS)

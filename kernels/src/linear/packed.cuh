@@ -307,3 +307,8 @@ DEVICE float weight_at(
 }
 
 }  // namespace
+
+// Applies a macro to each form of codes that kernels are made for: the name, the bits of a code,
+// and whether it is a float.
+#define CODE_FORMS(X) \
+    X(q4, 4, false) X(q5, 5, false) X(q6, 6, false) X(q8, 8, false) X(f4, 4, true) X(f8, 8, true)

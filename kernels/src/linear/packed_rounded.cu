@@ -232,7 +232,7 @@ DEVICE void add_parts(const float* sums, const bf16* bias, T* out, uint32_t n, u
 
 // `f32_out`: whether `out` is f32. `stride`: from a row of `out` to the next.
 #define ROUNDED_GEMM(name, tokens, blocks, bits, floats)                                         \
-    KERNEL __launch_bounds__(256, blocks) name(const bf16* x, const unsigned char* w,            \
+    KERNEL(name, __launch_bounds__(256, blocks), const bf16* x, const unsigned char* w,          \
         const bf16* bias, void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, \
         uint32_t stride, FORMAT_PARAMETERS, uint32_t parts) {                                    \
         if constexpr (HAS_WARP_GROUPS)                                                           \
@@ -243,38 +243,14 @@ DEVICE void add_parts(const float* sums, const bf16* bias, T* out, uint32_t n, u
         else                                                                                     \
             ASSERT(false);                                                                       \
     }
+#define ROUNDED_KERNELS(form, bits, floats)                          \
+    ROUNDED_GEMM(rounded_gemm_64_##form##_bf16, 64, 2, bits, floats) \
+    ROUNDED_GEMM(rounded_gemm_128_##form##_bf16, 128, 1, bits, floats)
+CODE_FORMS(ROUNDED_KERNELS)
 
-ROUNDED_GEMM(rounded_gemm_64_q4_bf16, 64, 2, 4, false)
-EXPORT(rounded_gemm_64_q4_bf16)
-ROUNDED_GEMM(rounded_gemm_128_q4_bf16, 128, 1, 4, false)
-EXPORT(rounded_gemm_128_q4_bf16)
-ROUNDED_GEMM(rounded_gemm_64_q5_bf16, 64, 2, 5, false)
-EXPORT(rounded_gemm_64_q5_bf16)
-ROUNDED_GEMM(rounded_gemm_128_q5_bf16, 128, 1, 5, false)
-EXPORT(rounded_gemm_128_q5_bf16)
-ROUNDED_GEMM(rounded_gemm_64_q6_bf16, 64, 2, 6, false)
-EXPORT(rounded_gemm_64_q6_bf16)
-ROUNDED_GEMM(rounded_gemm_128_q6_bf16, 128, 1, 6, false)
-EXPORT(rounded_gemm_128_q6_bf16)
-ROUNDED_GEMM(rounded_gemm_64_q8_bf16, 64, 2, 8, false)
-EXPORT(rounded_gemm_64_q8_bf16)
-ROUNDED_GEMM(rounded_gemm_128_q8_bf16, 128, 1, 8, false)
-EXPORT(rounded_gemm_128_q8_bf16)
-ROUNDED_GEMM(rounded_gemm_64_f4_bf16, 64, 2, 4, true)
-EXPORT(rounded_gemm_64_f4_bf16)
-ROUNDED_GEMM(rounded_gemm_128_f4_bf16, 128, 1, 4, true)
-EXPORT(rounded_gemm_128_f4_bf16)
-ROUNDED_GEMM(rounded_gemm_64_f8_bf16, 64, 2, 8, true)
-EXPORT(rounded_gemm_64_f8_bf16)
-ROUNDED_GEMM(rounded_gemm_128_f8_bf16, 128, 1, 8, true)
-EXPORT(rounded_gemm_128_f8_bf16)
-KERNEL add_parts_f32(const float* sums, const bf16* bias, float* out, uint32_t n, uint32_t rows,
-    uint32_t stride, uint32_t parts) {
-    add_parts(sums, bias, out, n, rows, stride, parts);
-}
-EXPORT(add_parts_f32)
-KERNEL add_parts_bf16(const float* sums, const bf16* bias, bf16* out, uint32_t n, uint32_t rows,
-    uint32_t stride, uint32_t parts) {
-    add_parts(sums, bias, out, n, rows, stride, parts);
-}
-EXPORT(add_parts_bf16)
+#define ADD_PARTS(type, T)                                                                       \
+    KERNEL(add_parts_##type, UNBOUNDED, const float* sums, const bf16* bias, T* out, uint32_t n, \
+        uint32_t rows, uint32_t stride, uint32_t parts) {                                        \
+        add_parts(sums, bias, out, n, rows, stride, parts);                                      \
+    }
+ELEMENT_TYPES(ADD_PARTS)

@@ -10,6 +10,7 @@ use crate::{Compute, Error};
 use candle_core::quantized::QTensor;
 use candle_core::{DType, Device, Tensor};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 const DTYPES: [WeightType; 33] = [
     WeightType::F32,

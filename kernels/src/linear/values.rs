@@ -2,15 +2,31 @@
 //! scale times code is exact in f32 for all formats of GGUF (11 bits of the header's and 13 of the
 //! others at most), so adding the minimum rounds once; so does a scale in f32 times a code.
 
-use super::WeightPart;
 use super::format::{self, BLOCK, Format, HeaderScale, Scales};
 use super::pack::SCALE_BYTES;
+use super::weight::{Weight, WeightPart};
 use crate::linear::WeightType;
 use crate::simd::{E4M3_UNIT, LANES, e4m3, e5m2};
 use half::{bf16, f16};
 
+impl Weight {
+    /// Dequantises one row (`out.len() == cols`): embedding look-up from a tied matrix.
+    pub fn row_f32(&self, row: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.cols, "a row has as many values as columns");
+        let holds = |part: &&WeightPart| (part.first..part.first + part.rows).contains(&row);
+        let part = self.parts.iter().find(holds).expect("invariant: the row is one of this matrix");
+        self::row(part, row - part.first, out);
+        if let Some(order) = &self.order {
+            let stored = out.to_vec();
+            for (input, value) in order.iter().zip(stored) {
+                out[*input as usize] = value;
+            }
+        }
+    }
+}
+
 /// `out.len()` is the number of columns.
-pub(super) fn row(part: &WeightPart, row: usize, out: &mut [f32]) {
+fn row(part: &WeightPart, row: usize, out: &mut [f32]) {
     let (panel, lane) = (part.panels(row / LANES..row / LANES + 1), row % LANES);
     match (part.dtype, format::of(part.dtype)) {
         (_, Some(format)) => quantised(&format, panel, lane, out),

@@ -1,7 +1,7 @@
-// out[n, rows] = x[n, cols] · wᵀ (+ bias) in bf16 by the products of warp groups, which only sm_90
-// has. Sums have the order that linear.cu describes; 64 rows of x by 16 columns are a product here,
-// and one output of it has the bits of linear.cu's products of 16 columns: a test compares the
-// kernels bit by bit, also on an H200.
+// out[n, rows] = x[n, cols] · wᵀ (+ bias) in bf16 by the products of warp groups (WGMMA), which
+// only sm_90 has. Sums have the order that linear.cu describes; 64 rows of x by 16 columns are a
+// product here, and one output of it has the bits of linear.cu's products of 16 columns: a test
+// compares the kernels bit by bit, also on an H200.
 //
 // The rows of x are those of the tensor cores' first operand, 64 a warp group, and rows of w the
 // second's. Both come in slots of 64 columns by asynchronous copies of all threads. A slot's rows
@@ -275,30 +275,12 @@ DEVICE void group_gemm(const bf16* x, const bf16* w, const bf16* bias, void* out
 
 }  // namespace
 
-KERNEL __launch_bounds__(256)
-    gemm_group_192x128_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-        uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    group_gemm<192, 128, 5, 1>(x, w, bias, out, f32_out, n, rows, cols, stride);
-}
-EXPORT(gemm_group_192x128_bf16)
-KERNEL __launch_bounds__(256)
-    gemm_group_128x128_bf16(const bf16* x, const bf16* w, const bf16* bias, void* out,
-        uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    group_gemm<128, 128, 6, 1>(x, w, bias, out, f32_out, n, rows, cols, stride);
-}
-EXPORT(gemm_group_128x128_bf16)
-KERNEL __launch_bounds__(128) gemm_group_128x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    group_gemm<128, 64, 4, 1>(x, w, bias, out, f32_out, n, rows, cols, stride);
-}
-EXPORT(gemm_group_128x64_bf16)
-KERNEL __launch_bounds__(512) gemm_group_64x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    group_gemm<64, 64, 3, 4>(x, w, bias, out, f32_out, n, rows, cols, stride);
-}
-EXPORT(gemm_group_64x64_bf16)
-KERNEL __launch_bounds__(512) gemm_group_32x64_bf16(const bf16* x, const bf16* w, const bf16* bias,
-    void* out, uint32_t f32_out, uint32_t n, uint32_t rows, uint32_t cols, uint32_t stride) {
-    group_gemm<32, 64, 4, 4>(x, w, bias, out, f32_out, n, rows, cols, stride);
-}
-EXPORT(gemm_group_32x64_bf16)
+#define GROUP_GEMM(name, threads, ...)                                            \
+    KERNEL(name, __launch_bounds__(threads), DENSE_PARAMETERS(bf16)) {            \
+        group_gemm<__VA_ARGS__>(x, w, bias, out, f32_out, n, rows, cols, stride); \
+    }
+GROUP_GEMM(gemm_group_192x128_bf16, 256, 192, 128, 5, 1)
+GROUP_GEMM(gemm_group_128x128_bf16, 256, 128, 128, 6, 1)
+GROUP_GEMM(gemm_group_128x64_bf16, 128, 128, 64, 4, 1)
+GROUP_GEMM(gemm_group_64x64_bf16, 512, 64, 64, 3, 4)
+GROUP_GEMM(gemm_group_32x64_bf16, 512, 32, 64, 4, 4)

@@ -3,8 +3,6 @@
 //! Those of Hugging Face's files are blocks that a reader puts together of tensors of codes, scales
 //! and zeros: `scale f32 [, zero u8], codes`. The number in their names is that of columns.
 
-use super::format;
-use crate::simd::LANES;
 use candle_core::quantized::GgmlDType;
 
 macro_rules! weight_types {
@@ -97,13 +95,6 @@ impl WeightType {
     /// Whether each value stands for itself.
     pub fn is_dense(self) -> bool {
         self.block_size() == 1
-    }
-
-    /// The bytes that `count` values, in whole blocks, take in the memory of a CPU.
-    pub fn cpu_bytes(self, count: usize) -> usize {
-        format::of(self).map_or(count / self.block_size() * self.type_size(), |format| {
-            format.panel_bytes(count) / LANES
-        })
     }
 
     /// The same type in candle, which can quantise to it. It has the k-quants and what is older.

@@ -1,9 +1,9 @@
 //! The arguments of the norms.
 
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 pub(super) const OP: &str = "rms_norm";
 pub(super) const ADD: &str = "add_normed";

@@ -9,8 +9,9 @@
 use super::args::{ADD, COLUMNS, OP};
 use super::{AddNormedArgs, Norm, NormArgs, NormColumnsArgs};
 use crate::operand::TensorView;
+use crate::parts::Parts;
 use crate::simd::{Isa, LANES, Lanes, vectorised};
-use crate::storage::{Parts, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 
 /// With fewer values than this, waking a thread costs more than it saves.

@@ -110,41 +110,24 @@ DEVICE void norm(T* x, const T* delta, const float* weight, T* out, uint32_t wid
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) norm_f32(
-    float* x, const float* delta, const float* weight, float* out, uint32_t width, float eps) {
-    norm(x, delta, weight, out, width, eps);
-}
-EXPORT(norm_f32)
-KERNEL __launch_bounds__(256) norm_bf16(
-    bf16* x, const bf16* delta, const float* weight, bf16* out, uint32_t width, float eps) {
-    norm(x, delta, weight, out, width, eps);
-}
-EXPORT(norm_bf16)
+#define NORMS(type, T)                                                                             \
+    KERNEL(norm_##type, __launch_bounds__(256), T* x, const T* delta, const float* weight, T* out, \
+        uint32_t width, float eps) {                                                               \
+        norm(x, delta, weight, out, width, eps);                                                   \
+    }                                                                                              \
+    KERNEL(add_normed_##type, __launch_bounds__(256), T* x, const T* delta, const float* weight,   \
+        uint32_t width, float eps) {                                                               \
+        add_normed(x, delta, weight, width, eps);                                                  \
+    }                                                                                              \
+    KERNEL(norm_columns_##type, __launch_bounds__(256), T* x, const float* weight,                 \
+        uint32_t stride, uint32_t first, uint32_t width, float eps) {                              \
+        norm_columns(x, weight, stride, first, width, eps);                                        \
+    }
+ELEMENT_TYPES(NORMS)
 // `width` is a multiple of 8. A thread rounds the values that it wrote to `out`.
-KERNEL __launch_bounds__(256) norm_rounded_bf16(bf16* x, const bf16* delta, const float* weight,
+KERNEL(norm_rounded_bf16, __launch_bounds__(256), bf16* x, const bf16* delta, const float* weight,
     bf16* out, bf16* rounded, uint32_t width, float eps) {
     norm(x, delta, weight, out, width, eps);
     size_t row = static_cast<size_t>(blockIdx.x) * width;
     round_row_to<THREADS>(rounded + row, out + row, width);
 }
-EXPORT(norm_rounded_bf16)
-KERNEL __launch_bounds__(256)
-    add_normed_f32(float* x, const float* delta, const float* weight, uint32_t width, float eps) {
-    add_normed(x, delta, weight, width, eps);
-}
-EXPORT(add_normed_f32)
-KERNEL __launch_bounds__(256)
-    add_normed_bf16(bf16* x, const bf16* delta, const float* weight, uint32_t width, float eps) {
-    add_normed(x, delta, weight, width, eps);
-}
-EXPORT(add_normed_bf16)
-KERNEL __launch_bounds__(256) norm_columns_f32(
-    float* x, const float* weight, uint32_t stride, uint32_t first, uint32_t width, float eps) {
-    norm_columns(x, weight, stride, first, width, eps);
-}
-EXPORT(norm_columns_f32)
-KERNEL __launch_bounds__(256) norm_columns_bf16(
-    bf16* x, const float* weight, uint32_t stride, uint32_t first, uint32_t width, float eps) {
-    norm_columns(x, weight, stride, first, width, eps);
-}
-EXPORT(norm_columns_bf16)

@@ -1,9 +1,9 @@
 //! The arguments of exchanges between ranks.
 
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::{Kind, Rank};
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 pub(super) const REDUCE: &str = "all_reduce";
 pub(super) const COLUMNS: &str = "gather_columns";

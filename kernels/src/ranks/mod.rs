@@ -1,6 +1,7 @@
 //! Exchanges between the devices that compute one model together (tensor parallelism; Shoeybi et
-//! al. 2019, "Megatron-LM"). Each rank computes a part of the sums of some products and some
-//! columns of the logits; afterwards every rank has the whole, with the same bits on each.
+//! al. 2019, "Megatron-LM"). Each rank computes a part of the sums of some products, which an
+//! all-reduce adds up, and some columns of the logits; afterwards every rank has the whole, with
+//! the same bits on each.
 
 mod args;
 mod cpu;

@@ -46,19 +46,15 @@ DEVICE void sum_parts(const T* parts, T* x, uint32_t n, uint32_t ranks) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128)
-    sum_parts_f32(const float* parts, float* x, uint32_t n, uint32_t ranks) {
-    sum_parts(parts, x, n, ranks);
-}
-EXPORT(sum_parts_f32)
-KERNEL __launch_bounds__(128)
-    sum_parts_bf16(const bf16* parts, bf16* x, uint32_t n, uint32_t ranks) {
-    sum_parts(parts, x, n, ranks);
-}
-EXPORT(sum_parts_bf16)
+#define SUMS(type, T)                                                                  \
+    KERNEL(sum_parts_##type, __launch_bounds__(128), const T* parts, T* x, uint32_t n, \
+        uint32_t ranks) {                                                              \
+        sum_parts(parts, x, n, ranks);                                                 \
+    }
+ELEMENT_TYPES(SUMS)
 
-KERNEL __launch_bounds__(128) join_columns_f32(
-    const float* parts, float* out, uint32_t rows, uint32_t columns, uint32_t most) {
+KERNEL(join_columns_f32, __launch_bounds__(128), const float* parts, float* out, uint32_t rows,
+    uint32_t columns, uint32_t most) {
     launch_dependents_and_wait();
     uint32_t row = blockIdx.x, column = blockIdx.y * THREADS + threadIdx.x;
     if (column >= columns) return;
@@ -68,4 +64,3 @@ KERNEL __launch_bounds__(128) join_columns_f32(
     out[static_cast<size_t>(row) * columns + column] =
         parts[part + static_cast<size_t>(row) * own + column - first];
 }
-EXPORT(join_columns_f32)

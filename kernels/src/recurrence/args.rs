@@ -1,9 +1,9 @@
 //! The arguments of recurrences.
 
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 pub(super) const CONV: &str = "short_conv";
 pub(super) const DELTA: &str = "delta_rule";

@@ -6,7 +6,8 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::args::{CONV, DELTA, NO_STATE, NORM, StateMoves};
+use super::args::{CONV, DELTA, NORM};
+use super::sequences::{SequenceRows, by_sequence, sequences, softplus};
 use super::{
     ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, Recurrence, SelectiveScanArgs,
     ShortConvArgs, scan,
@@ -14,8 +15,9 @@ use super::{
 use crate::activation::{Activation, gated_row};
 use crate::norm::rms_norm;
 use crate::operand::{Operand, TensorView};
+use crate::parts::Parts;
 use crate::simd::{Isa, Lanes, vectorised};
-use crate::storage::{Parts, ensure, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 use std::ops::Range;
 
@@ -25,74 +27,6 @@ const VALUES_PER_TASK: usize = 8 * 1024;
 const COLUMNS: usize = 32;
 /// Added to the sum of squares by which queries and keys are divided.
 const UNIT_EPS: f32 = 1e-6;
-
-/// One sequence of a step, or a part of one.
-pub(super) struct SequenceRows {
-    pub rows: Range<usize>,
-    /// The slot of the state that it begins with; `None` is zeros.
-    read: Option<usize>,
-    write: usize,
-}
-
-impl SequenceRows {
-    /// A part of the sequence's new state, which begins as that of its old one. `place` tells where
-    /// a slot has it.
-    ///
-    /// # Safety
-    /// No other thread uses this part of the sequence's slots.
-    #[expect(clippy::mut_from_ref, reason = "the caller has the part for itself")]
-    pub(super) unsafe fn state<'a>(
-        &self,
-        states: &'a Parts,
-        place: impl Fn(usize) -> Range<usize>,
-    ) -> &'a mut [f32] {
-        // SAFETY: a slot that is written belongs to one sequence.
-        let state = unsafe { states.slice(place(self.write)) };
-        match self.read {
-            Some(read) if read == self.write => {}
-            // SAFETY: it is another slot, which nobody writes but this sequence's part before it.
-            Some(read) => state.copy_from_slice(unsafe { states.shared(place(read)) }),
-            None => state.fill(0.0),
-        }
-        state
-    }
-}
-
-/// The sequences of a step of `rows` rows. Slots and rows are checked here: they index memory.
-pub(super) fn sequences(
-    op: &'static str,
-    moves: &StateMoves<TensorView>,
-    rows: usize,
-    slots: usize,
-) -> Result<Vec<SequenceRows>> {
-    let &StateMoves { starts, reads, writes } = moves;
-    let sequence = |(span, (read, write)): (&[u32], (&u32, &u32))| SequenceRows {
-        rows: span[0] as usize..span[1] as usize,
-        read: (*read != NO_STATE).then_some(*read as usize),
-        write: *write as usize,
-    };
-    let all: Vec<_> = starts.windows(2).zip(reads.iter().zip(writes)).map(sequence).collect();
-    let mut writers = vec![usize::MAX; slots];
-    let mut fits = starts.first() == Some(&0) && starts.last() == Some(&(rows as u32));
-    for (index, sequence) in all.iter().enumerate() {
-        let own = writers.get_mut(sequence.write);
-        fits &= !sequence.rows.is_empty()
-            && own.is_some_and(|own| std::mem::replace(own, index) == usize::MAX);
-    }
-    for (index, read) in all.iter().enumerate().filter_map(|(i, s)| Some((i, s.read?))) {
-        // A sequence may also read the state that the one before it writes: then both are parts of
-        // one text.
-        let fitting = [Some(usize::MAX), Some(index), index.checked_sub(1)];
-        fits &= writers.get(read).is_some_and(|writer| fitting.contains(&Some(*writer)));
-    }
-    ensure(op, fits, || format!("rows {starts:?} from {reads:?} to {writes:?} of {slots} slots"))?;
-    Ok(all)
-}
-
-/// The parts of each sequence, which are computed one after the other.
-pub(super) fn by_sequence(parts: &[SequenceRows]) -> Vec<&[SequenceRows]> {
-    parts.chunk_by(|before, part| part.read == Some(before.write)).collect()
-}
 
 impl Recurrence for Compute {
     fn short_conv(&self, args: &ShortConvArgs<TensorView>) -> Result<()> {
@@ -278,11 +212,6 @@ fn convolve<L: Lanes>(
     } else {
         crate::activation::silu::<L>(out);
     }
-}
-
-/// log(1 + e^x), which is x where e^x is too large.
-pub(super) fn softplus(x: f32) -> f32 {
-    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 /// What the tasks of a delta rule share. Each has a head of a sequence.

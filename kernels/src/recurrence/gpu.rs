@@ -5,9 +5,9 @@ use super::{
     ConvForm, DeltaRuleArgs, DeltaShape, GateOrder, GatedNormArgs, HeadMap, Recurrence, ScanShape,
     SelectiveScanArgs, ShortConvArgs, StateMoves,
 };
+use crate::error::unsupported;
 use crate::gpu::{Arg, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::unsupported;
 use crate::{Result, args};
 
 /// Threads of a block of the convolution, each with a channel, and the rows that it takes of one

@@ -9,6 +9,7 @@ mod gpu;
 #[cfg(test)]
 pub(crate) mod reference;
 mod scan;
+mod sequences;
 #[cfg(test)]
 mod tests;
 

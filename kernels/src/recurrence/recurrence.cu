@@ -342,87 +342,33 @@ DEVICE void gated_norm(const T* x, const T* gate, const float* weight, T* out, u
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) short_conv_f32(const float* x, const float* weight, const float* bias,
-    float* states, float* out, MOVE_PARAMETERS, uint32_t width, uint32_t taps, uint32_t gated) {
-    short_conv(x, weight, bias, states, out, MOVES, width, taps, gated);
-}
-EXPORT(short_conv_f32)
-KERNEL __launch_bounds__(128) gated_norm_f32(const float* x, const float* gate, const float* weight,
-    float* out, uint32_t parts, uint32_t width, uint32_t groups, uint32_t gate_first, float eps) {
-    gated_norm(x, gate, weight, out, parts, width, groups, gate_first, eps);
-}
-EXPORT(gated_norm_f32)
-KERNEL __launch_bounds__(256)
-    delta_rule_128_f32(const float* qkv, const float* gates, const float* decay,
-        const float* decay_bias, float* states, float* out, MOVE_PARAMETERS, uint32_t key_heads,
-        uint32_t value_heads, uint32_t key_dim, uint32_t value_dim, uint32_t tiled) {
-    delta_rule<float, 16>(qkv, gates, decay, decay_bias, states, out, MOVES, key_heads, value_heads,
-        key_dim, value_dim, tiled);
-}
-EXPORT(delta_rule_128_f32)
-KERNEL __launch_bounds__(256) selective_scan_128_f32(const float* xbc, const float* steps,
-    const float* decay, const float* step_bias, const float* skip, float* states, float* out,
-    MOVE_PARAMETERS, uint32_t heads, uint32_t head_dim, uint32_t groups, uint32_t state_dim,
-    float least, float most) {
-    selective_scan<float, 16>(xbc, steps, decay, step_bias, skip, states, out, MOVES, heads,
-        head_dim, groups, state_dim, least, most);
-}
-EXPORT(selective_scan_128_f32)
-KERNEL __launch_bounds__(256)
-    delta_rule_256_f32(const float* qkv, const float* gates, const float* decay,
-        const float* decay_bias, float* states, float* out, MOVE_PARAMETERS, uint32_t key_heads,
-        uint32_t value_heads, uint32_t key_dim, uint32_t value_dim, uint32_t tiled) {
-    delta_rule<float, 32>(qkv, gates, decay, decay_bias, states, out, MOVES, key_heads, value_heads,
-        key_dim, value_dim, tiled);
-}
-EXPORT(delta_rule_256_f32)
-KERNEL __launch_bounds__(256) selective_scan_256_f32(const float* xbc, const float* steps,
-    const float* decay, const float* step_bias, const float* skip, float* states, float* out,
-    MOVE_PARAMETERS, uint32_t heads, uint32_t head_dim, uint32_t groups, uint32_t state_dim,
-    float least, float most) {
-    selective_scan<float, 32>(xbc, steps, decay, step_bias, skip, states, out, MOVES, heads,
-        head_dim, groups, state_dim, least, most);
-}
-EXPORT(selective_scan_256_f32)
-KERNEL __launch_bounds__(128) short_conv_bf16(const bf16* x, const float* weight, const float* bias,
-    float* states, bf16* out, MOVE_PARAMETERS, uint32_t width, uint32_t taps, uint32_t gated) {
-    short_conv(x, weight, bias, states, out, MOVES, width, taps, gated);
-}
-EXPORT(short_conv_bf16)
-KERNEL __launch_bounds__(128) gated_norm_bf16(const bf16* x, const bf16* gate, const float* weight,
-    bf16* out, uint32_t parts, uint32_t width, uint32_t groups, uint32_t gate_first, float eps) {
-    gated_norm(x, gate, weight, out, parts, width, groups, gate_first, eps);
-}
-EXPORT(gated_norm_bf16)
-KERNEL __launch_bounds__(256)
-    delta_rule_128_bf16(const bf16* qkv, const bf16* gates, const float* decay,
-        const float* decay_bias, float* states, bf16* out, MOVE_PARAMETERS, uint32_t key_heads,
-        uint32_t value_heads, uint32_t key_dim, uint32_t value_dim, uint32_t tiled) {
-    delta_rule<bf16, 16>(qkv, gates, decay, decay_bias, states, out, MOVES, key_heads, value_heads,
-        key_dim, value_dim, tiled);
-}
-EXPORT(delta_rule_128_bf16)
-KERNEL __launch_bounds__(256) selective_scan_128_bf16(const bf16* xbc, const bf16* steps,
-    const float* decay, const float* step_bias, const float* skip, float* states, bf16* out,
-    MOVE_PARAMETERS, uint32_t heads, uint32_t head_dim, uint32_t groups, uint32_t state_dim,
-    float least, float most) {
-    selective_scan<bf16, 16>(xbc, steps, decay, step_bias, skip, states, out, MOVES, heads,
-        head_dim, groups, state_dim, least, most);
-}
-EXPORT(selective_scan_128_bf16)
-KERNEL __launch_bounds__(256)
-    delta_rule_256_bf16(const bf16* qkv, const bf16* gates, const float* decay,
-        const float* decay_bias, float* states, bf16* out, MOVE_PARAMETERS, uint32_t key_heads,
-        uint32_t value_heads, uint32_t key_dim, uint32_t value_dim, uint32_t tiled) {
-    delta_rule<bf16, 32>(qkv, gates, decay, decay_bias, states, out, MOVES, key_heads, value_heads,
-        key_dim, value_dim, tiled);
-}
-EXPORT(delta_rule_256_bf16)
-KERNEL __launch_bounds__(256) selective_scan_256_bf16(const bf16* xbc, const bf16* steps,
-    const float* decay, const float* step_bias, const float* skip, float* states, bf16* out,
-    MOVE_PARAMETERS, uint32_t heads, uint32_t head_dim, uint32_t groups, uint32_t state_dim,
-    float least, float most) {
-    selective_scan<bf16, 32>(xbc, steps, decay, step_bias, skip, states, out, MOVES, heads,
-        head_dim, groups, state_dim, least, most);
-}
-EXPORT(selective_scan_256_bf16)
+// For keys or states of up to `dim` dimensions, `values` of them in each thread.
+#define STATE_KERNELS(type, T, dim, values)                                                      \
+    KERNEL(delta_rule_##dim##_##type, __launch_bounds__(256), const T* qkv, const T* gates,      \
+        const float* decay, const float* decay_bias, float* states, T* out, MOVE_PARAMETERS,     \
+        uint32_t key_heads, uint32_t value_heads, uint32_t key_dim, uint32_t value_dim,          \
+        uint32_t tiled) {                                                                        \
+        delta_rule<T, values>(qkv, gates, decay, decay_bias, states, out, MOVES, key_heads,      \
+            value_heads, key_dim, value_dim, tiled);                                             \
+    }                                                                                            \
+    KERNEL(selective_scan_##dim##_##type, __launch_bounds__(256), const T* xbc, const T* steps,  \
+        const float* decay, const float* step_bias, const float* skip, float* states, T* out,    \
+        MOVE_PARAMETERS, uint32_t heads, uint32_t head_dim, uint32_t groups, uint32_t state_dim, \
+        float least, float most) {                                                               \
+        selective_scan<T, values>(xbc, steps, decay, step_bias, skip, states, out, MOVES, heads, \
+            head_dim, groups, state_dim, least, most);                                           \
+    }
+#define RECURRENCES(type, T)                                                                      \
+    KERNEL(short_conv_##type, __launch_bounds__(128), const T* x, const float* weight,            \
+        const float* bias, float* states, T* out, MOVE_PARAMETERS, uint32_t width, uint32_t taps, \
+        uint32_t gated) {                                                                         \
+        short_conv(x, weight, bias, states, out, MOVES, width, taps, gated);                      \
+    }                                                                                             \
+    KERNEL(gated_norm_##type, __launch_bounds__(128), const T* x, const T* gate,                  \
+        const float* weight, T* out, uint32_t parts, uint32_t width, uint32_t groups,             \
+        uint32_t gate_first, float eps) {                                                         \
+        gated_norm(x, gate, weight, out, parts, width, groups, gate_first, eps);                  \
+    }                                                                                             \
+    STATE_KERNELS(type, T, 128, 16)                                                               \
+    STATE_KERNELS(type, T, 256, 32)
+ELEMENT_TYPES(RECURRENCES)

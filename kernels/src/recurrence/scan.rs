@@ -7,10 +7,11 @@
 )]
 
 use super::args::{SCAN, ScanShape, SelectiveScanArgs};
-use super::cpu::{SequenceRows, by_sequence, sequences, softplus};
+use super::sequences::{SequenceRows, by_sequence, sequences, softplus};
 use crate::operand::{Operand, TensorView};
+use crate::parts::Parts;
 use crate::simd::{Isa, Lanes, vectorised};
-use crate::storage::{Parts, read, write};
+use crate::storage::{read, write};
 use crate::{Compute, Result};
 
 /// The arguments that all tasks of a scan share. A task computes one head of one sequence.

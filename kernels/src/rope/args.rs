@@ -2,9 +2,9 @@
 
 use super::{LATENT, OP, RopeStyle};
 use crate::Result;
+use crate::error::ensure;
 use crate::gpu::Kind;
 use crate::operand::{Operand, distinct, is_activation};
-use crate::storage::ensure;
 
 /// Q is normed and rotated in place; K is normed and rotated into the cache, which leaves its part
 /// of `qkv` unspecified; V is copied.

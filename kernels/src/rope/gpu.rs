@@ -2,9 +2,9 @@
 //! write into the paged cache.
 
 use super::{E4M3, LATENT, OP, Rope, RopeArgs, RopeLatentArgs, RopeStyle, RopeTable, cached};
+use crate::error::ensure;
 use crate::gpu::{Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
 use crate::{Result, args};
 
 const HEADS_PER_BLOCK: usize = 8;

@@ -76,21 +76,13 @@ DEVICE void rope_latent(const LatentParams<T>& params) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) rope_latent_f32(const float* plain, const float* rotary,
-    const float* latent, const uint32_t* positions, const uint32_t* slots, const float* cos,
-    const float* sin, const float* scales, float* queries, float* cache, uint32_t n, uint32_t heads,
-    uint32_t rank, uint32_t half, uint32_t max_positions, uint32_t max_slots,
-    uint32_t interleaved) {
-    rope_latent(LatentParams<float>{plain, rotary, latent, positions, slots, cos, sin, scales,
-        queries, cache, n, heads, rank, half, max_positions, max_slots, interleaved});
-}
-EXPORT(rope_latent_f32)
-KERNEL __launch_bounds__(128)
-    rope_latent_bf16(const bf16* plain, const bf16* rotary, const bf16* latent,
-        const uint32_t* positions, const uint32_t* slots, const float* cos, const float* sin,
-        const float* scales, bf16* queries, bf16* cache, uint32_t n, uint32_t heads, uint32_t rank,
-        uint32_t half, uint32_t max_positions, uint32_t max_slots, uint32_t interleaved) {
-    rope_latent(LatentParams<bf16>{plain, rotary, latent, positions, slots, cos, sin, scales,
-        queries, cache, n, heads, rank, half, max_positions, max_slots, interleaved});
-}
-EXPORT(rope_latent_bf16)
+#define LATENT_ROPES(type, T)                                                                    \
+    KERNEL(rope_latent_##type, __launch_bounds__(128), const T* plain, const T* rotary,          \
+        const T* latent, const uint32_t* positions, const uint32_t* slots, const float* cos,     \
+        const float* sin, const float* scales, T* queries, T* cache, uint32_t n, uint32_t heads, \
+        uint32_t rank, uint32_t half, uint32_t max_positions, uint32_t max_slots,                \
+        uint32_t interleaved) {                                                                  \
+        rope_latent(LatentParams<T>{plain, rotary, latent, positions, slots, cos, sin, scales,   \
+            queries, cache, n, heads, rank, half, max_positions, max_slots, interleaved});       \
+    }
+ELEMENT_TYPES(LATENT_ROPES)

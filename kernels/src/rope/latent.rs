@@ -5,13 +5,14 @@
     reason = "generic bodies must end up inside the functions that enable the instruction set"
 )]
 
-use super::cpu::{VALUES_PER_TASK, check_indices, rotate, store_key};
+use super::rotation::{VALUES_PER_TASK, check_indices, rotate, store_key};
 use super::{LATENT, RopeLatentArgs};
 use crate::element::Element;
 use crate::gpu::Kind;
 use crate::operand::{Operand, TensorView};
+use crate::parts::Parts;
 use crate::simd::{Isa, Lanes, vectorised};
-use crate::storage::{Parts, read, write, wrong_type};
+use crate::storage::{read, write, wrong_type};
 use crate::{Compute, Result};
 use half::f16;
 

@@ -7,6 +7,7 @@ mod gpu;
 mod latent;
 #[cfg(test)]
 mod reference;
+mod rotation;
 #[cfg(test)]
 mod tests;
 

@@ -187,23 +187,14 @@ DEVICE void rope(const RopeParams<T>& params, bool interleaved) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(128) rope_f32(float* qkv, const uint32_t* positions, const uint32_t* slots,
-    const float* cos, const float* sin, const float* scales, const float* q_norm,
-    const float* k_norm, float eps, float* k_cache, float* v_cache, uint32_t n, uint32_t heads,
-    uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions, uint32_t max_slots,
-    uint32_t block_size, uint32_t interleaved) {
-    rope(RopeParams<float>{qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps, k_cache,
-             v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},
-        interleaved != 0);
-}
-EXPORT(rope_f32)
-KERNEL __launch_bounds__(128) rope_bf16(bf16* qkv, const uint32_t* positions, const uint32_t* slots,
-    const float* cos, const float* sin, const float* scales, const float* q_norm,
-    const float* k_norm, float eps, bf16* k_cache, bf16* v_cache, uint32_t n, uint32_t heads,
-    uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions, uint32_t max_slots,
-    uint32_t block_size, uint32_t interleaved) {
-    rope(RopeParams<bf16>{qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps, k_cache,
-             v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},
-        interleaved != 0);
-}
-EXPORT(rope_bf16)
+#define ROPES(type, T)                                                                            \
+    KERNEL(rope_##type, __launch_bounds__(128), T* qkv, const uint32_t* positions,                \
+        const uint32_t* slots, const float* cos, const float* sin, const float* scales,           \
+        const float* q_norm, const float* k_norm, float eps, T* k_cache, T* v_cache, uint32_t n,  \
+        uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half, uint32_t max_positions,   \
+        uint32_t max_slots, uint32_t block_size, uint32_t interleaved) {                          \
+        rope(RopeParams<T>{qkv, positions, slots, cos, sin, scales, q_norm, k_norm, eps, k_cache, \
+                 v_cache, n, heads, kv_heads, dim, half, max_positions, max_slots, block_size},   \
+            interleaved != 0);                                                                    \
+    }
+ELEMENT_TYPES(ROPES)

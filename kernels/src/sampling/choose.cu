@@ -138,10 +138,9 @@ DEVICE void choose(const Args& args, uint32_t* tokens, uint32_t* results) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) sampling_choose_f32(float* logits, uint32_t vocab,
+KERNEL(sampling_choose_f32, __launch_bounds__(256), float* logits, uint32_t vocab,
     const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* workspace,
     uint32_t row_bytes, uint32_t* tokens, uint32_t* results) {
     choose({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.x}, tokens,
         results);
 }
-EXPORT(sampling_choose_f32)

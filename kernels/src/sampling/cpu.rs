@@ -15,8 +15,9 @@ use super::params::{
     RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs,
 };
 use super::{Scan, above, first_equal, gumbel_argmax, mass, scale, scan};
+use crate::error::ensure;
 use crate::operand::{Operand, TensorView};
-use crate::storage::{ensure, read};
+use crate::storage::read;
 use crate::{Compute, Result};
 use std::cmp::Ordering;
 use std::sync::{Mutex, PoisonError};

@@ -3,9 +3,9 @@
 
 use super::{DeviceRow, SampleError, SampleResult, Sampled, TokenLogprobs};
 use crate::activation::SoftCap;
+use crate::error::ensure;
 use crate::gpu::{Arg, Gpu, Kind, Launch, View};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
 use crate::{Result, args};
 
 /// The most log-probabilities that a row reports in addition to that of the chosen token.

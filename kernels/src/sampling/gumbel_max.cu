@@ -93,15 +93,13 @@ DEVICE void gumbel_max(const Args& args) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256)
-    sampling_histogram_f32(float* logits, uint32_t vocab, const uint32_t* params,
-        uint32_t params_len, uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
+KERNEL(sampling_histogram_f32, __launch_bounds__(256), float* logits, uint32_t vocab,
+    const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* workspace,
+    uint32_t row_bytes) {
     histogram({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y});
 }
-EXPORT(sampling_histogram_f32)
-KERNEL __launch_bounds__(256)
-    sampling_gumbel_max_f32(float* logits, uint32_t vocab, const uint32_t* params,
-        uint32_t params_len, uint32_t rows, unsigned char* workspace, uint32_t row_bytes) {
+KERNEL(sampling_gumbel_max_f32, __launch_bounds__(256), float* logits, uint32_t vocab,
+    const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* workspace,
+    uint32_t row_bytes) {
     gumbel_max({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y});
 }
-EXPORT(sampling_gumbel_max_f32)

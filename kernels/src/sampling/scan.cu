@@ -120,12 +120,11 @@ DEVICE void scan(const Args& args, const History& history) {
 
 }  // namespace
 
-KERNEL __launch_bounds__(256, 4)
-    sampling_scan_f32(float* logits, uint32_t vocab, const uint32_t* params, uint32_t params_len,
-        uint32_t rows, unsigned char* workspace, uint32_t row_bytes, const uint32_t* tokens,
-        const uint32_t* tables, const uint32_t* starts, const uint32_t* seq_lens, uint32_t slots,
-        uint32_t table_len, uint32_t sequences, uint32_t block_size) {
+KERNEL(sampling_scan_f32, __launch_bounds__(256, 4), float* logits, uint32_t vocab,
+    const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* workspace,
+    uint32_t row_bytes, const uint32_t* tokens, const uint32_t* tables, const uint32_t* starts,
+    const uint32_t* seq_lens, uint32_t slots, uint32_t table_len, uint32_t sequences,
+    uint32_t block_size) {
     scan({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y},
         {tokens, tables, starts, seq_lens, slots, table_len, sequences, block_size});
 }
-EXPORT(sampling_scan_f32)

@@ -10,7 +10,7 @@ DEVICE float capped(float x, float cap) { return cap * tanhf(x / cap); }
 
 }  // namespace
 
-KERNEL __launch_bounds__(256) soft_cap_f32(float* x, uint64_t n, float cap) {
+KERNEL(soft_cap_f32, __launch_bounds__(256), float* x, uint64_t n, float cap) {
     launch_dependents_and_wait();
     uint64_t at = (static_cast<uint64_t>(blockIdx.x) * THREADS + threadIdx.x) * LANES;
     if (at + LANES <= n) {
@@ -22,4 +22,3 @@ KERNEL __launch_bounds__(256) soft_cap_f32(float* x, uint64_t n, float cap) {
         for (; at < n; at++) x[at] = capped(x[at], cap);
     }
 }
-EXPORT(soft_cap_f32)

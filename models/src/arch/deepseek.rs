@@ -3,19 +3,14 @@
 //! sigmoids and biases, both within the best groups of experts. DeepSeek-AI 2024, "DeepSeek-V2" and
 //! "DeepSeek-V3".
 
-use super::gguf_config::{self, SIGMOID, SOFTMAX};
-use super::{ArchSpec, Architecture, LayerOptions, hf_config, latent};
+use super::gguf_config::{GgufConfigKeys, SIGMOID, SOFTMAX};
+use super::hf_keys::HfConfigKeys;
+use super::latent;
 use crate::config::{MixtureConfig, RouterScoring};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerOptions, NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-/// GGUF files of this name hold V3 and GLM-4.7-Flash too.
-pub(super) const DEEPSEEK_V2: Architecture =
-    Architecture { gguf: Some(("deepseek2", from_gguf)), hf: ("deepseek_v2", v2_from_hf) };
-pub(super) const DEEPSEEK_V3: Architecture =
-    Architecture { gguf: None, hf: ("deepseek_v3", v3_from_hf) };
 
 pub(super) const OPTIONS: LayerOptions = LayerOptions {
     names: NameMap {
@@ -26,7 +21,7 @@ pub(super) const OPTIONS: LayerOptions = LayerOptions {
     ..LayerOptions::plain(RopeStyle::Interleaved)
 };
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = latent::from_gguf(keys)?;
     let further_layers = keys.further_layers(&mut config)?;
     let function = routing_function(keys, &config)?;
@@ -35,7 +30,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Files of V2 were made before there was a key for this, and some of GLM-4.7-Flash lack it too.
-fn routing_function(keys: &mut gguf_config::GgufConfigKeys, config: &ModelConfig) -> Result<usize> {
+fn routing_function(keys: &mut GgufConfigKeys, config: &ModelConfig) -> Result<usize> {
     if let Some(function) = keys.size("expert_gating_func")? {
         return Ok(function);
     }
@@ -52,7 +47,7 @@ fn routing_function(keys: &mut gguf_config::GgufConfigKeys, config: &ModelConfig
     }
 }
 
-fn v2_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn v2_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("first_k_dense_replace", 0);
     keys.default("n_shared_experts", 2);
     keys.only("scoring_func", "softmax")?;
@@ -70,7 +65,7 @@ fn v2_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     })
 }
 
-fn v3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn v3_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     for (key, value) in [("first_k_dense_replace", 3), ("n_group", 8), ("topk_group", 4)] {
         keys.default(key, value);
     }
@@ -80,7 +75,7 @@ fn v3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 
 /// Reads the settings of experts that are routed by sigmoids and biases.
 pub(super) fn sigmoid_mixture(
-    keys: &mut hf_config::HfConfigKeys,
+    keys: &mut HfConfigKeys,
     config: &ModelConfig,
 ) -> Result<MixtureConfig> {
     keys.only("scoring_func", "sigmoid")?;
@@ -91,8 +86,8 @@ pub(super) fn sigmoid_mixture(
 
 /// Reads what all these families have, with the experts that `mixture` reads.
 pub(super) fn from_hf(
-    keys: &mut hf_config::HfConfigKeys,
-    mixture: impl FnOnce(&mut hf_config::HfConfigKeys, &ModelConfig) -> Result<MixtureConfig>,
+    keys: &mut HfConfigKeys,
+    mixture: impl FnOnce(&mut HfConfigKeys, &ModelConfig) -> Result<MixtureConfig>,
 ) -> Result<ArchSpec> {
     let mut config = latent::from_hf(keys)?;
     keys.only("moe_layer_freq", 1)?;

@@ -1,19 +1,17 @@
 //! Gemma 2: norms on both sides of each sub-layer, soft caps, every other layer with a sliding
 //! window. Riviere et al. 2024.
 
-use super::{ArchSpec, Architecture, LayerKind, LayerOptions, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::blocks::attention::SelfAttention;
 use crate::blocks::mlp::Mlp;
 use crate::config::Sliding;
 use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerKind, LayerOptions, NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const GEMMA2: Architecture =
-    Architecture { gguf: Some(("gemma2", from_gguf)), hf: ("gemma2", from_hf) };
 
 /// The options of Gemma 2 and 3. In GGUF files, the converter has already added one to the norms'
 /// weights.
@@ -31,7 +29,7 @@ const PATTERN: usize = 2;
 const WINDOW: usize = 4096;
 const LAYERS_OF_27B: usize = 46;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = gguf_decoder(keys, LAYERS_OF_27B)?;
     let window = keys.size("attention.sliding_window")?.unwrap_or(WINDOW);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
@@ -42,10 +40,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 
 /// GGUF does not give the attention's scale. Of all sizes, only the largest has a scale that does
 /// not follow from the size of its heads.
-pub(super) fn gguf_decoder(
-    keys: &mut gguf_config::GgufConfigKeys,
-    layers_of_27b: usize,
-) -> Result<ModelConfig> {
+pub(super) fn gguf_decoder(keys: &mut GgufConfigKeys, layers_of_27b: usize) -> Result<ModelConfig> {
     let mut config = keys.decoder()?;
     if config.layers == layers_of_27b {
         config.attention_scale = 1.0 / (config.hidden_size as f32 / config.heads as f32).sqrt();
@@ -55,7 +50,7 @@ pub(super) fn gguf_decoder(
     Ok(config)
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let (mut config, options) = hf_decoder(keys)?;
     config.attention_softcap = keys.take("attn_logit_softcapping")?;
     let window = keys.window(WINDOW)?;
@@ -64,9 +59,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Reads the settings that Gemma 2 and 3 share.
-pub(super) fn hf_decoder(
-    keys: &mut hf_config::HfConfigKeys,
-) -> Result<(ModelConfig, LayerOptions)> {
+pub(super) fn hf_decoder(keys: &mut HfConfigKeys) -> Result<(ModelConfig, LayerOptions)> {
     // The configs of the first models name the activation in a key that the reference ignores.
     keys.take::<String>("hidden_act")?;
     let bias = Presence::when(keys.flag("attention_bias")?);

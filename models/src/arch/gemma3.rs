@@ -2,14 +2,12 @@
 //! after five with a sliding window and a RoPE base of their own. Kamath et al. 2025.
 
 use super::gemma2::{self, OPTIONS};
-use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config, hf_rope};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::hf_rope;
 use crate::Result;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
-
-/// This is the text model: in Hugging Face's configs, "gemma3" is the one with a vision tower,
-/// whose `text_config` says "gemma3_text".
-pub(super) const GEMMA3: Architecture =
-    Architecture { gguf: Some(("gemma3", from_gguf)), hf: ("gemma3_text", from_hf) };
+use crate::spec::{ArchSpec, LayerOptions, QkNorms};
 
 const PATTERN: usize = 6;
 const WINDOW: usize = 4096;
@@ -17,7 +15,7 @@ const LAYERS_OF_27B: usize = 62;
 const THETA: f32 = 1_000_000.0;
 const SLIDING_THETA: f32 = 10_000.0;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = gemma2::gguf_decoder(keys, LAYERS_OF_27B)?;
     let theta = keys.float("rope.freq_base_swa")?.unwrap_or(SLIDING_THETA);
     let layers = keys.sliding_layers(config.layers, PATTERN)?;
@@ -32,7 +30,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { qk_norm: QkNorms::EachHead, ..OPTIONS } })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let theta = keys.take("rope_theta")?.unwrap_or(THETA);
     let sliding_theta = keys.take("rope_local_base_freq")?.unwrap_or(SLIDING_THETA);
     let ropes = hf_rope::by_kind(keys, [theta, sliding_theta])?;

@@ -3,14 +3,16 @@
 //! layer. The smaller models have inputs of each token for every layer and layers that read the K
 //! and V of earlier ones; another has experts beside its MLP. Google 2026, "Gemma 4".
 
-use super::{ArchSpec, Architecture, LayerKind, LayerOptions, QkNorms};
-use super::{gguf_config, hf_config, hf_rope};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::hf_rope;
 use crate::blocks::attention::SelfAttention;
 use crate::blocks::mixture::Mixture;
 use crate::blocks::mlp::{self, Mlp};
 use crate::config::{KvHeads, MixtureConfig, RopeConfig, RopeScaling, RouterScoring, Sliding};
 use crate::decoder::{Activations, Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::{NameMap, Optional, Presence};
+use crate::loader::tensors::Optional;
+use crate::spec::{ArchSpec, Gemma4Parts, LayerKind, LayerOptions, NameMap, Presence, QkNorms};
 use crate::{ModelConfig, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
@@ -22,24 +24,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::f32::consts::FRAC_1_SQRT_2;
-
-pub(super) const GEMMA4: Architecture =
-    Architecture { gguf: Some(("gemma4", from_gguf)), hf: ("gemma4_text", from_hf) };
-
-/// The model without towers, whose text has fewer parts. Its GGUF files say "gemma4".
-pub(super) const GEMMA4_UNIFIED: Architecture =
-    Architecture { gguf: None, hf: ("gemma4_unified_text", unified_from_hf) };
-
-/// The parts that not all models have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gemma4Parts {
-    /// The width of a token's input for each layer; 0 without them.
-    pub input_width: usize,
-    /// The rows of the table of those inputs.
-    pub input_rows: usize,
-    /// Layers that read the K and V of another have an MLP of twice the width.
-    pub double_wide: bool,
-}
 
 const OPTIONS: LayerOptions = LayerOptions {
     activation: Activation::GeluTanh,
@@ -82,7 +66,7 @@ const INPUT_ROWS: usize = 262_144;
 const THETA: f32 = 1_000_000.0;
 const SLIDING_THETA: f32 = 10_000.0;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let numbers = LayerNumbers {
         kv_heads: keys.counts("attention.head_count_kv")?.unwrap_or_default(),
         widths: keys.counts("feed_forward_length")?.unwrap_or_default(),
@@ -123,11 +107,7 @@ impl LayerNumbers {
 
     /// Whether layers that read the K and V of another have an MLP of twice the width. All others
     /// must have MLPs of one width.
-    fn are_double_wide(
-        &self,
-        keys: &gguf_config::GgufConfigKeys,
-        config: &ModelConfig,
-    ) -> Result<bool> {
+    fn are_double_wide(&self, keys: &GgufConfigKeys, config: &ModelConfig) -> Result<bool> {
         let first = config.layers.saturating_sub(config.shared_kv_layers);
         let width = config.intermediate_size;
         let are = self.widths.last().is_some_and(|last| *last != width);
@@ -141,7 +121,7 @@ impl LayerNumbers {
 
 /// The layers with a window, and that the layers of each kind have equally many KV heads.
 fn sliding_in_gguf(
-    keys: &mut gguf_config::GgufConfigKeys,
+    keys: &mut GgufConfigKeys,
     config: &ModelConfig,
     numbers: &LayerNumbers,
     layers: Vec<bool>,
@@ -202,7 +182,7 @@ struct LayerOverride {
     num_key_value_heads: Option<usize>,
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let heads = KvHeads {
         count: keys.required("num_key_value_heads")?,
         dim: keys.take("head_dim")?.unwrap_or(HEAD_DIM),
@@ -241,7 +221,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 fn sliding_in_hf(
-    keys: &mut hf_config::HfConfigKeys,
+    keys: &mut HfConfigKeys,
     config: &ModelConfig,
     heads: KvHeads,
     rope: RopeConfig,
@@ -257,7 +237,7 @@ fn sliding_in_hf(
     }))
 }
 
-fn parts_in_hf(keys: &mut hf_config::HfConfigKeys, vocabulary: usize) -> Result<Gemma4Parts> {
+fn parts_in_hf(keys: &mut HfConfigKeys, vocabulary: usize) -> Result<Gemma4Parts> {
     let parts = Gemma4Parts {
         input_width: keys.take("hidden_size_per_layer_input")?.unwrap_or(INPUT_WIDTH),
         input_rows: keys.take("vocab_size_per_layer_input")?.unwrap_or(INPUT_ROWS),
@@ -269,7 +249,7 @@ fn parts_in_hf(keys: &mut hf_config::HfConfigKeys, vocabulary: usize) -> Result<
     Ok(parts)
 }
 
-fn unified_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn unified_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("sliding_window", UNIFIED_WINDOW);
     keys.default("hidden_size_per_layer_input", 0);
     from_hf(keys)
@@ -278,7 +258,7 @@ fn unified_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 /// The heads of layers without a window, in the newer layout those of each layer, which must be
 /// alike.
 fn full_heads(
-    keys: &mut hf_config::HfConfigKeys,
+    keys: &mut HfConfigKeys,
     sliding: KvHeads,
     key_is_value: bool,
     overrides: Option<&BTreeMap<usize, LayerOverride>>,
@@ -300,10 +280,7 @@ fn full_heads(
     })
 }
 
-fn mixture(
-    keys: &mut hf_config::HfConfigKeys,
-    config: &ModelConfig,
-) -> Result<Option<MixtureConfig>> {
+fn mixture(keys: &mut HfConfigKeys, config: &ModelConfig) -> Result<Option<MixtureConfig>> {
     let sizes = [keys.take("num_experts")?, keys.take("top_k_experts")?];
     let width = keys.take("moe_intermediate_size")?;
     if !keys.flag("enable_moe_block")? {

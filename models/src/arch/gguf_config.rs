@@ -2,9 +2,9 @@
 //! understood.
 
 use crate::config::{MixtureConfig, RopeConfig, RopeScaling, RouterScoring, SharedConfig, Yarn};
-use crate::decoder::LONG_FACTORS;
-use crate::loader::damaged;
+use crate::error::damaged;
 use crate::loader::gguf::{GgufFile, Value};
+use crate::loader::names::LONG_FACTORS;
 use crate::{Error, ModelConfig, Result};
 use cresset_kernels::gpu::Kind;
 use std::collections::BTreeSet;

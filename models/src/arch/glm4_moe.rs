@@ -2,15 +2,13 @@
 //! of experts that is routed by sigmoids and biases, with one expert that computes every token.
 //! GLM-4.5 Team 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::Result;
 use crate::config::RouterScoring;
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerOptions, NameMap, Presence, QkNorms};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const GLM4_MOE: Architecture =
-    Architecture { gguf: Some(("glm4moe", from_gguf)), hf: ("glm4_moe", from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     names: NameMap {
@@ -27,7 +25,7 @@ const OPTIONS: LayerOptions = LayerOptions {
 /// The part of each head that is rotated, if a config does not say it.
 const ROTATED: f32 = 0.5;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let further_layers = keys.further_layers(&mut config)?;
     config.mixture = Some(keys.sigmoid_mixture(&config)?);
@@ -37,7 +35,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { qkv_bias, qk_norm, further_layers, ..OPTIONS } })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let part = keys.rotated_part(ROTATED)?;
     let mut config = keys.decoder_with(false, part)?;
     let [groups, kept] = keys.expert_groups()?;

@@ -1,13 +1,12 @@
 //! GLM-4.7-Flash: DeepSeek-V3's layer with other sizes. In GGUF files it has the name of
 //! DeepSeek-V2. GLM-4.5 Team 2025.
 
-use super::{ArchSpec, Architecture, deepseek, hf_config};
+use super::deepseek;
+use super::hf_keys::HfConfigKeys;
 use crate::Result;
+use crate::spec::ArchSpec;
 
-pub(super) const GLM4_MOE_LITE: Architecture =
-    Architecture { gguf: None, hf: ("glm4_moe_lite", from_hf) };
-
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let types = keys.take::<Vec<String>>("mlp_layer_types")?;
     let dense = keys.take::<usize>("first_k_dense_replace")?;
     keys.default("first_k_dense_replace", dense.unwrap_or(1));

@@ -1,16 +1,14 @@
 //! GPT-OSS: Llama's block with sinks and biases in attention, a window in every other layer, and a
 //! mixture of experts with biases and a clamped activation. OpenAI 2025, "gpt-oss model card".
 
-use super::{ArchSpec, Architecture, FusedExperts, LayerOptions, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::config::{RopeScaling, Sliding};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, FusedExperts, LayerOptions, NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 use serde_json::json;
-
-pub(super) const GPT_OSS: Architecture =
-    Architecture { gguf: Some(("gpt-oss", from_gguf)), hf: ("gpt_oss", from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     activation: Activation::ClampedSwiglu { alpha: ALPHA, limit: LIMIT },
@@ -40,7 +38,7 @@ const LIMIT: f32 = 7.0;
 const WINDOW: usize = 128;
 const THETA: f32 = 150_000.0;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let window = keys.needed("attention.sliding_window")?;
     let layers = keys.sliding_layers(config.layers, 2)?;
@@ -53,7 +51,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     if keys.quantisation() == Some("mxfp4") {
         // Each tensor tells by its name whether it is.
         keys.take::<serde_json::Value>("quantization_config")?;
@@ -69,13 +67,13 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
         activation: activation(keys)?,
         qkv_bias: bias,
         output_bias: bias,
-        fused_experts: FusedExperts::TransposedInTurn,
+        fused_experts: FusedExperts::InterleavedTransposed,
         ..OPTIONS
     };
     Ok(ArchSpec { config, options })
 }
 
-fn activation(keys: &mut hf_config::HfConfigKeys) -> Result<Activation> {
+fn activation(keys: &mut HfConfigKeys) -> Result<Activation> {
     let alpha = keys.take("swiglu_alpha")?.unwrap_or(ALPHA);
     let limit = keys.take("swiglu_limit")?.unwrap_or(LIMIT);
     if !(alpha > 0.0 && limit > 0.0) {
@@ -84,7 +82,7 @@ fn activation(keys: &mut hf_config::HfConfigKeys) -> Result<Activation> {
     Ok(Activation::ClampedSwiglu { alpha, limit })
 }
 
-fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
+fn decoder(keys: &mut HfConfigKeys) -> Result<ModelConfig> {
     keys.default("rope_theta", THETA);
     keys.default(
         "rope_parameters",

@@ -5,17 +5,11 @@
 //! is kept divided by r, so results are added as they are. A norm gives the same for x / r as for x
 //! if its epsilon is divided by r².
 
-use super::granite_hybrid::from_gguf;
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, llama};
-use crate::loader::tensors::NameMap;
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::llama;
+use crate::spec::{ArchSpec, LayerOptions, NameMap};
 use crate::{ModelConfig, Result};
-
-pub(super) const GRANITE: Architecture =
-    Architecture { gguf: Some(("granite", from_gguf)), hf: ("granite", from_hf) };
-
-/// The same with experts in every layer.
-pub(super) const GRANITE_MOE: Architecture =
-    Architecture { gguf: Some(("granitemoe", from_gguf)), hf: ("granitemoe", moe_from_hf) };
 
 const MOE_NAMES: NameMap = NameMap {
     hf: &[
@@ -44,7 +38,7 @@ impl Multipliers {
     }
 }
 
-pub(super) fn gguf_multipliers(keys: &mut gguf_config::GgufConfigKeys) -> Result<Multipliers> {
+pub(super) fn gguf_multipliers(keys: &mut GgufConfigKeys) -> Result<Multipliers> {
     let mut factor = |key: &str| -> Result<f32> { Ok(keys.float(key)?.unwrap_or(1.0)) };
     Ok(Multipliers {
         embedding: factor("embedding_scale")?,
@@ -54,13 +48,13 @@ pub(super) fn gguf_multipliers(keys: &mut gguf_config::GgufConfigKeys) -> Result
     })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = llama::from_hf(keys)?;
     hf_multipliers(keys)?.apply(&mut config);
     Ok(ArchSpec { config, options })
 }
 
-pub(super) fn hf_multipliers(keys: &mut hf_config::HfConfigKeys) -> Result<Multipliers> {
+pub(super) fn hf_multipliers(keys: &mut HfConfigKeys) -> Result<Multipliers> {
     let mut factor = |key: &str| -> Result<f32> { Ok(keys.take(key)?.unwrap_or(1.0)) };
     Ok(Multipliers {
         embedding: factor("embedding_multiplier")?,
@@ -70,7 +64,7 @@ pub(super) fn hf_multipliers(keys: &mut hf_config::HfConfigKeys) -> Result<Multi
     })
 }
 
-fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn moe_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = from_hf(keys)?;
     config.mixture = Some(keys.mixture(config.intermediate_size, config.layers)?);
     Ok(ArchSpec { config, options: LayerOptions { names: MOE_NAMES, ..options } })

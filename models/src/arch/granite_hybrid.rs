@@ -2,15 +2,14 @@
 //! attention, which is not rotated. The larger ones have experts, and beside them an MLP that
 //! computes every token. IBM Research 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, granite, hf_config, llama};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::{granite, llama};
 use crate::config::{MixtureConfig, Recurrent, RecurrentKind, ScanConfig, SharedConfig};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerOptions, NameMap, Presence};
 use crate::{ModelConfig, Result};
 use cresset_kernels::recurrence::ScanShape;
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const GRANITE_HYBRID: Architecture =
-    Architecture { gguf: Some(("granitehybrid", from_gguf)), hf: ("granitemoehybrid", from_hf) };
 
 const NAMES: NameMap = NameMap {
     gguf: &[
@@ -73,7 +72,7 @@ fn with_mlp(
 
 /// Files of Granite 3 and 4: llama.cpp's converter gives a model without a scan the names of
 /// Granite 3, and still writes the settings of one.
-pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let (mut config, layers) = keys.decoder_with_gaps()?;
     let rotated = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
     let has_scan = keys.has("ssm.time_step_rank") || layers.contains(&true);
@@ -98,7 +97,7 @@ pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSp
     Ok(ArchSpec { config, options })
 }
 
-fn gguf_scan(keys: &mut gguf_config::GgufConfigKeys, config: &ModelConfig) -> Result<ScanConfig> {
+fn gguf_scan(keys: &mut GgufConfigKeys, config: &ModelConfig) -> Result<ScanConfig> {
     let heads = keys.needed("ssm.time_step_rank")?;
     let shape = ScanShape {
         heads,
@@ -115,7 +114,7 @@ fn gguf_scan(keys: &mut gguf_config::GgufConfigKeys, config: &ModelConfig) -> Re
     })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let rotated = is_rotated(keys)?;
     let norm = keys.take::<String>("normalization_function")?;
     if norm.is_some_and(|norm| norm != "rmsnorm") {
@@ -140,7 +139,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: LayerOptions { names, ..options } })
 }
 
-fn is_rotated(keys: &mut hf_config::HfConfigKeys) -> Result<bool> {
+fn is_rotated(keys: &mut HfConfigKeys) -> Result<bool> {
     match keys.take::<String>("position_embedding_type")?.as_deref() {
         None | Some("nope") => Ok(false),
         Some("rope") => Ok(true),
@@ -148,7 +147,7 @@ fn is_rotated(keys: &mut hf_config::HfConfigKeys) -> Result<bool> {
     }
 }
 
-fn hf_scan(keys: &mut hf_config::HfConfigKeys, config: &ModelConfig) -> Result<ScanConfig> {
+fn hf_scan(keys: &mut HfConfigKeys, config: &ModelConfig) -> Result<ScanConfig> {
     // The size of the chunks in which the reference computes a prompt does not change its results.
     keys.take::<usize>("mamba_chunk_size")?;
     if keys.flag("mamba_proj_bias")? {
@@ -164,7 +163,7 @@ fn hf_scan(keys: &mut hf_config::HfConfigKeys, config: &ModelConfig) -> Result<S
 }
 
 /// Heads may have the size "auto", which follows from the others.
-fn hf_shape(keys: &mut hf_config::HfConfigKeys, hidden_size: usize) -> Result<ScanShape> {
+fn hf_shape(keys: &mut HfConfigKeys, hidden_size: usize) -> Result<ScanShape> {
     let heads: usize = keys.required("mamba_n_heads")?;
     let inner = keys.take("mamba_expand")?.unwrap_or(2) * hidden_size;
     let stated = keys.take::<serde_json::Value>("mamba_d_head")?;
@@ -178,7 +177,7 @@ fn hf_shape(keys: &mut hf_config::HfConfigKeys, hidden_size: usize) -> Result<Sc
 }
 
 /// JSON has no infinity: a config has another thing in place of it.
-fn step_limits(keys: &mut hf_config::HfConfigKeys) -> Result<[f32; 2]> {
+fn step_limits(keys: &mut HfConfigKeys) -> Result<[f32; 2]> {
     let Some(stated) = keys.take::<[serde_json::Value; 2]>("time_step_limit")? else {
         return Ok(STEP_LIMITS);
     };

@@ -3,7 +3,7 @@
 //! repeat it are not compared: which matrices are quantised (`ignore`, `modules_to_not_convert`)
 //! follows from their tensors.
 
-use super::hf_config::HfConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::loader::quantised::{CodeLayout, Quantisation};
 use crate::{Error, Result};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! Reads rotary embeddings from a Hugging Face `config.json`, in the older layout (`rope_theta`,
 //! `rope_scaling`) and the newer (`rope_parameters`).
 
-use super::hf_config::HfConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::config::{RopeConfig, RopeScaling, Yarn};
 use crate::{ModelConfig, Result};
 

@@ -1,7 +1,7 @@
 //! Reads decoders with latent attention, in both formats.
 
 use super::gguf_config::GgufConfigKeys;
-use super::hf_config::HfConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::config::{LatentConfig, RopeScaling};
 use crate::{ModelConfig, Result};
 

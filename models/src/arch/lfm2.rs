@@ -1,17 +1,12 @@
 //! LFM2: Llama's block, where most layers have a gated short convolution in place of attention. A
 //! larger one has experts behind its first layers, routed by sigmoids and biases. Liquid AI 2025.
 
-use super::{ArchSpec, Architecture, LayerOptions, QkNorms, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::config::{Recurrent, RecurrentKind, RouterScoring};
-use crate::loader::tensors::NameMap;
+use crate::spec::{ArchSpec, LayerOptions, NameMap, QkNorms};
 use crate::{ModelConfig, Result};
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const LFM2: Architecture =
-    Architecture { gguf: Some(("lfm2", from_gguf)), hf: ("lfm2", from_hf) };
-
-pub(super) const LFM2_MOE: Architecture =
-    Architecture { gguf: Some(("lfm2moe", moe_from_gguf)), hf: ("lfm2_moe", moe_from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     qk_norm: QkNorms::EachHead,
@@ -54,13 +49,13 @@ fn spec(mut config: ModelConfig, taps: usize, layers: Vec<bool>) -> ArchSpec {
 }
 
 /// Layers without KV heads are those with a convolution.
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let (config, recurrent) = keys.decoder_with_gaps()?;
     let taps = keys.needed("shortconv.l_cache")?;
     Ok(spec(config, taps, recurrent))
 }
 
-fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn moe_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = from_gguf(keys)?;
     config.mixture = Some(keys.sigmoid_mixture(&config)?);
     Ok(ArchSpec { config, options })
@@ -75,7 +70,7 @@ const REPEATED: [(&str, &str); 5] = [
     ("block_norm_eps", "norm_eps"),
 ];
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     for (key, of) in REPEATED {
         keys.take_repeated(key, of)?;
     }
@@ -93,7 +88,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn moe_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     if !keys.take("use_expert_bias")?.unwrap_or(true) {
         return Err(keys.unsupported("`use_expert_bias` is off, which is not supported"));
     }
@@ -107,7 +102,7 @@ fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Reads what both have.
-fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+fn hf_spec(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("rope_theta", THETA);
     let eps = keys.take::<f32>("norm_eps")?;
     keys.default("rms_norm_eps", eps.unwrap_or(EPSILON));
@@ -122,7 +117,7 @@ fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// The MLP's width, of which a config may give the one before it is made smaller and round.
-fn adjusted(keys: &mut hf_config::HfConfigKeys, width: usize) -> Result<usize> {
+fn adjusted(keys: &mut HfConfigKeys, width: usize) -> Result<usize> {
     let multiple = keys.take("block_multiple_of")?.unwrap_or(256).max(1);
     let multiplier: f64 = keys.take("block_ffn_dim_multiplier")?.unwrap_or(1.0);
     if !keys.take("block_auto_adjust_ff_dim")?.unwrap_or(true) {

@@ -1,23 +1,21 @@
 //! Llama 2 and 3, and models of their shape (SmolLM2). Touvron et al. 2023; Grattafiori et al.
 //! 2024.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::Result;
 use crate::blocks::feed_forward::FeedForward;
 use crate::blocks::mixer::TokenMixer;
 use crate::config::Sliding;
 use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::Presence;
+use crate::spec::{ArchSpec, LayerOptions, Presence};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
 
-pub(super) const LLAMA: Architecture =
-    Architecture { gguf: Some(("llama", from_gguf)), hf: ("llama", from_hf) };
-
 /// GGUF files of this name hold Mistral and Mixtral too; the converter permutes the rows of Q and K
 /// for interleaved rotation.
-pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.sliding = keys
         .size("attention.sliding_window")?
@@ -34,13 +32,13 @@ pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSp
     Ok(ArchSpec { config, options })
 }
 
-pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let options = hf_options(keys)?;
     Ok(ArchSpec { config: keys.decoder(false)?, options })
 }
 
 /// The biases and the activation that a config states.
-pub(super) fn hf_options(keys: &mut hf_config::HfConfigKeys) -> Result<LayerOptions> {
+pub(super) fn hf_options(keys: &mut HfConfigKeys) -> Result<LayerOptions> {
     let attention_bias = Presence::when(keys.flag("attention_bias")?);
     Ok(LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,

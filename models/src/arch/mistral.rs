@@ -3,24 +3,13 @@
 //! grow with their positions. Mistral AI 2025.
 
 use super::gguf_config::GgufConfigKeys;
-use super::{ArchSpec, Architecture, LayerOptions, hf_config, latent, llama};
+use super::hf_keys::HfConfigKeys;
+use super::{latent, llama};
 use crate::config::{QueryGrowth, RopeScaling, Sliding};
+use crate::spec::{ArchSpec, LayerOptions};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-/// Its GGUF files say "llama".
-pub(super) const MISTRAL: Architecture = Architecture { gguf: None, hf: ("mistral", from_hf) };
-
-/// Ministral has layers without a window. Its releases say so one by one.
-pub(super) const MINISTRAL: Architecture =
-    Architecture { gguf: None, hf: ("ministral", ministral_from_hf) };
-
-/// GGUF files of this name hold the text of Mistral Small 3 too, whose queries do not grow.
-pub(super) const MINISTRAL3: Architecture = Architecture {
-    gguf: Some(("mistral3", ministral3_from_gguf)),
-    hf: ("ministral3", ministral3_from_hf),
-};
 
 /// The `beta` of [`QueryGrowth`] if a file does not give it. Some that were converted from Hugging
 /// Face's do not.
@@ -29,7 +18,7 @@ pub(super) const BETA: f32 = 0.1;
 /// The window if the config has no `sliding_window`.
 const WINDOW: usize = 4096;
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder(false)?;
     config.sliding = keys.window(WINDOW)?.map(|window| Sliding::everywhere(window, config.layers));
     let options = LayerOptions {
@@ -39,14 +28,15 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-fn ministral_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+/// Releases say of each layer whether it has a window.
+pub(super) fn ministral_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let mut spec = from_hf(keys)?;
     let window = spec.config.sliding.as_ref().map(|sliding| sliding.window);
     spec.config.sliding = keys.sliding(&spec.config, window, |_| true)?;
     Ok(spec)
 }
 
-fn ministral3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn ministral3_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let beta = hf_beta(keys)?;
     let window = keys.take("sliding_window")?;
     let mut spec = llama::from_hf(keys)?;
@@ -55,7 +45,8 @@ fn ministral3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(spec)
 }
 
-fn ministral3_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
+/// GGUF files of this name hold the text of Mistral Small 3 too, whose queries do not grow.
+pub(super) fn ministral3_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let beta = keys.float("attention.temperature_scale")?;
     let multiplier = keys.float("rope.scaling.yarn_log_multiplier")?;
     let mut spec = llama::from_gguf(keys)?;
@@ -67,7 +58,7 @@ fn ministral3_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Takes the `beta` of [`QueryGrowth`] from the settings of the rotation, in either layout.
-pub(super) fn hf_beta(keys: &mut hf_config::HfConfigKeys) -> Result<f32> {
+pub(super) fn hf_beta(keys: &mut HfConfigKeys) -> Result<f32> {
     let mut number = |key: &str| -> Result<Option<f32>> {
         let newer = keys.take_inside("rope_parameters", key)?;
         Ok(newer.or(keys.take_inside("rope_scaling", key)?))

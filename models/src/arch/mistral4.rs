@@ -1,15 +1,14 @@
 //! Mistral Small 4: DeepSeek-V2's layer, whose experts are routed by a softmax and weighed among
 //! themselves, and whose queries grow with their positions. Mistral AI 2026.
 
-use super::gguf_config::{self, SOFTMAX};
-use super::{ArchSpec, Architecture, deepseek, hf_config, latent, mistral};
+use super::gguf_config::{GgufConfigKeys, SOFTMAX};
+use super::hf_keys::HfConfigKeys;
+use super::{deepseek, latent, mistral};
 use crate::config::RouterScoring;
+use crate::spec::ArchSpec;
 use crate::{ModelConfig, Result};
 
-pub(super) const MISTRAL4: Architecture =
-    Architecture { gguf: Some(("mistral4", from_gguf)), hf: ("mistral4", from_hf) };
-
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = latent::from_gguf(keys)?;
     let beta = keys.float("attention.temperature_scale")?.unwrap_or(mistral::BETA);
     let function = keys.size("expert_gating_func")?.unwrap_or(SOFTMAX);
@@ -18,7 +17,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: deepseek::OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("first_k_dense_replace", 0);
     keys.only("scoring_func", "softmax")?;
     let beta = mistral::hf_beta(keys)?;

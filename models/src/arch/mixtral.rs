@@ -1,19 +1,16 @@
 //! Mixtral: Mistral's attention and a mixture of experts in every layer. Jiang et al. 2024.
 
-use super::{ArchSpec, Architecture, LayerOptions, hf_config};
+use super::hf_keys::HfConfigKeys;
 use crate::Result;
 use crate::config::Sliding;
-use crate::loader::tensors::NameMap;
+use crate::spec::{ArchSpec, LayerOptions, NameMap};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-/// Its GGUF files say "llama".
-pub(super) const MIXTRAL: Architecture = Architecture { gguf: None, hf: ("mixtral", from_hf) };
 
 /// The rotation's base if the config has none.
 const THETA: f32 = 1_000_000.0;
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("rope_theta", THETA);
     let mut config = keys.decoder(false)?;
     let window = keys.take("sliding_window")?;

@@ -1,4 +1,5 @@
-//! One file per architecture: the names it goes by, how its config is read, and its layer.
+//! One file per architecture: how its config is read, and its layer. The tables `HF` and `GGUF`
+//! list the names that it goes by.
 
 mod deepseek;
 mod gemma2;
@@ -11,6 +12,7 @@ mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hf_config;
+mod hf_keys;
 mod hf_quantisation;
 mod hf_rope;
 mod latent;
@@ -33,100 +35,100 @@ mod smollm3;
 mod tests;
 
 use crate::decoder::{Layer, LayerLoader};
-use crate::loader::damaged;
+use crate::loader::SpecReader;
 use crate::loader::gguf::{GgufFile, Value};
-use crate::loader::tensors::{NameMap, Presence};
-use crate::{Error, ModelConfig, Result};
+use crate::spec::{ArchSpec, LayerKind};
+use crate::{Error, Result};
 use cresset_kernels::Ops;
-use cresset_kernels::activation::Activation;
-use cresset_kernels::rope::RopeStyle;
-use gemma4::Gemma4Parts;
+use gguf_config::GgufConfigKeys;
+use hf_keys::HfConfigKeys;
 pub use hf_quantisation::quantisation;
 use std::path::Path;
 
-/// How files of one architecture become a decoder.
-pub struct Architecture {
-    /// Its name in GGUF files, if it has one, and how they are read.
-    gguf: Option<(&'static str, fn(&mut gguf_config::GgufConfigKeys) -> Result<ArchSpec>)>,
-    /// Its `model_type` in Hugging Face's configs.
-    hf: (&'static str, fn(&mut hf_config::HfConfigKeys) -> Result<ArchSpec>),
-}
+/// How the config of an architecture is read, by the name that it has there.
+type Readers<Reader> = [(&'static str, Reader)];
+type HfReader = fn(&mut HfConfigKeys) -> Result<ArchSpec>;
+type GgufReader = fn(&mut GgufConfigKeys) -> Result<ArchSpec>;
 
-pub static REGISTRY: [Architecture; 37] = [
-    llama::LLAMA,
-    mistral::MISTRAL,
-    mistral::MINISTRAL,
-    mistral::MINISTRAL3,
-    mixtral::MIXTRAL,
-    qwen2::QWEN2,
-    qwen2_moe::QWEN2_MOE,
-    qwen3::QWEN3,
-    qwen3_moe::QWEN3_MOE,
-    qwen3_5::QWEN3_5,
-    qwen3_5::QWEN3_5_MOE,
-    qwen3_next::QWEN3_NEXT,
-    qwen_vl::QWEN2_VL,
-    qwen_vl::QWEN2_VL_TEXT,
-    qwen_vl::QWEN2_5_VL,
-    qwen_vl::QWEN2_5_VL_TEXT,
-    qwen_vl::QWEN3_VL,
-    qwen_vl::QWEN3_VL_MOE,
-    lfm2::LFM2,
-    lfm2::LFM2_MOE,
-    phi3::PHI3,
-    smollm3::SMOLLM3,
-    granite::GRANITE,
-    granite::GRANITE_MOE,
-    granite_hybrid::GRANITE_HYBRID,
-    gemma2::GEMMA2,
-    gemma3::GEMMA3,
-    gemma4::GEMMA4,
-    gemma4::GEMMA4_UNIFIED,
-    gpt_oss::GPT_OSS,
-    glm4_moe::GLM4_MOE,
-    glm4_moe_lite::GLM4_MOE_LITE,
-    deepseek::DEEPSEEK_V2,
-    deepseek::DEEPSEEK_V3,
-    mistral4::MISTRAL4,
-    olmo2::OLMO2,
-    olmo2::OLMO3,
+/// By the `model_type` of Hugging Face's configs. Of models that read more than text it is that of
+/// their `text_config`; "qwen2_vl" and "qwen2_5_vl" also name older configs without one.
+static HF: &Readers<HfReader> = &[
+    ("llama", llama::from_hf),
+    ("mistral", mistral::from_hf),
+    ("ministral", mistral::ministral_from_hf),
+    ("ministral3", mistral::ministral3_from_hf),
+    ("mixtral", mixtral::from_hf),
+    ("qwen2", qwen2::from_hf),
+    ("qwen2_moe", qwen2_moe::from_hf),
+    ("qwen3", qwen3::from_hf),
+    ("qwen3_moe", qwen3_moe::from_hf),
+    ("qwen3_5_text", qwen3_5::from_hf),
+    ("qwen3_5_moe_text", qwen3_5::moe_from_hf),
+    ("qwen3_next", qwen3_next::from_hf),
+    ("qwen2_vl", qwen_vl::qwen2_from_hf),
+    ("qwen2_vl_text", qwen_vl::qwen2_from_hf),
+    ("qwen2_5_vl", qwen_vl::qwen2_from_hf),
+    ("qwen2_5_vl_text", qwen_vl::qwen2_from_hf),
+    ("qwen3_vl_text", qwen_vl::qwen3_from_hf),
+    ("qwen3_vl_moe_text", qwen_vl::qwen3_moe_from_hf),
+    ("lfm2", lfm2::from_hf),
+    ("lfm2_moe", lfm2::moe_from_hf),
+    ("phi3", phi3::from_hf),
+    ("smollm3", smollm3::from_hf),
+    ("granite", granite::from_hf),
+    ("granitemoe", granite::moe_from_hf),
+    ("granitemoehybrid", granite_hybrid::from_hf),
+    ("gemma2", gemma2::from_hf),
+    ("gemma3_text", gemma3::from_hf),
+    ("gemma4_text", gemma4::from_hf),
+    ("gemma4_unified_text", gemma4::unified_from_hf),
+    ("gpt_oss", gpt_oss::from_hf),
+    ("glm4_moe", glm4_moe::from_hf),
+    ("glm4_moe_lite", glm4_moe_lite::from_hf),
+    ("deepseek_v2", deepseek::v2_from_hf),
+    ("deepseek_v3", deepseek::v3_from_hf),
+    ("mistral4", mistral4::from_hf),
+    ("olmo2", olmo2::from_hf),
+    ("olmo3", olmo2::olmo3_from_hf),
 ];
 
-/// A decoder's shape and how its layers are made, as read from an architecture's config.
-pub struct ArchSpec {
-    pub config: ModelConfig,
-    pub options: LayerOptions,
-}
+/// By the `general.architecture` of GGUF files, where several families may share one: "llama" is
+/// Mistral and Mixtral too, "deepseek2" GLM-4.7-Flash, "olmo2" OLMo 3.
+static GGUF: &Readers<GgufReader> = &[
+    ("llama", llama::from_gguf),
+    ("mistral3", mistral::ministral3_from_gguf),
+    ("qwen2", qwen2::from_gguf),
+    ("qwen2moe", qwen2_moe::from_gguf),
+    ("qwen3", qwen3::from_gguf),
+    ("qwen3moe", qwen3_moe::from_gguf),
+    ("qwen35", qwen3_5::from_gguf),
+    ("qwen35moe", qwen3_5::moe_from_gguf),
+    ("qwen3next", qwen3_next::from_gguf),
+    ("qwen2vl", qwen_vl::qwen2_from_gguf),
+    ("qwen3vl", qwen_vl::qwen3_from_gguf),
+    ("qwen3vlmoe", qwen_vl::qwen3_moe_from_gguf),
+    ("lfm2", lfm2::from_gguf),
+    ("lfm2moe", lfm2::moe_from_gguf),
+    ("phi3", phi3::from_gguf),
+    ("smollm3", smollm3::from_gguf),
+    ("granite", granite_hybrid::from_gguf),
+    ("granitemoe", granite_hybrid::from_gguf),
+    ("granitehybrid", granite_hybrid::from_gguf),
+    ("gemma2", gemma2::from_gguf),
+    ("gemma3", gemma3::from_gguf),
+    ("gemma4", gemma4::from_gguf),
+    ("gpt-oss", gpt_oss::from_gguf),
+    ("glm4moe", glm4_moe::from_gguf),
+    ("deepseek2", deepseek::from_gguf),
+    ("mistral4", mistral4::from_gguf),
+    ("olmo2", olmo2::from_gguf),
+];
 
-/// The kinds of layers. Architectures whose layers have the same parts in the same order share one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerKind {
-    Llama,
-    Gemma2,
-    Olmo2,
-    Gemma4(Gemma4Parts),
-}
-
-/// The order of the values in a tensor that holds the matrices of all experts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FusedExperts {
-    /// The matrices stand one below the other. Gate and up may share a tensor.
-    Stacked,
-    /// The same, or each matrix is transposed: the tensor's shape tells. Gate and up share one.
-    EitherWay,
-    /// Each matrix is transposed, unless it is in MXFP4. The rows of gate and of up take turns.
-    TransposedInTurn,
-}
-
-/// Norms on Q and K before they are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorms {
-    None,
-    /// Each head is normed, all with one weight.
-    EachHead,
-    /// All heads are normed as one vector.
-    AllHeads,
-}
+/// How the loader has a release's spec read.
+pub(crate) const SPEC_READER: SpecReader = SpecReader {
+    gguf: from_gguf,
+    config: |path, json| Ok((from_hf(path, json)?, quantisation(path, json)?)),
+};
 
 /// Loads the next layer of the loader's spec.
 pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn Layer<O>>> {
@@ -138,89 +140,21 @@ pub(crate) fn load_layer<O: Ops>(loader: &mut LayerLoader<O>) -> Option<Box<dyn 
     })
 }
 
-/// Which parts the layers of an architecture have, and how their files name them.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerOptions {
-    pub layer: LayerKind,
-    pub rope_style: RopeStyle,
-    pub activation: Activation,
-    /// Biases of Q, K and V.
-    pub qkv_bias: Presence,
-    /// Bias of the attention's output projection.
-    pub output_bias: Presence,
-    pub mlp_bias: Presence,
-    pub qk_norm: QkNorms,
-    /// Each head of V is normed, without weights.
-    pub value_norm: bool,
-    /// In layers without a window V is what K is before its norm.
-    pub full_key_is_value: bool,
-    /// A gate on the results of attention, whose rows follow those of each head of Q.
-    pub attention_gate: bool,
-    /// A score for each head that takes part in the softmax of attention and has no value.
-    pub sinks: bool,
-    /// Biases of experts and of their router.
-    pub expert_bias: bool,
-    /// A factor for each expert, by which its weights are multiplied.
-    pub expert_factors: bool,
-    pub fused_experts: FusedExperts,
-    /// Layers behind the model's that predict further tokens. The first is that of the head which
-    /// guesses tokens, where one is wanted; the others are not used.
-    pub further_layers: usize,
-    pub names: NameMap,
-}
-
-impl LayerOptions {
-    /// Llama's layer with SwiGLU, no biases, no QK-norm.
-    const fn plain(rope_style: RopeStyle) -> Self {
-        Self {
-            layer: LayerKind::Llama,
-            rope_style,
-            activation: Activation::Silu,
-            qkv_bias: Presence::Never,
-            output_bias: Presence::Never,
-            mlp_bias: Presence::Never,
-            qk_norm: QkNorms::None,
-            value_norm: false,
-            full_key_is_value: false,
-            attention_gate: false,
-            sinks: false,
-            expert_bias: false,
-            expert_factors: false,
-            fused_experts: FusedExperts::Stacked,
-            further_layers: 0,
-            names: NameMap::USUAL,
-        }
-    }
-}
-
-impl ArchSpec {
-    /// Refuses sizes that contradict each other.
-    fn checked(self, path: &Path) -> Result<Self> {
-        self.config.check().map_err(|what| damaged(path, &what))?;
-        Ok(self)
-    }
-}
-
 pub fn from_gguf(file: &GgufFile) -> Result<ArchSpec> {
     check_is_model(file)?;
-    let mut keys = gguf_config::GgufConfigKeys::new(file)?;
-    let known = || REGISTRY.iter().filter_map(|a| a.gguf);
-    let found = known().find(|(name, _)| *name == keys.architecture());
-    let (_, build) =
-        found.ok_or_else(|| unknown(file.path(), keys.architecture(), known().map(|a| a.0)))?;
-    let spec = build(&mut keys)?;
+    let mut keys = GgufConfigKeys::new(file)?;
+    let read = find(GGUF, file.path(), keys.architecture())?;
+    let spec = read(&mut keys)?;
     keys.finish()?;
     spec.checked(file.path())
 }
 
 pub fn from_hf(path: &Path, json: &[u8]) -> Result<ArchSpec> {
-    let mut keys = hf_config::HfConfigKeys::parse(path, json)?;
+    let mut keys = HfConfigKeys::parse(path, json)?;
     let kind: String = keys.required("model_type")?;
-    let known = || REGISTRY.iter().map(|a| a.hf);
-    let found = known().find(|(name, _)| *name == kind);
-    let (_, build) = found.ok_or_else(|| unknown(path, &kind, known().map(|a| a.0)))?;
+    let read = find(HF, path, &kind)?;
     keys.fill_in(&kind);
-    let spec = build(&mut keys)?;
+    let spec = read(&mut keys)?;
     // How weights are quantised changes nothing else; only GPT-OSS has taken it out.
     hf_quantisation::take(&mut keys)?;
     keys.finish()?;
@@ -238,10 +172,14 @@ fn check_is_model(file: &GgufFile) -> Result<()> {
     Err(Error::Unsupported(format!("{} is {what} (general.type)", file.path().display())))
 }
 
-fn unknown<'a>(path: &Path, name: &str, known: impl Iterator<Item = &'a str>) -> Error {
-    let known: Vec<_> = known.collect();
-    let (path, known) = (path.display(), known.join(", "));
-    Error::Unsupported(format!(
-        "{path}: architecture {name:?} is not supported; this build has {known}"
-    ))
+/// The reader of an architecture, or an error that names all there are.
+fn find<Reader: Copy>(readers: &Readers<Reader>, path: &Path, name: &str) -> Result<Reader> {
+    let unknown = || {
+        let known: Vec<_> = readers.iter().map(|(known, _)| *known).collect();
+        let (path, known) = (path.display(), known.join(", "));
+        Error::Unsupported(format!(
+            "{path}: architecture {name:?} is not supported; this build has {known}"
+        ))
+    };
+    readers.iter().find(|(known, _)| *known == name).map(|(_, read)| *read).ok_or_else(unknown)
 }

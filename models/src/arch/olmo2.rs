@@ -2,23 +2,18 @@
 //! normed, and Q and K are normed as whole vectors. OLMo Team 2024, "2 OLMo 2 Furious".
 //! OLMo 3: the same with a window in three of four layers, whose rotation is not scaled.
 
-use super::{ArchSpec, Architecture, LayerKind, LayerOptions, QkNorms};
-use super::{gguf_config, hf_config, hf_rope};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::hf_rope;
 use crate::Result;
 use crate::blocks::attention::SelfAttention;
 use crate::blocks::mlp::Mlp;
 use crate::config::{RopeConfig, RopeScaling, Sliding};
 use crate::decoder::{Layer, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerKind, LayerOptions, NameMap, Presence, QkNorms};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const OLMO2: Architecture =
-    Architecture { gguf: Some(("olmo2", from_gguf)), hf: ("olmo2", from_hf) };
-
-/// Its GGUF files say "olmo2" and have a window.
-pub(super) const OLMO3: Architecture = Architecture { gguf: None, hf: ("olmo3", olmo3_from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     layer: LayerKind::Olmo2,
@@ -36,7 +31,7 @@ const WINDOW: usize = 4096;
 /// One layer of this number has no window.
 const PATTERN: usize = 4;
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     if let Some(window) = keys.size("attention.sliding_window")? {
         let layers = keys.sliding_layers(config.layers, PATTERN)?;
@@ -47,7 +42,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let bias = Presence::when(keys.flag("attention_bias")?);
     let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
@@ -58,7 +53,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config: keys.decoder(false)?, options })
 }
 
-fn olmo3_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn olmo3_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     // In the older layout it is that of full layers alone, as transformers reads it.
     let theta = keys.take("rope_theta")?.unwrap_or(OLMO3_THETA);
     let ropes = hf_rope::by_kind(keys, [theta, OLMO3_THETA])?;

@@ -1,15 +1,13 @@
 //! Phi-3 and 4: Llama's block with Q, K and V in one matrix and gate and up in another, LongRoPE,
 //! and in the smaller ones heads of which a part is rotated. Abdin et al. 2024.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
 use crate::Result;
 use crate::config::Sliding;
-use crate::loader::tensors::NameMap;
+use crate::spec::{ArchSpec, LayerOptions, NameMap};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const PHI3: Architecture =
-    Architecture { gguf: Some(("phi3", from_gguf)), hf: ("phi3", from_hf) };
 
 const OPTIONS: LayerOptions = LayerOptions {
     names: NameMap {
@@ -19,8 +17,8 @@ const OPTIONS: LayerOptions = LayerOptions {
     ..LayerOptions::plain(RopeStyle::Neox)
 };
 
-/// A window of 0 tokens means that there is none.
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+/// A window of 0 tokens means no window.
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let window = keys.count("attention.sliding_window")?.filter(|window| *window > 0);
     config.sliding = window.map(|window| Sliding::everywhere(window, config.layers));
@@ -30,7 +28,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options: OPTIONS })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     // Some configs have these two, which the reference does not read.
     keys.take::<usize>("full_attn_mod")?;
     keys.take::<f32>("interpolate_factor")?;

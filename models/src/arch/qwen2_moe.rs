@@ -1,16 +1,15 @@
 //! Qwen 1.5 and 2 with experts: Qwen 2's attention, and a mixture of experts with one that computes
 //! every token. Qwen Team 2024.
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, qwen2, qwen3_moe};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::{qwen2, qwen3_moe};
 use crate::Result;
 use crate::config::{MixtureConfig, SharedConfig};
-use crate::loader::tensors::Presence;
+use crate::spec::{ArchSpec, LayerOptions, Presence};
 use cresset_kernels::activation::Activation;
 
-pub(super) const QWEN2_MOE: Architecture =
-    Architecture { gguf: Some(("qwen2moe", from_gguf)), hf: ("qwen2_moe", from_hf) };
-
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let mixture = keys.mixture(&config, false)?;
     let shared =
@@ -21,7 +20,7 @@ fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
 }
 
 /// A window, which no release has, would be in every other layer below `max_window_layers`.
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let biased = keys.take("qkv_bias")?.unwrap_or(true);
     let options = LayerOptions {
         activation: keys.activation("hidden_act", Activation::Silu)?,
@@ -39,6 +38,6 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Reads the width of the expert that computes every token.
-pub(super) fn shared_expert(keys: &mut hf_config::HfConfigKeys) -> Result<SharedConfig> {
+pub(super) fn shared_expert(keys: &mut HfConfigKeys) -> Result<SharedConfig> {
     Ok(SharedConfig { width: keys.required("shared_expert_intermediate_size")?, gated: true })
 }

@@ -2,25 +2,15 @@
 //! attention, and attention has a gate on its results. Larger ones have experts in every layer,
 //! with one that computes every token. Qwen Team 2026.
 
-use super::{ArchSpec, Architecture, LayerOptions, QkNorms};
-use super::{gguf_config, hf_config, qwen2_moe};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::qwen2_moe;
 use crate::config::{MixtureConfig, Recurrent, RecurrentKind};
-use crate::loader::tensors::{NameMap, Presence};
+use crate::spec::{ArchSpec, LayerOptions, NameMap, Presence, QkNorms};
 use crate::{ModelConfig, Result};
 use cresset_kernels::activation::Activation;
 use cresset_kernels::recurrence::{DeltaShape, HeadMap};
 use cresset_kernels::rope::RopeStyle;
-
-/// This is the text model: in Hugging Face's configs, "qwen3_5" is the one with a vision tower,
-/// whose `text_config` says "qwen3_5_text".
-pub(super) const QWEN3_5: Architecture =
-    Architecture { gguf: Some(("qwen35", from_gguf)), hf: ("qwen3_5_text", from_hf) };
-
-/// The same with experts.
-pub(super) const QWEN3_5_MOE: Architecture = Architecture {
-    gguf: Some(("qwen35moe", moe_from_gguf)),
-    hf: ("qwen3_5_moe_text", moe_from_hf),
-};
 
 const OPTIONS: LayerOptions = LayerOptions {
     qk_norm: QkNorms::EachHead,
@@ -59,15 +49,12 @@ fn every(interval: usize, layers: usize) -> Vec<bool> {
     (0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect()
 }
 
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     gguf_spec(keys, HeadMap::Tiled)
 }
 
 /// Reads a file that has value heads in this order.
-pub(super) fn gguf_spec(
-    keys: &mut gguf_config::GgufConfigKeys,
-    head_map: HeadMap,
-) -> Result<ArchSpec> {
+pub(super) fn gguf_spec(keys: &mut GgufConfigKeys, head_map: HeadMap) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     let further_layers = keys.further_layers(&mut config)?;
     // The positions of text are the same along all axes.
@@ -81,13 +68,13 @@ pub(super) fn gguf_spec(
     Ok(ArchSpec { config, options: LayerOptions { further_layers, ..OPTIONS } })
 }
 
-fn moe_from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn moe_from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let ArchSpec { mut config, options } = from_gguf(keys)?;
     config.mixture = Some(keys.mixture(&config, true)?);
     Ok(ArchSpec { config, options })
 }
 
-fn delta_shape(keys: &mut gguf_config::GgufConfigKeys, head_map: HeadMap) -> Result<DeltaShape> {
+fn delta_shape(keys: &mut GgufConfigKeys, head_map: HeadMap) -> Result<DeltaShape> {
     let value_heads = keys.needed("ssm.time_step_rank")?;
     Ok(DeltaShape {
         key_heads: keys.needed("ssm.group_count")?,
@@ -98,7 +85,7 @@ fn delta_shape(keys: &mut gguf_config::GgufConfigKeys, head_map: HeadMap) -> Res
     })
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let further_layers = keys.take("mtp_num_hidden_layers")?.unwrap_or(0);
     // A head with an embedding of its own is not used.
     let apart = keys.take("mtp_use_dedicated_embeddings")?.unwrap_or(false);
@@ -112,7 +99,7 @@ fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// Reads all but the feed-forward blocks and the head that guesses tokens.
-pub(super) fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn hf_spec(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     if !keys.take("attn_output_gate")?.unwrap_or(true) {
         return Err(keys.unsupported("`attn_output_gate` is off, which is not supported"));
     }
@@ -141,7 +128,7 @@ pub(super) fn hf_spec(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 }
 
 /// No layer has a dense MLP, whose width the config therefore lacks.
-fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn moe_from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let width: usize = keys.required("moe_intermediate_size")?;
     keys.default("intermediate_size", width);
     let ArchSpec { mut config, options } = from_hf(keys)?;
@@ -150,7 +137,7 @@ fn moe_from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
     Ok(ArchSpec { config, options })
 }
 
-fn decoder(keys: &mut hf_config::HfConfigKeys) -> Result<ModelConfig> {
+fn decoder(keys: &mut HfConfigKeys) -> Result<ModelConfig> {
     keys.leave_out_sections()?;
     let part = keys.rotated_part(ROTATED)?;
     keys.decoder_with(false, part)

@@ -1,21 +1,21 @@
 //! Qwen 3 with experts: Qwen 3's attention, and in most layers a mixture of experts in place of the
 //! MLP. Yang et al. 2025.
 
-use super::{ArchSpec, Architecture, gguf_config, hf_config, qwen3};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::qwen3;
 use crate::config::{MixtureConfig, Sliding};
+use crate::spec::ArchSpec;
 use crate::{ModelConfig, Result};
 
-pub(super) const QWEN3_MOE: Architecture =
-    Architecture { gguf: Some(("qwen3moe", from_gguf)), hf: ("qwen3_moe", from_hf) };
-
 /// In GGUF files every layer has experts, and their weights are divided by their sum.
-pub(super) fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.mixture = Some(keys.mixture(&config, true)?);
     Ok(ArchSpec { config, options: qwen3::OPTIONS })
 }
 
-pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     let options = qwen3::hf_options(keys)?;
     let mut config = keys.decoder(false)?;
     // The reference reads no number of layers without a window in this family.
@@ -28,10 +28,7 @@ pub(super) fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
 
 /// Reads the settings of the experts that Qwen's families share: every n-th layer has some, but for
 /// those that are listed.
-pub(super) fn mixture(
-    keys: &mut hf_config::HfConfigKeys,
-    config: &ModelConfig,
-) -> Result<MixtureConfig> {
+pub(super) fn mixture(keys: &mut HfConfigKeys, config: &ModelConfig) -> Result<MixtureConfig> {
     let width = keys.required("moe_intermediate_size")?;
     let step = keys.take("decoder_sparse_step")?.unwrap_or(1).max(1);
     let dense: Vec<usize> = keys.take("mlp_only_layers")?.unwrap_or_default();

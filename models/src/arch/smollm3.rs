@@ -1,12 +1,12 @@
 //! SmolLM3: Llama's block, whose every fourth layer does not rotate queries and keys. Bakouch et
 //! al. 2025; Yang et al. 2025, "Rope to Nope and Back Again".
 
-use super::{ArchSpec, Architecture, LayerOptions, gguf_config, hf_config, llama};
+use super::gguf_config::GgufConfigKeys;
+use super::hf_keys::HfConfigKeys;
+use super::llama;
 use crate::Result;
+use crate::spec::{ArchSpec, LayerOptions};
 use cresset_kernels::rope::RopeStyle;
-
-pub(super) const SMOLLM3: Architecture =
-    Architecture { gguf: Some(("smollm3", from_gguf)), hf: ("smollm3", from_hf) };
 
 /// Every layer of this number is not rotated.
 const INTERVAL: usize = 4;
@@ -15,7 +15,7 @@ const THETA: f32 = 2_000_000.0;
 
 /// GGUF does not name the layers. The converter permutes the rows of Q and K for interleaved
 /// rotation, also in layers without one.
-fn from_gguf(keys: &mut gguf_config::GgufConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_gguf(keys: &mut GgufConfigKeys) -> Result<ArchSpec> {
     let mut config = keys.decoder()?;
     config.unrotated = every(INTERVAL, config.layers);
     Ok(ArchSpec { config, options: LayerOptions::plain(RopeStyle::Interleaved) })
@@ -25,7 +25,7 @@ fn every(interval: usize, layers: usize) -> Vec<usize> {
     (0..layers).filter(|layer| (layer + 1).is_multiple_of(interval)).collect()
 }
 
-fn from_hf(keys: &mut hf_config::HfConfigKeys) -> Result<ArchSpec> {
+pub(super) fn from_hf(keys: &mut HfConfigKeys) -> Result<ArchSpec> {
     keys.default("rope_theta", THETA);
     let options = llama::hf_options(keys)?;
     let mut config = keys.decoder(true)?;

@@ -1,12 +1,12 @@
 //! Grouped-query self-attention with a fused QKV projection. Ainslie et al. 2023, "GQA".
 
 use crate::Result;
-use crate::arch::QkNorms;
 use crate::config::KvHeads;
 use crate::decoder::rope::RopeBuffers;
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
 use crate::loader::tensors::Optional;
 use crate::planted::{OpFault, argument, other_pairs};
+use crate::spec::QkNorms;
 use cresset_kernels::Ops;
 use cresset_kernels::activation::GateArgs;
 use cresset_kernels::attention::{AttentionArgs, AttentionShape};

@@ -2,11 +2,10 @@
 //! "Switch Transformers"; the shared expert is that of Dai et al. 2024, "DeepSeekMoE".
 
 use super::mlp::{Mlp, MlpNames};
-use crate::arch::FusedExperts;
 use crate::config::{MixtureConfig, RouterScoring, SharedConfig};
 use crate::decoder::{Activations, LayerLoader, LayerStep, Stream};
-use crate::loader::tensors::Presence;
 use crate::planted::{OpFault, argument, in_f32};
+use crate::spec::{FusedExperts, Presence};
 use crate::{Error, Result};
 use cresset_kernels::Ops;
 use cresset_kernels::activation::{Activation, GatedArgs};
@@ -218,7 +217,7 @@ impl<O: Ops> Biases<O> {
         let [fused, gate, up, down] =
             ["gate_up_proj", "gate_proj", "up_proj", "down_proj"].map(experts_name);
         let router = t.bias_if(Presence::Always, &[(&name("gate"), experts)]);
-        let gate_up = if l.spec.options.fused_experts == FusedExperts::TransposedInTurn {
+        let gate_up = if l.spec.options.fused_experts == FusedExperts::InterleavedTransposed {
             t.expert_bias(&[&fused], [experts, 2 * inner], 2)
         } else {
             t.expert_bias(&[&gate, &up], [experts, inner], 1)
@@ -268,8 +267,10 @@ fn are_transposed<O: Ops>(l: &LayerLoader<O>, prefix: &str) -> bool {
     let name = format!("{prefix}mlp.experts.gate_up_proj");
     match l.spec.options.fused_experts {
         FusedExperts::Stacked => false,
-        FusedExperts::EitherWay => l.tensors.has_heights(&name, l.spec.config.hidden_size),
-        FusedExperts::TransposedInTurn => true,
+        FusedExperts::StackedOrTransposed => {
+            l.tensors.has_heights(&name, l.spec.config.hidden_size)
+        }
+        FusedExperts::InterleavedTransposed => true,
     }
 }
 
@@ -281,7 +282,7 @@ fn gate_up<O: Ops>(
 ) -> Option<O::Matrix> {
     let fused = ["", ".weight"].map(|end| format!("{prefix}mlp.experts.gate_up_proj{end}"));
     if are_transposed(l, prefix) {
-        let in_turn = l.spec.options.fused_experts == FusedExperts::TransposedInTurn;
+        let in_turn = l.spec.options.fused_experts == FusedExperts::InterleavedTransposed;
         return l.tensors.transposed_experts(&fused[0], [experts, 2 * inner, hidden], 2, in_turn);
     }
     match fused.iter().find(|name| l.tensors.has(name)) {

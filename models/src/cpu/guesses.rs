@@ -1,4 +1,4 @@
-//! Guesses tokens with the model's own head.
+//! Guesses tokens with the model's own head, as drafts for speculative decoding.
 //!
 //! The head has K and V of every position whose next token is known, in the blocks of the model's
 //! layers: each step runs it over its tokens without logits, which ends behind the write of K and

@@ -4,7 +4,7 @@
 use crate::cache_kinds::CacheLayout;
 use crate::{Error, KvCache, ModelConfig, ModelOptions, Result};
 use cresset_kernels::DeviceOps;
-use cresset_kernels::gpu::{Buffer, Kind};
+use cresset_kernels::gpu::{Buffer, Kind, Rank};
 
 /// The cache of a model, and the tokens beside their K and V.
 pub(super) struct DeviceCache {
@@ -136,6 +136,20 @@ impl Budget {
             mib(2 * block_bytes)
         )))
     }
+}
+
+/// The fewest blocks that fit on any rank, of which `blocks` fit on this one.
+pub(super) fn fewest(gpu: &DeviceOps, blocks: usize) -> Result<usize> {
+    let rank = gpu.rank();
+    if rank == Rank::ALONE {
+        return Ok(blocks);
+    }
+    // Slots are numbered in 32 bits, so blocks are too.
+    let own = Buffer::from_slice(gpu, &[blocks as u32])?;
+    let all = Buffer::new(gpu, Kind::U32, rank.count)?;
+    gpu.all_gather(own.view(), all.view())?;
+    let fits = all.to_vec::<u32>()?.into_iter().min();
+    Ok(fits.map_or(blocks, |fewest| fewest as usize))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Recorded steps by their number of rows.
+//! The CUDA graphs of a model: recorded steps, by their number of rows.
 
 use super::inputs::StepShape;
 use crate::Result;

@@ -42,7 +42,7 @@ pub(super) struct StepShape {
 /// What the sizes of a step depend on beside its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ModelShape {
-    /// Shares in the plan of each kind of attention, and 0 where there is none.
+    /// Shares in the plan of each kind of attention; 0 without a plan.
     pub shares: [usize; KINDS],
     /// Whether sequences have states.
     pub has_states: bool,
@@ -81,7 +81,7 @@ fn list_words(pieces: usize, blocks: usize) -> usize {
 
 /// Each array begins at a multiple of this many words, because vector loads need 16 bytes.
 const ALIGNMENT: usize = 4;
-/// Stands for the id of a result where there is none.
+/// Stands for the id of a result where a row takes no result.
 const NONE: u32 = u32::MAX;
 
 /// The begin and the end of each array, in words.

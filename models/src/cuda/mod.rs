@@ -2,10 +2,10 @@
 //! launched and collected apart.
 //!
 //! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download.
-//! Steps in which every sequence has one token and gets its next one are recorded once for some
-//! numbers of rows and replayed with padding. All other steps launch the same kernels one by one,
-//! prefill's attention beside decode's if some sequences have one token and others more. Quantised
-//! weights stay quantised (`store`).
+//! Steps that only decode (every sequence has one token and gets its next one) are recorded once as
+//! CUDA graphs for some numbers of rows, and replayed with padding. All other steps launch the same
+//! kernels one by one, prefill's attention beside decode's if some sequences have one token and
+//! others more. Quantised weights stay quantised (`store`).
 
 pub(crate) mod cache;
 mod graphs;
@@ -202,8 +202,8 @@ impl CudaModel {
             state_share: options.state_share,
         };
         let mut sizes = budget.sizes(&self.decoder.config, options.block_size)?;
-        sizes.blocks = ranks::fewest(gpu, sizes.blocks)?;
-        sizes.states = ranks::fewest(gpu, sizes.states)?;
+        sizes.blocks = cache::fewest(gpu, sizes.blocks)?;
+        sizes.states = cache::fewest(gpu, sizes.states)?;
         Ok(sizes)
     }
 

@@ -64,7 +64,7 @@ impl AttentionKinds {
         self.kinds.iter().map(|kind| kind.window).collect()
     }
 
-    /// The number of shares in a plan of each kind, and 0 where there is none.
+    /// The number of shares in a plan of each kind; 0 without a plan.
     pub(super) fn shares(&self) -> [usize; KINDS] {
         let mut shares = [0; KINDS];
         for (shares, kind) in shares.iter_mut().zip(&self.kinds) {

@@ -5,7 +5,6 @@
 use super::CudaModel;
 use crate::cache_kinds::CacheKinds;
 use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource, Result};
-use cresset_kernels::gpu::{Buffer, Kind, Rank};
 use cresset_kernels::sampling::{RowSampling, SampleResult};
 use cresset_kernels::{DeviceOps, Error as KernelError};
 use std::any::Any;
@@ -270,18 +269,4 @@ fn is_consequence(error: &Error) -> bool {
 fn first_of<T>(results: Vec<T>) -> Result<T> {
     let none = || Error::Batch("a model needs a device".into());
     results.into_iter().next().ok_or_else(none)
-}
-
-/// The fewest blocks that fit on any rank, of which `blocks` fit on this one.
-pub(super) fn fewest(gpu: &DeviceOps, blocks: usize) -> Result<usize> {
-    let rank = gpu.rank();
-    if rank == Rank::ALONE {
-        return Ok(blocks);
-    }
-    // Slots are numbered in 32 bits, so blocks are too.
-    let own = Buffer::from_slice(gpu, &[blocks as u32])?;
-    let all = Buffer::new(gpu, Kind::U32, rank.count)?;
-    gpu.all_gather(own.view(), all.view())?;
-    let fits = all.to_vec::<u32>()?.into_iter().min();
-    Ok(fits.map_or(blocks, |fewest| fewest as usize))
 }

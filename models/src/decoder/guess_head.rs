@@ -1,5 +1,5 @@
-//! The head with which some models guess the token behind the next one ("multi-token prediction").
-//! DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
+//! The head with which some models guess the token behind the next one ("multi-token prediction"),
+//! a draft for speculative decoding. DeepSeek-AI 2024, "DeepSeek-V3", section 2.2.
 //!
 //! At a position it reads the state that the model has there, behind the final norm, and the
 //! embedding of the token that follows. Each is normed and multiplied by a matrix; the sum goes
@@ -7,28 +7,30 @@
 //! model's output matrix. That gives the token behind the one that follows. The head's own state
 //! behind that norm then stands for the model's at the next position, so that it can guess on.
 
-use super::{Activations, Layer, LayerLoader, LayerStep, Stream};
+use super::activations::Activations;
+use super::layer_loader::LayerLoader;
+use super::step::{Layer, LayerStep, Stream};
+use crate::Result;
 use crate::loader::tensors::Tensors;
-use crate::{Result, arch};
 use cresset_kernels::Ops;
 use cresset_kernels::embedding::SelectRowsArgs;
 use cresset_kernels::operand::IndicesOf;
 
 /// The names that a release gives to the tensors of its head.
-pub(super) struct HeadNames {
+pub(crate) struct HeadNames {
     /// The beginning of those of its layer.
-    pub(super) layer: String,
+    pub(crate) layer: String,
     /// Its matrix, the norms of embeddings and of states, and the last norm.
     own: [String; 4],
 }
 
 impl HeadNames {
     /// The beginning of all names of heads that are apart from the model's layers.
-    pub(super) const APART: &str = "mtp.";
+    pub(crate) const APART: &str = "mtp.";
 
     /// The names of the head that the files have, if they have one. `layers` is the number of the
     /// model's own layers.
-    pub(super) fn find<O: Ops>(t: &Tensors<O>, layers: usize) -> Option<Self> {
+    pub(crate) fn find<O: Ops>(t: &Tensors<O>, layers: usize) -> Option<Self> {
         let behind = format!("model.layers.{layers}.");
         let own = ["eh_proj", "enorm", "hnorm", "shared_head.norm"];
         let own = own.map(|name| format!("{behind}{name}.weight"));
@@ -40,7 +42,7 @@ impl HeadNames {
     }
 }
 
-pub(super) struct GuessHead<O: Ops> {
+pub(crate) struct GuessHead<O: Ops> {
     /// `[hidden, hidden]` each: the left half of the head's matrix and the right one.
     of_tokens: O::Matrix,
     of_states: O::Matrix,
@@ -54,12 +56,17 @@ pub(super) struct GuessHead<O: Ops> {
 
 impl<O: Ops> GuessHead<O> {
     /// Loads the head, whose layer has this number.
-    pub(super) fn load(l: &mut LayerLoader<O>, layer: usize, names: HeadNames) -> Option<Self> {
+    pub(crate) fn load(
+        l: &mut LayerLoader<O>,
+        layer: usize,
+        names: HeadNames,
+        load_layer: impl FnOnce(&mut LayerLoader<O>) -> Option<Box<dyn Layer<O>>>,
+    ) -> Option<Self> {
         let (hidden, [matrix, token, state, last]) = (l.spec.config.hidden_size, &names.own);
         l.begin(layer, names.layer);
         let halves = l.tensors.column_halves(matrix, [hidden; 2]);
         let [token, state, last] = [token, state, last].map(|name| l.tensors.norm(name, hidden));
-        let layer = arch::load_layer(l);
+        let layer = load_layer(l);
         let [of_tokens, of_states] = halves?;
         Some(Self {
             of_tokens,

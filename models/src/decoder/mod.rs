@@ -1,19 +1,20 @@
-//! The decoder, written once for the CPU and for a device: how its weights are loaded, and in which
-//! order a step calls the ops. An implementation `O` of the ops decides where the memory lies.
+//! The decoder, written once for the CPU and for a device: what its layers are loaded from, and in
+//! which order a step calls the ops. An implementation `O` of the ops decides where memory lies.
 //!
 //! A layer is the architecture's own ([`Layer`]); it is composed of `blocks`. Nothing in a step
 //! allocates, and the calls depend only on a step's shape, never on its values: so a device can
 //! record a step and replay it.
 
-mod guess_head;
-mod load;
-mod ranks;
+mod activations;
+pub(crate) mod guess_head;
+mod layer_loader;
+pub(crate) mod ranks;
 pub mod rope;
 mod step;
 
-pub(crate) use load::LONG_FACTORS;
-pub use load::{DecoderOptions, LayerLoader};
-pub use step::{Activations, GroupBatch, LayerStep, StepBatch, Stream};
+pub use activations::Activations;
+pub use layer_loader::{DecoderOptions, LayerLoader};
+pub use step::{GroupBatch, Layer, LayerStep, StepBatch, Stream};
 
 use crate::planted::in_f32;
 use crate::{Error, ForwardBatch, KvCache, ModelConfig, Result};
@@ -24,14 +25,6 @@ use cresset_kernels::operand::IndicesOf;
 use guess_head::GuessHead;
 use ranks::RankBuffers;
 
-/// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
-pub trait Layer<O: Ops>: Send {
-    /// Adds the layer's share to the residual stream. When the layer begins, the result of the
-    /// previous layer's last sub-layer may still have to be added; when it ends, so may this
-    /// layer's own last result: [`LayerStep::add_norm`] adds and norms in one op.
-    fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
-}
-
 pub struct Decoder<O: Ops> {
     pub ops: O,
     pub config: ModelConfig,
@@ -40,23 +33,23 @@ pub struct Decoder<O: Ops> {
     pub quantised: bool,
     /// Positions that the RoPE tables cover; this is also the longest sequence.
     pub positions: usize,
-    mode: Mode,
-    embedding: O::Matrix,
-    layers: Vec<Box<dyn Layer<O>>>,
-    norm: O::Buffer,
+    pub(crate) mode: Mode,
+    pub(crate) embedding: O::Matrix,
+    pub(crate) layers: Vec<Box<dyn Layer<O>>>,
+    pub(crate) norm: O::Buffer,
     /// `None`: the head is the embedding's transpose.
-    head: Option<O::Matrix>,
-    guess_head: Option<GuessHead<O>>,
+    pub(crate) head: Option<O::Matrix>,
+    pub(crate) guess_head: Option<GuessHead<O>>,
     /// Each `[tokens, hidden]`.
-    residual: Activations<O>,
-    normed: Activations<O>,
+    pub(crate) residual: Activations<O>,
+    pub(crate) normed: Activations<O>,
     /// The same rounded to eight bits, for products that round.
-    rounded: Option<Activations<O>>,
-    sublayer_out: Activations<O>,
+    pub(crate) rounded: Option<Activations<O>>,
+    pub(crate) sublayer_out: Activations<O>,
     /// `[logits rows, hidden]`: the residual stream of the rows whose logits are computed.
-    selected: Activations<O>,
+    pub(crate) selected: Activations<O>,
     /// If several devices compute the model together.
-    ranks: Option<RankBuffers<O>>,
+    pub(crate) ranks: Option<RankBuffers<O>>,
 }
 
 impl<O: Ops> Decoder<O> {
@@ -156,7 +149,11 @@ impl<O: Ops> Decoder<O> {
             let head = self.head.as_ref().unwrap_or(&self.embedding);
             match &self.ranks {
                 None => last.linear(head, None, states, logits)?,
-                Some(ranks) => ranks.logits(last, head, states, logits)?,
+                Some(ranks) => {
+                    let shape = [last.batch.logits_rows, self.config.vocab_size];
+                    let own = |part| last.linear(head, None, states, part);
+                    ranks.logits(&self.ops, shape, own, logits)?;
+                }
             }
             let cap = self.config.logits_softcap;
             cap.map_or(Ok(()), |cap| Ok(self.ops.soft_cap(logits, cap)?))

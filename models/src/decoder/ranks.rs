@@ -1,11 +1,13 @@
-//! What the decoder knows of ranks, the devices that compute one model together. Each has its share
-//! of the heads, of the inner values of MLPs and experts, and of the rows of the head. The residual
-//! stream, the cache's order and the sampled tokens are the same on all.
+//! What the decoder knows of ranks, the devices that compute one model together (tensor
+//! parallelism). Each has its share of the heads, of the inner values of MLPs and experts, and of
+//! the rows of the head. The residual stream, the cache's order and the sampled tokens are the same
+//! on all, as an all-reduce adds up the parts of each sub-layer.
 
-use super::{Activations, LayerLoader, LayerStep};
+use super::activations::Activations;
+use super::layer_loader::LayerLoader;
 use crate::Result;
-use crate::arch::{ArchSpec, QkNorms};
 use crate::loader::tensors::Optional;
+use crate::spec::{ArchSpec, QkNorms};
 use cresset_kernels::Ops;
 use cresset_kernels::gpu::{Kind, Rank};
 use cresset_kernels::operand::Operand;
@@ -19,7 +21,7 @@ impl ArchSpec {
     ///
     /// # Errors
     /// Returns a text that says what this number of GPUs cannot share.
-    pub(super) fn take_share(&mut self, rank: Rank) -> Result<(), String> {
+    pub(crate) fn take_share(&mut self, rank: Rank) -> Result<(), String> {
         let count = rank.count;
         if count == 1 {
             return Ok(());
@@ -63,7 +65,7 @@ impl ArchSpec {
 }
 
 /// The memory in which the parts of the ranks meet.
-pub(super) struct RankBuffers<O: Ops> {
+pub(crate) struct RankBuffers<O: Ops> {
     rank: Rank,
     /// `[tokens, ranks * hidden]`: the parts of a sub-layer's result.
     parts: Activations<O>,
@@ -76,7 +78,7 @@ pub(super) struct RankBuffers<O: Ops> {
 
 impl<O: Ops> RankBuffers<O> {
     /// The inner `None` stands for a model that one device computes.
-    pub(super) fn load(l: &mut LayerLoader<O>, rank: Rank) -> Option<Optional<Self>> {
+    pub(crate) fn load(l: &mut LayerLoader<O>, rank: Rank) -> Option<Optional<Self>> {
         if rank.count == 1 {
             return Some(None);
         }
@@ -93,21 +95,19 @@ impl<O: Ops> RankBuffers<O> {
         }))
     }
 
-    /// Computes this rank's part of the logits and gathers those of all ranks in `out`,
-    /// `[rows, vocab_size]` f32.
+    /// Gathers the logits of all ranks in `out`, `[rows, columns]` f32. `own` computes those of
+    /// this rank's columns.
     pub(super) fn logits<'a>(
         &'a self,
-        s: &LayerStep<'a, O>,
-        head: &'a O::Matrix,
-        x: O::View<'a>,
+        ops: &O,
+        [rows, columns]: [usize; 2],
+        own: impl FnOnce(O::View<'a>) -> Result<()>,
         out: O::View<'a>,
     ) -> Result<()> {
-        let columns = s.config.vocab_size;
-        let rows = s.batch.logits_rows;
-        let (part, own) = (self.own_logits.first(rows), self.rank.share(columns).len());
-        s.linear(head, None, x, part.slice(0..rows * own))?;
+        let part = self.own_logits.first(rows);
+        own(part.slice(0..rows * self.rank.share(columns).len()))?;
         let parts = O::view(&self.gathered.buffer);
-        Ok(s.ops.gather_columns(&GatherColumnsArgs { part, columns, parts, out })?)
+        Ok(ops.gather_columns(&GatherColumnsArgs { part, columns, parts, out })?)
     }
 
     /// Adds up the ranks' parts of a sub-layer's result, in place.

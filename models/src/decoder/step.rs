@@ -1,5 +1,6 @@
 //! The data of one step that layers read, and the activations they share.
 
+use super::activations::Activations;
 use super::ranks::RankBuffers;
 use crate::planted::{OpFault, argument};
 use crate::{KvCache, ModelConfig, Result};
@@ -7,9 +8,8 @@ use cresset_kernels::Ops;
 use cresset_kernels::embedding::{DeviceTokens, SelectRowsArgs};
 use cresset_kernels::linear::{LinearArgs, Mode};
 use cresset_kernels::norm::{AddNormedArgs, NormArgs};
-use cresset_kernels::operand::{IndicesOf, Operand};
+use cresset_kernels::operand::IndicesOf;
 use cresset_kernels::recurrence::StateMoves;
-use std::sync::Arc;
 
 /// The inputs of a step.
 pub struct StepBatch<'a, O: Ops> {
@@ -35,25 +35,6 @@ pub struct GroupBatch<'a, O: Ops> {
     /// `[tokens]`: slots of K and V in the cache.
     pub slots: IndicesOf<'a, O>,
     pub sequences: O::Sequences<'a>,
-}
-
-/// A matrix of activations, allocated once for the largest step. Clones share the memory.
-pub struct Activations<O: Ops> {
-    pub(super) buffer: Arc<O::Buffer>,
-    pub width: usize,
-}
-
-impl<O: Ops> Clone for Activations<O> {
-    fn clone(&self) -> Self {
-        Self { buffer: self.buffer.clone(), width: self.width }
-    }
-}
-
-impl<O: Ops> Activations<O> {
-    /// The first `rows` rows.
-    pub fn first(&self, rows: usize) -> O::View<'_> {
-        O::view(&self.buffer).slice(0..rows * self.width)
-    }
 }
 
 /// The residual stream and what is added to it. Every layer reads and writes it.
@@ -95,6 +76,14 @@ impl<'a, O: Ops> Stream<'a, O> {
         self.pending = true;
         self.sublayer_out.first(self.rows)
     }
+}
+
+/// One layer of a decoder. The file of its architecture shows which blocks it has, in which order.
+pub trait Layer<O: Ops>: Send {
+    /// Adds the layer's share to the residual stream. When the layer begins, the result of the
+    /// previous layer's last sub-layer may still have to be added; when it ends, so may this
+    /// layer's own last result: [`LayerStep::add_norm`] adds and norms in one op.
+    fn forward<'a>(&'a self, step: &LayerStep<'a, O>, x: &mut Stream<'a, O>) -> Result<()>;
 }
 
 /// The things that a layer takes from its step.

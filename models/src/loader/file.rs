@@ -1,8 +1,8 @@
 //! Reads a release's files and never maps them: a file that is cut or rewritten meanwhile gives an
 //! error, and the bytes that were used are those that were hashed, because every byte is read once.
 
-use super::damaged;
 use super::digest::{BLOCK, FileDigest, hash_block};
+use crate::error::damaged;
 use crate::{Error, Result};
 use blake3::hazmat::ChainingValue;
 use std::collections::BTreeMap;

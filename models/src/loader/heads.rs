@@ -2,9 +2,10 @@
 
 use super::experts::in_rows;
 use super::store::Raw;
-use super::tensors::{Optional, Presence, Reading, TensorBytes, Tensors};
+use super::tensors::{Optional, Reading, TensorBytes, Tensors};
 use crate::Result;
 use crate::config::LatentConfig;
+use crate::spec::Presence;
 use cresset_kernels::OpMemory;
 use cresset_kernels::gpu::DeviceElement;
 use cresset_kernels::linear::WeightType;
@@ -37,6 +38,26 @@ impl<M: OpMemory> Tensors<'_, M> {
         let Some(mut found) = self.biases(presence, parts)? else { return Some(None) };
         found.extend(found.last().cloned());
         self.bias(parts[0].0, &found).map(Some)
+    }
+
+    /// Takes matrices as [`Self::stack`] does, where the first one has for each head `head_dim`
+    /// rows of its own and then `head_dim` rows of a gate. Returns the stack without the gates, and
+    /// the gates of all heads.
+    pub fn gated_stack(
+        &mut self,
+        parts: &[(&str, usize)],
+        cols: usize,
+        head_dim: usize,
+    ) -> Option<(M::Matrix, M::Matrix)> {
+        let found = self.raws(parts, cols)?;
+        let mut raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
+        let first = raws[0];
+        let halves = rows_of_parts(&found[0], [head_dim; 2], self.reading);
+        let [own, gates] =
+            halves.each_ref().map(|bytes| Raw { bytes, rows: first.rows / 2, ..first });
+        raws[0] = own;
+        let (stacked, gates) = (self.store.matrix(&raws), self.store.matrix(&[gates]));
+        self.keep(parts[0].0, stacked).zip(self.keep(parts[0].0, gates))
     }
 
     /// Takes the biases of matrices that [`Self::gated_stack`] takes, those of the gates apart.

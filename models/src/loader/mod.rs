@@ -1,5 +1,4 @@
-//! Reads files into a model: containers (`gguf`, `safetensors`), names, and the registry of
-//! architectures.
+//! Reads files into a model: containers (`gguf`, `safetensors`), names and tensors.
 
 mod digest;
 mod experts;
@@ -12,6 +11,7 @@ mod mxfp4;
 pub(crate) mod names;
 pub(crate) mod quantised;
 pub mod safetensors;
+mod shard_entry;
 mod share;
 mod source;
 pub(crate) mod store;
@@ -19,10 +19,11 @@ pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::{self, ArchSpec};
-use crate::{Error, Result};
+use crate::Result;
+use crate::spec::ArchSpec;
 use cresset_kernels::OpMemory;
 use gguf::GgufFile;
+use quantised::Quantisation;
 use safetensors::Checkpoint;
 use share::RankShare;
 use std::collections::BTreeSet;
@@ -32,6 +33,14 @@ use tensors::{Container, Reading, Tensors};
 
 pub use source::{FileLayout, ModelSource};
 
+/// How a model's shape is read from a release, which the loader knows nothing of.
+#[derive(Clone, Copy)]
+pub(crate) struct SpecReader {
+    pub gguf: fn(&GgufFile) -> Result<ArchSpec>,
+    /// From the path and the text of a folder's `config.json`.
+    pub config: fn(&Path, &[u8]) -> Result<(ArchSpec, Option<Quantisation>)>,
+}
+
 /// Builds a value from a model's shape and its weights, which go into `store`. Fails with an error
 /// that names every tensor left over or missing, every config key not understood, and every file
 /// whose digest is not that of the release.
@@ -39,6 +48,7 @@ pub(crate) fn read<M: OpMemory, T>(
     source: &ModelSource,
     store: &mut dyn WeightStore<M>,
     reading: Reading,
+    specs: SpecReader,
     build: impl FnOnce(ArchSpec, &mut Tensors<M>) -> Option<T>,
 ) -> Result<T> {
     let whole = reading == Reading::Whole;
@@ -60,7 +70,7 @@ pub(crate) fn read<M: OpMemory, T>(
     match source.layout() {
         FileLayout::Gguf(path) => {
             let (header, files) = GgufFile::read_all(path, &|name| source.open(name))?;
-            let (spec, blake3) = (arch::from_gguf(&header)?, header.header_blake3.clone());
+            let (spec, blake3) = ((specs.gguf)(&header)?, header.header_blake3.clone());
             let tensors = header.tensors_in(files);
             let built = fill(spec, Container::Gguf(Box::new(tensors), header), path)?;
             source.check_header(path, &blake3)?;
@@ -68,9 +78,7 @@ pub(crate) fn read<M: OpMemory, T>(
         }
         FileLayout::HfFolder(folder) => {
             let config = source.read_needed("config.json")?;
-            let path = folder.join("config.json");
-            let spec = arch::from_hf(&path, &config)?;
-            let quantisation = arch::quantisation(&path, &config)?;
+            let (spec, quantisation) = (specs.config)(&folder.join("config.json"), &config)?;
             let files = Checkpoint::open(source, folder, quantisation.as_ref())?;
             let shards = files.shards.clone();
             let built = fill(spec, Container::Checkpoint(files), folder)?;
@@ -80,12 +88,4 @@ pub(crate) fn read<M: OpMemory, T>(
             Ok(built)
         }
     }
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-pub(crate) fn damaged(path: &Path, what: &str) -> Error {
-    Error::BadFile(format!("{} is damaged or incomplete: {what}; fetch it again", path.display()))
 }

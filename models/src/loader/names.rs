@@ -1,5 +1,11 @@
 //! Tensor names: architectures ask by Hugging Face's names; GGUF has its own for the same tensors.
 
+/// Divisors of the rotary frequencies, if the file has them.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// The two tables of LongRoPE in GGUF files.
+pub(crate) const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
 /// HF name → GGUF name. Layer names keep their suffix (`.weight`, `.bias`). `own` comes before the
 /// modules' usual names.
 pub(crate) fn gguf(hf: &str, own: &[(&str, &str)]) -> Option<String> {

@@ -1,16 +1,17 @@
 //! Sharded safetensors in Hugging Face layout.
 
-use super::damaged;
 use super::file::{Bytes, FileReader, TensorReader};
 use super::mxfp4::{self, CODES, SCALES};
-use super::quantised::{self, ColumnOrder, JoinedForm, JoinedTensor, MatrixRefusal, Quantisation};
+use super::quantised;
+use super::quantised::form::{ColumnOrder, JoinedForm, JoinedTensor, MatrixRefusal, Quantisation};
+use super::shard_entry::ShardEntry;
 use super::source::ModelSource;
+use crate::error::damaged;
 use crate::{Error, Result};
 use cresset_kernels::linear::WeightType;
 use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,25 +37,6 @@ const TOWERS: [&str; 6] = [
 const PREFIX: usize = size_of::<u64>();
 /// Headers are far smaller, so a larger one is damage.
 const MAX_HEADER_BYTES: usize = 100 << 20;
-
-pub(super) struct ShardEntry {
-    pub shard: usize,
-    pub shape: Vec<usize>,
-    /// The type of the stored values.
-    pub stored: Dtype,
-    /// `None`: they are no weights by themselves, but part of a quantised tensor.
-    dtype: Option<WeightType>,
-    range: Range<usize>,
-    /// The stored tensors that it is made of, if it is not stored itself.
-    joined: Option<JoinedTensor>,
-}
-
-impl ShardEntry {
-    pub(super) fn joined(shape: Vec<usize>, dtype: WeightType, joined: JoinedTensor) -> Self {
-        let (dtype, joined) = (Some(dtype), Some(joined));
-        Self { shard: 0, shape, stored: Dtype::U8, dtype, range: 0..0, joined }
-    }
-}
 
 /// The tensors of a folder by name.
 pub struct Checkpoint {

@@ -1,14 +1,14 @@
 //! The files of a release: where they are, and which bytes they must have.
 
-use super::damaged;
 use super::file::{FileReader, changed};
 use super::gguf::ShardName;
+use crate::error::damaged;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Configs, tokenizers and indexes are far smaller, so a larger file is none of them.
+/// Bytes that configs, tokenizers and indexes never reach; a larger file is refused.
 const MAX_SMALL_BYTES: usize = 64 << 20;
 
 /// The files of a release.

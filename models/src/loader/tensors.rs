@@ -3,12 +3,12 @@
 
 use super::file::Bytes;
 use super::gguf::{GgufFile, ShardReaders};
-use super::heads::rows_of_parts;
 use super::names;
-use super::quantised::ColumnOrder;
+use super::quantised::form::ColumnOrder;
 use super::safetensors::Checkpoint;
 use super::share::{AxisPart, RankShare, share_of};
 use super::store::{Raw, WeightStore};
+use crate::spec::{NameMap, Presence};
 use crate::{Error, Result};
 use cresset_kernels::OpMemory;
 use cresset_kernels::linear::WeightType;
@@ -40,38 +40,6 @@ impl TensorBytes {
 
 /// A tensor that the file may lack.
 pub(crate) type Optional<T> = Option<T>;
-
-/// Whether an architecture has a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    Never,
-    Optional,
-    Always,
-}
-
-impl Presence {
-    pub fn when(flag: bool) -> Self {
-        if flag { Self::Always } else { Self::Never }
-    }
-}
-
-/// The differences of an architecture's names and conventions in files from the usual ones.
-#[derive(Clone, Copy, Debug)]
-pub struct NameMap {
-    /// Modules or tensors of a layer, or tensors of the model, that have another name in GGUF: HF
-    /// name, GGUF name.
-    pub gguf: &'static [(&'static str, &'static str)],
-    /// Parts of the names of a layer's tensors that are others in Hugging Face's files: the usual
-    /// one, the one there. They are replaced in this order.
-    pub hf: &'static [(&'static str, &'static str)],
-    /// Whether one has to be added to the stored weights of norms.
-    pub norms_less_one: bool,
-}
-
-impl NameMap {
-    /// No differences.
-    pub const USUAL: Self = Self { gguf: &[], hf: &[], norms_less_one: false };
-}
 
 pub struct Tensors<'a, M: OpMemory> {
     pub(super) container: Container,
@@ -287,26 +255,6 @@ impl<M: OpMemory> Tensors<'_, M> {
         let tap = |tap: usize| values[tap..].iter().step_by(taps);
         let kept = self.store.norm((0..taps).flat_map(tap).copied().collect());
         self.keep(name, kept)
-    }
-
-    /// Takes matrices as [`Self::stack`] does, where the first one has for each head `head_dim`
-    /// rows of its own and then `head_dim` rows of a gate. Returns the stack without the gates, and
-    /// the gates of all heads.
-    pub fn gated_stack(
-        &mut self,
-        parts: &[(&str, usize)],
-        cols: usize,
-        head_dim: usize,
-    ) -> Option<(M::Matrix, M::Matrix)> {
-        let found = self.raws(parts, cols)?;
-        let mut raws: Vec<Raw> = found.iter().map(TensorBytes::raw).collect();
-        let first = raws[0];
-        let halves = rows_of_parts(&found[0], [head_dim; 2], self.reading);
-        let [own, gates] =
-            halves.each_ref().map(|bytes| Raw { bytes, rows: first.rows / 2, ..first });
-        raws[0] = own;
-        let (stacked, gates) = (self.store.matrix(&raws), self.store.matrix(&[gates]));
-        self.keep(parts[0].0, stacked).zip(self.keep(parts[0].0, gates))
     }
 
     /// Takes biases one after the other; all are present or all absent. The inner `None` is a bias

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{GgufWriter, TinyLlama};
-use crate::{Model, ModelOptions, load};
+use crate::{Error, Model, ModelOptions, load};
 use candle_core::{DType, Device, Tensor};
 use gguf::Value;
 use serde_json::json;

@@ -6,8 +6,9 @@
 //! are written here with candle's tensors and ops. They share nothing with the serving path, and
 //! tests compare them with transformers' logits as they do candle's models.
 
-use super::facts::{Facts, Rotation};
-use super::{WitnessResult, files, head_rows, unknown};
+use super::absence::{WitnessResult, unknown};
+use super::facts::{Facts, Family, Rotation};
+use super::files;
 use crate::ModelSource;
 use candle_core::{Device, Tensor};
 use candle_nn::ops::{rms_norm, softmax_last_dim};
@@ -16,6 +17,9 @@ use std::collections::HashMap;
 
 /// Queries whose scores are computed together: of 32 heads over 32 768 keys they take 256 MiB.
 const QUERIES: usize = 64;
+
+/// Rows whose logits are computed together: 64 rows of a vocabulary of 262 144 take 64 MiB.
+const HEAD_ROWS: usize = 64;
 
 type Weights = HashMap<String, Tensor>;
 
@@ -110,7 +114,7 @@ impl Facts {
         positions: usize,
         device: &Device,
     ) -> candle_core::Result<[Tensor; 2]> {
-        let is_local = self.family == super::Family::Gemma3 && self.window_of(layer).is_some();
+        let is_local = self.family == Family::Gemma3 && self.window_of(layer).is_some();
         let theta = if is_local { self.local_theta } else { self.theta };
         let half = self.head_dim / 2;
         let frequency = |pair: usize| {
@@ -250,4 +254,23 @@ impl Block<'_> {
         let values: Vec<f32> = (0..count * seen).map(at).collect();
         Tensor::from_vec(values, (count, seen), device)
     }
+}
+
+/// Multiplies states by the output head, and passes on the logits of each from position `from` on.
+pub(super) fn head_rows(
+    head: &Tensor,
+    states: &Tensor,
+    from: usize,
+    row: &mut dyn FnMut(usize, &[f32]),
+) -> candle_core::Result<()> {
+    let (states, head) = (states.squeeze(0)?, head.t()?);
+    let count = states.dim(0)?;
+    for first in (0..count).step_by(HEAD_ROWS) {
+        let rows = states.narrow(0, first, HEAD_ROWS.min(count - first))?;
+        let logits = rows.contiguous()?.matmul(&head)?;
+        for i in 0..logits.dim(0)? {
+            row(from + first + i, &logits.get(i)?.to_vec1::<f32>()?);
+        }
+    }
+    Ok(())
 }

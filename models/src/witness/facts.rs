@@ -1,7 +1,8 @@
 //! The shape of a model as candle's models need it, read from the files a second time and without
 //! the code that serves.
 
-use super::{Absence, WitnessResult, lacking, unknown};
+use super::absence::{Absence, WitnessResult, unknown};
+use super::lacking;
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::{Content, Value as GgufValue};
 use serde_json::Value;

@@ -1,8 +1,9 @@
 //! Weights as candle reads and dequantises them, under Hugging Face's names and in its layout.
 
+use super::absence::{Absence, WitnessResult, unknown};
 use super::facts::{Facts, open};
+use super::lacking;
 use super::lacking::QuantisedFolder;
-use super::{Absence, WitnessResult, lacking, unknown};
 use crate::{FileLayout, ModelSource};
 use candle_core::quantized::gguf_file::TensorInfo;
 use candle_core::{DType, Device, Tensor};

@@ -2,7 +2,7 @@
 //! and the values of those blocks, and no others, from the kernels' decoding, which the kernels'
 //! check compares with values that other programs read.
 
-use super::WitnessResult;
+use super::absence::{Absence, WitnessResult};
 use crate::ModelSource;
 use crate::arch;
 use crate::loader::gguf::{GgufFile, TensorInfo, Value};
@@ -56,7 +56,7 @@ fn decoded(
     let cols = shape.last().copied().unwrap_or(0);
     let rows = shape.iter().product::<usize>() / cols.max(1);
     let raw = Raw { dtype, bytes, rows, cols, order };
-    let values = raw.values().map_err(super::Absence::Failed)?;
+    let values = raw.values().map_err(Absence::Failed)?;
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 
@@ -90,7 +90,7 @@ impl QuantisedFolder {
     ) -> WitnessResult<()> {
         for (name, shape) in self.matrices().iter().filter(|(name, _)| wanted(name)) {
             let dtype = self.0.dtype(name).expect("invariant: it is one of the files'");
-            let (bytes, order) = self.0.take(name).map_err(super::Absence::Failed)?;
+            let (bytes, order) = self.0.take(name).map_err(Absence::Failed)?;
             each(name, decoded(dtype, &bytes, shape, order.as_ref())?)?;
         }
         Ok(())

@@ -9,6 +9,7 @@
 //! candle's models lack a part of, or what is too large to be held in f32, is computed layer by
 //! layer (`by_layer`). What there is no witness for is said in a sentence.
 
+mod absence;
 mod by_layer;
 mod facts;
 mod files;
@@ -16,11 +17,13 @@ mod lacking;
 #[cfg(test)]
 mod tests;
 
+pub use absence::Absence;
 pub use facts::{declared_ends, hyper_parameters};
 pub use files::{TensorStats, tensor_stats};
 
-use crate::{Error, ModelSource};
-use by_layer::LayerWitness;
+use crate::ModelSource;
+use absence::{WitnessResult, unknown};
+use by_layer::{LayerWitness, head_rows};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{gemma2, gemma3, llama, mistral, qwen2, qwen3};
@@ -31,43 +34,6 @@ use std::collections::HashMap;
 const CHUNK: usize = 512;
 /// Tokens of a forward pass whose model gives the logits of the last one only.
 const SHORT_CHUNK: usize = 8;
-/// Rows whose logits are computed together: 64 rows of a vocabulary of 262 144 take 64 MiB.
-const HEAD_ROWS: usize = 64;
-
-/// Why there is no witness.
-#[derive(Debug)]
-pub enum Absence {
-    /// candle has no such model, or it is too large: the reason in a sentence.
-    Unknown(String),
-    Failed(Error),
-}
-
-impl From<candle_core::Error> for Absence {
-    fn from(error: candle_core::Error) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<std::io::Error> for Absence {
-    fn from(error: std::io::Error) -> Self {
-        candle_core::Error::from(error).into()
-    }
-}
-
-impl From<Absence> for Error {
-    fn from(absence: Absence) -> Self {
-        match absence {
-            Absence::Unknown(why) => Self::Unsupported(why),
-            Absence::Failed(error) => error,
-        }
-    }
-}
-
-type WitnessResult<T> = std::result::Result<T, Absence>;
-
-fn unknown<T>(why: impl Into<String>) -> WitnessResult<T> {
-    Err(Absence::Unknown(why.into()))
-}
 
 pub struct Witness {
     computation: Computation,
@@ -208,24 +174,6 @@ impl Whole {
         };
         most.min(total - from)
     }
-}
-
-fn head_rows(
-    head: &Tensor,
-    states: &Tensor,
-    from: usize,
-    row: &mut dyn FnMut(usize, &[f32]),
-) -> candle_core::Result<()> {
-    let (states, head) = (states.squeeze(0)?, head.t()?);
-    let count = states.dim(0)?;
-    for first in (0..count).step_by(HEAD_ROWS) {
-        let rows = states.narrow(0, first, HEAD_ROWS.min(count - first))?;
-        let logits = rows.contiguous()?.matmul(&head)?;
-        for i in 0..logits.dim(0)? {
-            row(from + first + i, &logits.get(i)?.to_vec1::<f32>()?);
-        }
-    }
-    Ok(())
 }
 
 fn network(

@@ -3,10 +3,12 @@
 
 use super::super::OP;
 use super::super::plan::TILE;
-use super::{HeadShape, MOST_VALUES};
 use crate::Result;
+use crate::error::unsupported;
 use crate::gpu::{Gpu, Kind};
-use crate::storage::unsupported;
+
+/// The most dimensions of values, in f32 and in the kernels of `any.cu`.
+pub(super) const MOST_VALUES: usize = 512;
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
@@ -29,23 +31,24 @@ const FEW_ROWS: AnyKernels = AnyKernels {
     prefill: "attention_prefill_any_16_bf16",
 };
 
-/// The kernels for blocks of `wanted` rows and what shared memory their blocks have, in bytes.
+/// The kernels for keys of `dim` dimensions, and blocks of `wanted` rows, and what shared memory
+/// their blocks have, in bytes.
 ///
 /// # Errors
 /// When values have too many dimensions, or keys too many for the device's shared memory.
 pub(super) fn kernels(
     gpu: &dyn Gpu,
-    heads: &HeadShape,
+    [dim, values]: [usize; 2],
     wanted: usize,
 ) -> Result<(u32, &'static AnyKernels)> {
-    let (most, dim) = (gpu.properties().shared_bytes, heads.head_dim);
+    let most = gpu.properties().shared_bytes;
     let many = (wanted > FEW_ROWS.rows).then_some(&MANY_ROWS);
     let sized = many.into_iter().chain([&FEW_ROWS]).map(|one| (shared_bytes(one.rows, dim), one));
     let found = sized.into_iter().find(|(bytes, _)| *bytes <= most);
-    found.filter(|_| heads.value_dim() <= MOST_VALUES).ok_or_else(|| {
+    found.filter(|_| values <= MOST_VALUES).ok_or_else(|| {
         let has = format!("blocks of this GPU have {} KiB of shared memory", most >> 10);
         let limit = format!("values have at most {MOST_VALUES} dimensions, and {has}");
-        unsupported(OP, format!("heads of {dim} with values of {}: {limit}", heads.value_dim()))
+        unsupported(OP, format!("heads of {dim} with values of {values}: {limit}"))
     })
 }
 

@@ -1,18 +1,23 @@
 //! Products with the matrices of experts on a device, in bf16 or in the packed form. `products.cu`
 //! describes the kernels.
 
-use super::parts;
+use crate::error::ensure;
 use crate::experts::ExpertLinearArgs;
 use crate::experts::args::ExpertSizes;
 use crate::gpu::{Gpu, Kind, Launch, Properties, View};
 use crate::linear::gpu::{EXPERT_TOKENS, PackedKernels};
 use crate::linear::{BAND_ROWS, DeviceFormat};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Rows of a matrix that a block of the GEMM takes.
 const GEMM_ROWS: usize = 64;
+
+/// The three parts of a plan for `choices` choices.
+pub(super) fn parts(plan: View, choices: usize, experts: usize) -> [View; 3] {
+    let begins = choices + experts + 1;
+    [plan.slice(0..choices), plan.slice(choices..begins), plan.slice(begins..begins + choices)]
+}
 
 /// The kernels for experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

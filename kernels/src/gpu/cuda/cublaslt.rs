@@ -3,7 +3,7 @@
 //! measured where the shape is first used.
 
 use super::autotune::{AutotuneCache, GemmShape, MatmulAlgorithm};
-use super::failure;
+use super::failure::{failure, not_recording};
 use crate::gpu::{Gemm, Kind};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
@@ -278,7 +278,7 @@ impl CublasLt {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        let _quiet = super::not_recording();
+        let _quiet = not_recording();
         // The workspace needs the context as well. A failure here leaves nothing to do.
         let _ = self.stream.context().bind_to_thread();
         // SAFETY: made by `new`, destroyed here alone.

@@ -9,6 +9,7 @@
 mod autotune;
 mod bind;
 mod cublaslt;
+mod failure;
 mod modules;
 mod nccl;
 mod not_linked;
@@ -19,7 +20,7 @@ use super::{
     Arg, DeviceOptions, Gemm, Gpu, Graph, Launch, Properties, Rank, Staging, StreamEvent, View,
     failed, out_of_memory,
 };
-use crate::{Error, Result};
+use crate::Result;
 use autotune::AutotuneCache;
 pub use autotune::chosen_products;
 use candle_core::Device;
@@ -29,26 +30,18 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaContext, CudaEvent, CudaGraph, CudaStream, DriverError, result,
+    CudaContext, CudaEvent, CudaGraph, CudaStream, result,
 };
 use cublaslt::CublasLt;
+use failure::{failure, not_recording};
 use modules::LoadedKernels;
 use nccl::Seat;
 pub use probe::{free_memory, probe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whether this build has support for CUDA devices.
 pub const BUILT: bool = true;
-
-/// Held while a graph is recorded, and while libraries and kernels are loaded or unloaded. Those
-/// may wait for the whole context, and such a wait is an error that ends every recording in the
-/// context, another model's too.
-static RECORDING: Mutex<()> = Mutex::new(());
-
-fn not_recording() -> MutexGuard<'static, ()> {
-    RECORDING.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub(super) struct Cuda {
     properties: Properties,
@@ -76,7 +69,7 @@ impl Drop for Owner {
 /// Opens the device with this number.
 ///
 /// # Errors
-/// [`Error::NoDevice`] says what is missing.
+/// [`crate::Error::NoDevice`] says what is missing.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
     open_with(ordinal, &DeviceOptions::default())
 }
@@ -84,7 +77,7 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Gpu>> {
 /// Opens the device with this number, and checks whether its launches may overlap.
 ///
 /// # Errors
-/// [`Error::NoDevice`] says what is missing.
+/// [`crate::Error::NoDevice`] says what is missing.
 pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>> {
     open_as(ordinal, options, None)
 }
@@ -92,7 +85,7 @@ pub fn open_with(ordinal: usize, options: &DeviceOptions) -> Result<Arc<dyn Gpu>
 /// Opens the devices with these numbers, which compute one model together: ranks in this order.
 ///
 /// # Errors
-/// [`Error::NoDevice`] says what is missing.
+/// [`crate::Error::NoDevice`] says what is missing.
 pub fn open_group(numbers: &[usize], options: &DeviceOptions) -> Result<Vec<Arc<dyn Gpu>>> {
     numbers.iter().try_for_each(|number| probe(*number).map(drop))?;
     let seats = Seat::of_all(numbers)?;
@@ -110,7 +103,7 @@ fn open_as(ordinal: usize, options: &DeviceOptions, seat: Option<Seat>) -> Resul
         );
         return Ok(gpu);
     }
-    match overlap::check(&gpu) {
+    match overlap::check(&(gpu.clone() as _), &gpu.overlapped) {
         Ok(()) => {
             tracing::info!("kernels overlap: each may begin before the one ahead of it has ended");
             Ok(gpu)
@@ -344,38 +337,3 @@ struct Recorded(Mutex<CudaGraph>);
 unsafe impl Send for Recorded {}
 // SAFETY: as above.
 unsafe impl Sync for Recorded {}
-
-/// Turns a driver error into ours, with the driver's own text.
-fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
-    move |error| {
-        let text = error
-            .error_string()
-            .map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
-        let detail = format!("{:?}{text}", error.0);
-        if is_final(error.0) {
-            Error::DeviceLost { op, detail }
-        } else {
-            Error::Device { op, detail }
-        }
-    }
-}
-
-/// Whether the driver documents that after this error the process can use the device no more: a
-/// kernel's fault, a fault of the hardware, or a context that is gone.
-fn is_final(error: CUresult) -> bool {
-    matches!(
-        error,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
-    )
-}

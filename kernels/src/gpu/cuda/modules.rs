@@ -1,7 +1,7 @@
 //! The kernels in this binary: a fat binary for each `.cu` file. All are loaded when the device is
 //! opened, so that no launch ever waits for a load and no load happens while a graph is recorded.
 
-use super::failure;
+use super::failure::failure;
 use crate::gpu::{Arg, Launch, MAX_PARAMETERS};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::sys::{

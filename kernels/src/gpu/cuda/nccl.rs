@@ -2,7 +2,8 @@
 //! rank, all opened at once. NCCL only copies here (`../../ranks/ranks.cu` adds up), so its choice
 //! of an algorithm changes no bit.
 
-use super::{bind, not_recording};
+use super::bind;
+use super::failure::not_recording;
 use crate::gpu::{Rank, View};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::sys::CUstream;

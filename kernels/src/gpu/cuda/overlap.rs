@@ -1,12 +1,12 @@
-//! Finds out whether kernels may overlap on this device with this driver, when the device is
-//! opened: the results of launches that overlap are compared with those of launches that do not.
+//! Finds out whether kernels may overlap (programmatic dependent launch) on this device with this
+//! driver, when the device is opened: the results of launches that overlap are compared with those
+//! of launches that do not.
 
-use super::Cuda;
 use crate::Result;
 use crate::gpu::{Buffer, Gemm, Gpu, Kind, failed};
 use crate::norm::{Norm, NormArgs};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Launches in the chain. Each reads the output of the previous one.
 const LINKS: usize = 24;
@@ -14,11 +14,11 @@ const ROWS: usize = 64;
 const WIDTH: usize = 128;
 
 /// Allows launches to overlap if a chain of overlapping launches, both launched and recorded as a
-/// graph, has the same results as one that does not overlap.
-pub(super) fn check(gpu: &Arc<Cuda>) -> Result<()> {
+/// graph, has the same results as one that does not overlap. `overlapped` is what allows it.
+pub(super) fn check(gpu: &Arc<dyn Gpu>, overlapped: &AtomicBool) -> Result<()> {
     let chain = LaunchChain::new(gpu)?;
     let want = chain.results(&mut || chain.run())?;
-    gpu.overlapped.store(true, Ordering::Relaxed);
+    overlapped.store(true, Ordering::Relaxed);
     let launched = chain.results(&mut || chain.run())?;
     let graph = gpu.capture(&mut || chain.run())?;
     let replayed = chain.results(&mut || gpu.replay(&graph))?;
@@ -38,12 +38,17 @@ struct LaunchChain {
 }
 
 impl LaunchChain {
-    fn new(gpu: &Arc<Cuda>) -> Result<Self> {
-        let gpu: Arc<dyn Gpu> = gpu.clone();
-        let zeros = || Buffer::zeros(&gpu, Kind::F32, ROWS * WIDTH);
+    fn new(gpu: &Arc<dyn Gpu>) -> Result<Self> {
+        let zeros = || Buffer::zeros(gpu, Kind::F32, ROWS * WIDTH);
         let weight: Vec<f32> = (0..WIDTH * WIDTH).map(|i| (i % 61) as f32 / 32.0 - 1.0).collect();
-        let weight = Buffer::from_slice(&gpu, &weight)?;
-        Ok(Self { x: zeros()?, outs: [zeros()?, zeros()?], product: zeros()?, weight, gpu })
+        let weight = Buffer::from_slice(gpu, &weight)?;
+        Ok(Self {
+            x: zeros()?,
+            outs: [zeros()?, zeros()?],
+            product: zeros()?,
+            weight,
+            gpu: gpu.clone(),
+        })
     }
 
     /// The bits of all buffers after `work`, which starts from the same content each time.

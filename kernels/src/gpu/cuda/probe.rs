@@ -1,6 +1,7 @@
 //! Describes a device without taking any of its memory.
 
-use super::{bind, failure, modules};
+use super::failure::failure;
+use super::{bind, modules};
 use crate::gpu::Properties;
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;

@@ -4,19 +4,20 @@
 
 mod cards;
 mod meeting;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-pub(super) use cards::shared_by_the_process;
+pub(super) use shared::shared_by_the_process;
 #[cfg(not(feature = "cuda"))]
-pub(super) use cards::{group_like, numbered};
+pub(super) use shared::{group_like, numbered};
 
 use super::{
     Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Rank, Staging, StreamEvent,
     View, failed, out_of_memory,
 };
+use crate::error::ensure;
 use crate::simd::{E4M3_UNIT, e4m3};
-use crate::storage::ensure;
 use crate::{Error, Result};
 use half::bf16;
 use meeting::Meeting;

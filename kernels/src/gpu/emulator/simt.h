@@ -27,7 +27,6 @@
 
 #define DEVICE inline
 #define DEVICE_CALL inline
-#define KERNEL static void
 #define SHARED(type, name, count)      \
     static const char name##_site = 0; \
     type* const name = static_cast<type*>(simt::shared(&name##_site, sizeof(type) * (count)))
@@ -36,14 +35,17 @@
         if (!(condition)) simt::fail("assertion failed: " #condition); \
     } while (0)
 #define ALIGNED(pointer) simt::aligned(pointer)
-#define EXPORT(name)                                                              \
+// build/emulator.rs finds kernels by the functions that this defines.
+#define KERNEL(name, bounds, ...)                                                 \
+    static void name(__VA_ARGS__);                                                \
     extern "C" const char* simt_run_##name(const simt::Grid* grid, void** args) { \
         return simt::run(#name, *grid, [&] { simt::call(&name, args); });         \
     }                                                                             \
     extern "C" const char* simt_signature_##name() {                              \
         static const std::string text = simt::signature(&name);                   \
         return text.c_str();                                                      \
-    }
+    }                                                                             \
+    static void name(__VA_ARGS__)
 #define __launch_bounds__(...)
 #define __restrict__
 

@@ -2,10 +2,10 @@
 //! describes the kernel that puts inputs into the order of the columns.
 
 use super::by_parts;
+use crate::error::ensure;
 use crate::gpu::{Kind, Launch, View};
 use crate::linear::LinearArgs;
 use crate::operand::{ColumnsView, DeviceOps};
-use crate::storage::ensure;
 use crate::{Result, args};
 
 /// Rows for which there should be memory in the order of columns: more are multiplied in parts, and

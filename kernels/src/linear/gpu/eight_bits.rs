@@ -3,11 +3,12 @@
 //! the rounded rows in bf16, which holds them exactly. So both compute the same but for the order
 //! of sums, and a row's rounded values do not depend on other rows.
 
-use super::{by_parts, uses_scratch};
+use super::by_parts;
+use super::packed::uses_scratch;
+use crate::error::ensure;
 use crate::gpu::{Arg, Gemm, GemmScales, Gpu, Kind, Launch, SCALED_COLUMNS, View};
 use crate::linear::{BAND_ROWS, DeviceFormat, LinearArgs};
 use crate::operand::{DeviceOps, MatrixPart, RoundedInputs};
-use crate::storage::ensure;
 use crate::{Result, args};
 
 /// The most rows for which there should be memory: more are multiplied in parts, and for each the

@@ -1,11 +1,10 @@
 //! Products with packed weights on a device. `packed.cu` and `packed_rounded.cu` describe the
 //! kernels.
 
-use super::Mode;
+use crate::error::ensure;
 use crate::gpu::{Gemm, Gpu, Kind, Launch, Properties, View};
-use crate::linear::{BAND_ROWS, DeviceFormat};
+use crate::linear::{BAND_ROWS, DeviceFormat, Mode};
 use crate::operand::DeviceOps;
-use crate::storage::ensure;
 use crate::{Result, args};
 use std::ops::RangeInclusive;
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::gpu::{Buffer, Emulator};
 use crate::linear::linear_reference;
+use crate::linear::{HeadLinearArgs, Linear};
 use crate::operand::MatrixView;
 use crate::testing::{
     KINDS, assert_close, dense_weight, downloaded, gpu, poisoned_buffer, random, rounded, upload,

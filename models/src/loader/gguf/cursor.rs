@@ -1,6 +1,6 @@
 //! Bounded reading of little-endian values: a false length causes an error and never an allocation.
 
-use super::Value;
+use super::value::Value;
 use crate::loader::file::FileReader;
 
 /// The error says what is wrong; the caller adds the file's name.

@@ -2,7 +2,8 @@
 //! has some of the tensors, and their names count them: `NAME-00001-of-00003.gguf`.
 
 use super::super::file::{Bytes, FileReader, TensorReader};
-use super::{GgufFile, Value, file_name};
+use super::{GgufFile, TensorInfo, Value};
+use crate::error::damaged;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub struct ShardName<'a> {
 }
 
 impl<'a> ShardName<'a> {
-    /// `None` is a name that is none of a shard.
+    /// `None`: not a shard's name.
     pub fn parse(name: &'a str) -> Option<Self> {
         let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
@@ -102,7 +103,7 @@ impl GgufFile {
     }
 
     fn refused(&self, what: &str) -> Error {
-        super::super::damaged(self.path(), what)
+        damaged(self.path(), what)
     }
 
     /// The names of the shards of a model, of which this is the first one.
@@ -134,13 +135,17 @@ impl GgufFile {
             )));
         }
         for (name, info) in &shard.tensors {
-            let info = super::TensorInfo { shard: index, ..info.clone() };
+            let info = TensorInfo { shard: index, ..info.clone() };
             if self.tensors.insert(name.clone(), info).is_some() {
                 return Err(shard.refused(&format!("tensor {name:?} is in two shards")));
             }
         }
         Ok(())
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn missing(error: Error, count: usize) -> Error {

@@ -1,8 +1,8 @@
 //! The blocks of a quantised matrix, from the bytes of its tensors. Codes, scales and zeros are
 //! moved and never rounded.
 
-use super::matrix::{PackedMatrix, damaged};
-use super::{CodeLayout, ColumnOrder, MatrixRefusal};
+use super::form::{CodeLayout, ColumnOrder, MatrixRefusal, PackedMatrix};
+use super::matrix::damaged;
 use crate::loader::file::Bytes;
 use crate::loader::store::Raw;
 use cresset_kernels::linear::WeightType;

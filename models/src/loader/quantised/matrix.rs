@@ -1,28 +1,9 @@
 //! What a quantised matrix is, as the types and shapes of its tensors tell.
 
-use super::{CodeLayout, MatrixRefusal, Quantisation};
-use crate::loader::safetensors::ShardEntry;
+use super::form::{CodeLayout, MatrixRefusal, PackedMatrix, Quantisation};
+use crate::loader::shard_entry::ShardEntry;
 use cresset_kernels::linear::WeightType;
 use safetensors::tensor::Dtype;
-
-/// A matrix, or several of one size, of codes with scales.
-pub(in crate::loader) struct PackedMatrix {
-    pub layout: CodeLayout,
-    /// Bits of a stored code.
-    pub bits: usize,
-    /// The blocks that are made of it.
-    pub dtype: WeightType,
-    /// `[…, rows, cols]`
-    pub shape: Vec<usize>,
-    pub rows: usize,
-    pub cols: usize,
-    /// Rows and columns of a matrix that share a scale.
-    pub grid: [usize; 2],
-    pub scales: Dtype,
-    pub zeros: Option<Dtype>,
-    /// Whether the group of each column is stored.
-    pub ordered: bool,
-}
 
 type Fitting<T = ()> = Result<T, MatrixRefusal>;
 

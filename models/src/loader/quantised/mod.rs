@@ -3,44 +3,18 @@
 //! matrix, and of their bytes the blocks of a `WeightType`, which hold the same numbers.
 
 mod codes;
+pub(crate) mod form;
 mod matrix;
 #[cfg(test)]
 mod tests;
 
 use super::file::Bytes;
 use super::mxfp4;
-use super::safetensors::ShardEntry;
-use matrix::PackedMatrix;
+use super::shard_entry::ShardEntry;
+pub(crate) use form::{CodeLayout, Quantisation};
+use form::{ColumnOrder, JoinedForm, JoinedTensor, MatrixRefusal, PackedMatrix};
 use safetensors::tensor::Dtype;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-
-/// How the matrices of a checkpoint are quantised, as its config says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quantisation {
-    pub layout: CodeLayout,
-    /// Bits of a code.
-    pub bits: usize,
-    /// Rows and columns that share a scale, where it is for both.
-    pub block: Option<[usize; 2]>,
-    /// Columns of a row that share a scale; `None`: all.
-    pub group: Option<usize>,
-}
-
-/// Where codes are, and how they are packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CodeLayout {
-    /// A float or a signed integer in each byte, under the matrix's own name: `[…, rows, cols]`.
-    Bytes,
-    /// compressed-tensors: words `[rows, cols / codes of a word]`, the first code in the lowest
-    /// bits; zeros are packed along the rows.
-    Rows,
-    /// GPTQ: words `[cols / codes of a word, rows]`; zeros are packed along the rows. In the first
-    /// version of the format they are stored less one.
-    Gptq { zeros_less_one: bool },
-    /// AWQ's "gemm": words `[cols, rows / 8]`, whose codes are in an order of their own.
-    Awq,
-}
 
 /// The ends of the names of a matrix's tensors. They follow what its codes' name begins with.
 struct PartNames {
@@ -81,41 +55,6 @@ const UNUSED: [&str; 8] = [
     ".k_scale",
     ".v_scale",
 ];
-
-/// Why a matrix is refused: its files are damaged, or sound but of a kind that this build does not
-/// read.
-#[derive(Debug)]
-pub(super) enum MatrixRefusal {
-    Damaged(String),
-    Unsupported(String),
-}
-
-impl MatrixRefusal {
-    /// The same, with the name of the matrix.
-    pub(super) fn of(self, name: &str) -> Self {
-        let named = |what: String| format!("tensor {name:?} {what}");
-        match self {
-            Self::Damaged(what) => Self::Damaged(named(what)),
-            Self::Unsupported(what) => Self::Unsupported(named(what)),
-        }
-    }
-}
-
-/// The inputs of a matrix's columns, where those are not in the order of the inputs.
-pub(crate) type ColumnOrder = Option<Arc<[u32]>>;
-
-/// Tensors of the files that make up one matrix.
-pub(super) struct JoinedTensor {
-    /// Their names and shards, in the order in which `form` takes them.
-    pub parts: Vec<(String, usize)>,
-    pub form: JoinedForm,
-}
-
-pub(super) enum JoinedForm {
-    /// Codes and scales of MXFP4.
-    Mxfp4,
-    Matrix(PackedMatrix),
-}
 
 impl JoinedTensor {
     /// The blocks of the matrix, from the bytes of its parts.
