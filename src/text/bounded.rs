@@ -185,7 +185,7 @@ const MAP: &str = "{}";
 /// Adds the functions that replace growing steps, and charges the filters.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(CONCAT, |left: &Value, right: &Value| -> Result<Value, Error> {
-        charge(size(left, 0)?.saturating_add(size(right, 0)?))?;
+        charge(size(left)?.saturating_add(size(right)?))?;
         Ok(Value::from(format!("{left}{right}")))
     });
     environment.add_function(ADD, |state: &State, left: Value, right: Value| {
@@ -193,12 +193,12 @@ pub(super) fn install(environment: &mut Environment<'static>) {
             charge(one.len() + other.len())?;
             return Ok(Value::from([one, other].concat()));
         }
-        charge((entries(&left, 0)? + entries(&right, 0)?) * ENTRY_BYTES)?;
+        charge((entries(&left)? + entries(&right)?) * ENTRY_BYTES)?;
         native(state, "left + right", &left, &right)
     });
     environment.add_function(MULTIPLY, |state: &State, left: Value, right: Value| {
         let times = |value: &Value, count: &Value| -> Result<usize, Stopped> {
-            Ok(size(value, 0)?.saturating_mul(count.as_usize().unwrap_or(1)))
+            Ok(size(value)?.saturating_mul(count.as_usize().unwrap_or(1)))
         };
         if left.as_str().is_some() || left.try_iter().is_ok() {
             charge(times(&left, &right)?)?;
@@ -209,13 +209,13 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
     environment.add_function(LIST, |items: Rest<Value>| -> Result<Value, Error> {
         let list: Value = items.0.into_iter().collect();
-        charge(entries(&list, 0)? * ENTRY_BYTES)?;
+        charge(entries(&list)? * ENTRY_BYTES)?;
         Ok(list)
     });
     environment.add_function(MAP, |values: Rest<Value>| -> Result<Value, Error> {
         let pairs = values.0.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
         let map: Value = pairs.collect();
-        charge(entries(&map, 0)? * ENTRY_BYTES)?;
+        charge(entries(&map)? * ENTRY_BYTES)?;
         Ok(map)
     });
     charge_filters(environment);
@@ -256,14 +256,14 @@ pub(super) fn cost(name: &str, value: &Value, arguments: &[Value]) -> Result<usi
     let text = |at: usize| arguments.get(at).and_then(Value::as_str).unwrap_or_default();
     let own = match (name, value.as_str()) {
         (_, Some(text)) => text.len(),
-        ("join" | "pprint", None) => size(value, 0)?,
-        _ => entries(value, 0)?.saturating_mul(ENTRY_BYTES),
+        ("join" | "pprint", None) => size(value)?,
+        _ => entries(value)?.saturating_mul(ENTRY_BYTES),
     };
     let more = match (name, value.as_str()) {
         ("replace", Some(whole)) => whole.matches(text(0)).count().saturating_mul(text(1).len()),
-        // As a method, the value is what stands between the items.
+        // As a method, the value is what comes between the items.
         ("join", Some(between)) if arguments.first().is_some_and(|items| !items.is_undefined()) => {
-            let items = arguments.first().map_or(Ok(0), |items| size(items, 0))?;
+            let items = arguments.first().map_or(Ok(0), size)?;
             between.len().saturating_mul(items).saturating_add(items)
         }
         ("join", _) => own.saturating_mul(text(0).len()),
@@ -274,7 +274,7 @@ pub(super) fn cost(name: &str, value: &Value, arguments: &[Value]) -> Result<usi
         ("format", Some(pattern)) => {
             let mut bytes = digits(pattern);
             for argument in arguments {
-                bytes = bytes.saturating_add(size(argument, 0)?).saturating_add(numbers(argument));
+                bytes = bytes.saturating_add(size(argument)?).saturating_add(numbers(argument));
             }
             bytes
         }
@@ -303,13 +303,13 @@ fn digits(text: &str) -> usize {
 }
 
 /// Bytes of a value once it is printed, about.
-fn size(value: &Value, depth: usize) -> Result<usize, Stopped> {
-    measure(value, depth, &|value| value.as_str().map_or(ENTRY_BYTES, str::len))
+fn size(value: &Value) -> Result<usize, Stopped> {
+    measure(value, 0, &|value| value.as_str().map_or(ENTRY_BYTES, str::len))
 }
 
 /// Entries of a list or map with all that is in it; 1 for anything else.
-fn entries(value: &Value, depth: usize) -> Result<usize, Stopped> {
-    measure(value, depth, &|_| 1)
+fn entries(value: &Value) -> Result<usize, Stopped> {
+    measure(value, 0, &|_| 1)
 }
 
 /// Adds `leaf` up over a value. Values that contain each other many times over are paid for as they
@@ -317,21 +317,15 @@ fn entries(value: &Value, depth: usize) -> Result<usize, Stopped> {
 fn measure(value: &Value, depth: usize, leaf: &dyn Fn(&Value) -> usize) -> Result<usize, Stopped> {
     match value.kind() {
         ValueKind::Seq | ValueKind::Map if depth >= DEEPEST => Err(Stopped::TooDeep),
-        ValueKind::Seq => {
+        kind @ (ValueKind::Seq | ValueKind::Map) => {
             let mut sum = 1_usize;
-            for item in value.try_iter().into_iter().flatten() {
+            for mut item in value.try_iter().into_iter().flatten() {
                 charge(1)?;
+                if kind == ValueKind::Map {
+                    sum = sum.saturating_add(leaf(&item));
+                    item = value.get_item(&item).unwrap_or_default();
+                }
                 sum = sum.saturating_add(measure(&item, depth + 1, leaf)?);
-            }
-            Ok(sum)
-        }
-        ValueKind::Map => {
-            let mut sum = 1_usize;
-            for key in value.try_iter().into_iter().flatten() {
-                charge(1)?;
-                let item = value.get_item(&key).unwrap_or_default();
-                sum =
-                    sum.saturating_add(leaf(&key)).saturating_add(measure(&item, depth + 1, leaf)?);
             }
             Ok(sum)
         }

@@ -100,7 +100,7 @@ impl ChatTemplate {
         Self::with_clock(source, bos_token, eos_token, limits, || Local::now().naive_local())
     }
 
-    /// Compiles as `new` does; `now` gives the time to templates that ask for the date.
+    /// Compiles as `new` does; `now` gives the time to templates that write the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
@@ -120,7 +120,7 @@ impl ChatTemplate {
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
         let mut variables: Map<_, _> =
             present.map(|(name, token)| (name.to_owned(), token.into())).collect();
-        // The reference sets both to none, and templates ask `tools is not none`.
+        // The reference sets both to none, and templates test `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
         let mut template = Self {
@@ -132,8 +132,7 @@ impl ChatTemplate {
             left_out: Vec::new(),
             variables,
         };
-        let plain = PromptExtras::default();
-        match template.fill(&question(), &plain, true, &Unwanted::default()) {
+        match template.fill_plain(&json!([{ "role": "user", "content": "question" }])) {
             Err(error) if raised(&error).is_none() => {
                 return Err(bad("cannot render a single user message", error));
             }
@@ -160,9 +159,7 @@ impl ChatTemplate {
     /// where a call follows it.
     fn writes(&self, role: &str, field: &str) -> bool {
         let differ = |probe: &dyn Fn(Option<&str>) -> Value| {
-            let prompt = |value: Option<&str>| {
-                self.fill(&probe(value), &PromptExtras::default(), true, &Unwanted::default()).ok()
-            };
+            let prompt = |value: Option<&str>| self.fill_plain(&probe(value)).ok();
             // Some templates demand an id of nine characters.
             let (one, other) = (prompt(Some("probe0001"))?, prompt(Some("probe0002"))?);
             Some(one != other || prompt(None).is_some_and(|without| without != one))
@@ -230,7 +227,7 @@ impl ChatTemplate {
                 { "role": "assistant", "content": content, "tool_calls": call },
                 { "role": "tool", "tool_call_id": "call00000", "content": "result" },
             ]);
-            self.fill(&messages, &PromptExtras::default(), true, &Unwanted::default()).ok()
+            self.fill_plain(&messages).ok()
         })
     }
 
@@ -288,6 +285,10 @@ impl ChatTemplate {
             .map_err(|error| refusal(&error))
     }
 
+    fn fill_plain(&self, messages: &Value) -> Result<String, minijinja::Error> {
+        self.fill(messages, &PromptExtras::default(), true, &Unwanted::default())
+    }
+
     fn fill(
         &self,
         messages: &Value,
@@ -341,11 +342,6 @@ impl ChatTemplate {
     }
 }
 
-/// The plainest conversation, which every template must render.
-fn question() -> Value {
-    json!([{ "role": "user", "content": "question" }])
-}
-
 /// Whether the prompt lacks the content of a system or user message. Templates may drop old
 /// reasoning from assistant messages, so those are not looked at.
 fn is_left_out(message: &ChatMessage, prompt: &str) -> bool {
@@ -371,10 +367,7 @@ mod tests {
         let message = |(role, content): &(&str, &str)| ChatMessage {
             role: (*role).into(),
             content: Some((*content).into()),
-            name: None,
-            tool_call_id: None,
-            tool_calls: None,
-            reasoning_content: None,
+            ..ChatMessage::default()
         };
         turns.iter().map(message).collect()
     }
@@ -576,11 +569,11 @@ mod tests {
     #[test]
     fn an_unwanted_rendering_ends() {
         let template = compiled("{{ messages[0].content }}").unwrap();
-        let (unwanted, asked) = (Unwanted::default(), conversation(&[("user", "hi")]));
+        let (unwanted, messages) = (Unwanted::default(), conversation(&[("user", "hi")]));
         let plain = PromptExtras::default();
-        assert!(template.render_until(&asked, &plain, true, &unwanted).is_ok());
+        assert!(template.render_until(&messages, &plain, true, &unwanted).is_ok());
         unwanted.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(template.render_until(&asked, &plain, true, &unwanted).is_err());
+        assert!(template.render_until(&messages, &plain, true, &unwanted).is_err());
     }
 
     #[test]

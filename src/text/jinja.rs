@@ -27,7 +27,7 @@ const NAME: &str = "chat";
 struct Raised(String);
 
 impl Jinja {
-    /// Compiles a template. `now` gives the time to templates that ask for the date.
+    /// Compiles a template. `now` gives the time to templates that write the date.
     pub(super) fn compile(
         source: &str,
         limits: TemplateLimits,
@@ -85,16 +85,18 @@ pub(super) fn stopped(error: &Error) -> Option<String> {
     if error.kind() == ErrorKind::OutOfFuel {
         return Some("it takes more steps than template.max_steps allows".into());
     }
-    let chain =
-        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-    chain.filter_map(|error| error.downcast_ref::<Stopped>()).map(Stopped::to_string).next()
+    cause::<Stopped>(error).map(Stopped::to_string)
 }
 
 /// The message of the template's own `raise_exception`, if rendering failed because of it.
 pub(super) fn raised(error: &Error) -> Option<&str> {
-    let chain =
-        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
-    chain.filter_map(|error| error.downcast_ref()).map(|Raised(message)| message.as_str()).next()
+    cause(error).map(|Raised(message)| message.as_str())
+}
+
+/// The cause of this type, if the error has one.
+fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
+    let error: &dyn std::error::Error = error;
+    std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
 }
 
 /// Replaces `{% generation %}`, which minijinja does not have, by a condition that always holds:
@@ -136,15 +138,8 @@ fn spelled(value: &Value) -> Result<String, Error> {
     match value.kind() {
         ValueKind::String | ValueKind::Undefined => Ok(value.to_string()),
         _ => {
-            let separators = [", ", ": "].map(str::to_owned);
-            ValueFormat {
-                words: ["False", "True", "None"],
-                quote,
-                separators,
-                indent: None,
-                sort_keys: false,
-            }
-            .of(value, 0)
+            let (words, separators) = (["False", "True", "None"], [", ", ": "].map(str::to_owned));
+            ValueFormat { words, quote, separators, indent: None, sort_keys: false }.of(value, 0)
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Turns a conversation into prompt ids. Special tokens (`<|im_start|>`, `</s>`, …) that the
-//! template wrote are told from a client's text that only looks like one.
+//! Turns a conversation into prompt ids. A client's text that looks like a special token
+//! (`<|im_start|>`, `</s>`, …) never becomes one.
 
 use super::tokenizer::{SpecialToken, SpecialTokens};
 use super::{ChatMessage, Error, PromptExtras, Result, TextModel, Unwanted};
@@ -26,7 +26,7 @@ impl TextModel {
         extras: &PromptExtras,
         unwanted: &Unwanted,
     ) -> Result<Vec<u32>> {
-        // Arguments become objects before marks are inserted: a mark could otherwise stand between
+        // Arguments become objects before marks are inserted: a mark could otherwise come between
         // their braces.
         let messages = self.template.adapted(messages);
         let texts = messages.iter().flat_map(strings).chain(strings_beside(extras));
@@ -162,15 +162,15 @@ fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 
 impl SpecialTokens {
-    /// Puts `mark` before every place of `text` where a special token starts, or could start or go
-    /// on once the template puts its own text around it.
+    /// Puts `mark` before every place of `text` where a special token starts, or could start or
+    /// continue once the template puts its own text around it.
     fn shield(&self, text: &str, mark: char) -> String {
         let length = text.trim_end().len();
         let head = text.len() - text.trim_start().len();
         let places = text.char_indices().map(|(at, _)| at);
         let endangered = |&at: &usize| {
             self.may_start_with(&text[at..], length.saturating_sub(at))
-                || (at == head && self.may_go_on_with(&text[at..]))
+                || (at == head && self.may_continue_with(&text[at..]))
         };
         with_marks(text, &places.filter(endangered).collect::<Vec<_>>(), mark)
     }
@@ -183,7 +183,7 @@ impl SpecialTokens {
     }
 
     /// Whether a special token that began in the template's text could continue with `text`.
-    fn may_go_on_with(&self, text: &str) -> bool {
+    fn may_continue_with(&self, text: &str) -> bool {
         self.iter().any(|SpecialToken { text: token, .. }| {
             let mut tails = token.char_indices().skip(1).map(|(at, _)| &token[at..]);
             tails.any(|tail| text.starts_with(tail) || tail.starts_with(text.trim_end()))
@@ -218,7 +218,7 @@ struct PlainText {
 
 impl PlainText {
     /// Appends the text's ids and begins anew. Tokenizers give added tokens that are not special
-    /// their ids in plain text as well; where such a token stands, the text is cut inside it.
+    /// their ids in plain text as well; where such a token is, the text is cut inside it.
     fn encode(&mut self, model: &TextModel, lstrip: bool, ids: &mut Vec<u32>) -> Result<()> {
         let PlainText { text, cuts } = std::mem::take(self);
         let kept = if lstrip { text.trim_end() } else { &text };
@@ -248,14 +248,7 @@ mod tests {
     use std::sync::LazyLock;
 
     fn message(role: &str, content: &str) -> ChatMessage {
-        ChatMessage {
-            role: role.into(),
-            content: Some(content.into()),
-            name: None,
-            tool_call_id: None,
-            tool_calls: None,
-            reasoning_content: None,
-        }
+        ChatMessage { role: role.into(), content: Some(content.into()), ..ChatMessage::default() }
     }
 
     static MODEL: LazyLock<TextModel> =

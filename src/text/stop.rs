@@ -1,4 +1,4 @@
-//! Finds stop strings, across token borders too.
+//! Finds stop strings (stop sequences), across token borders too.
 
 /// Holds text back while it may still be the beginning of a stop string.
 ///
