@@ -100,7 +100,7 @@ impl ChatTemplate {
         Self::with_clock(source, bos_token, eos_token, limits, || Local::now().naive_local())
     }
 
-    /// Compiles as `new` does; `now` gives the time to templates that ask for the date.
+    /// Compiles as `new` does; `now` gives the time to templates that write the date.
     pub fn with_clock(
         source: &str,
         bos_token: &str,
@@ -120,7 +120,7 @@ impl ChatTemplate {
         let present = tokens.into_iter().filter(|(_, token)| !token.is_empty());
         let mut variables: Map<_, _> =
             present.map(|(name, token)| (name.to_owned(), token.into())).collect();
-        // The reference sets both to none, and templates ask `tools is not none`.
+        // The reference sets both to none, and templates test `tools is not none`.
         variables.extend(["tools", "documents"].map(|name| (name.to_owned(), Value::Null)));
         let knows_tool_calls = source.contains("tool_calls");
         let mut template = Self {

@@ -27,7 +27,7 @@ const NAME: &str = "chat";
 struct Raised(String);
 
 impl Jinja {
-    /// Compiles a template. `now` gives the time to templates that ask for the date.
+    /// Compiles a template. `now` gives the time to templates that write the date.
     pub(super) fn compile(
         source: &str,
         limits: TemplateLimits,

@@ -1,7 +1,7 @@
 //! Pre-tokenizers: the ways in which byte-level tokenizers cut text into words before merging, by
 //! their names in GGUF files (`tokenizer.ggml.pre`).
 //!
-//! A name stands for everything that the upstream `tokenizer.json` does before merging, so
+//! A name covers everything that the upstream `tokenizer.json` does before merging, so
 //! normalisation belongs to it too.
 
 use super::{Error, Result};
@@ -21,7 +21,7 @@ const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// The steps before merging that a `tokenizer.ggml.pre` name stands for.
+/// The steps before merging of a `tokenizer.ggml.pre` name.
 #[derive(Debug)]
 pub(super) struct PreTokenization {
     pub normalizer: Option<NormalizerWrapper>,
@@ -42,7 +42,7 @@ enum Cut {
 
 use Cut::{Digits as AllDigits, EachDigit, Gpt2, Pattern, Punctuation as Marks};
 
-/// One row of the table: the pre-tokenization that the names stand for.
+/// One row of the table: the pre-tokenization of these names.
 struct NamedCuts {
     names: &'static [&'static str],
     cuts: &'static [Cut],
@@ -117,7 +117,7 @@ const TABLE: &[NamedCuts] = &[
     ),
 ];
 
-/// The pre-tokenization that `name` stands for.
+/// The pre-tokenization of this name.
 ///
 /// # Errors
 /// `BadFile` when the name is not in the table.

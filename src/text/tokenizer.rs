@@ -19,7 +19,7 @@ type Pipeline = TokenizerImpl<
     DecoderWrapper,
 >;
 
-/// How the text of a vocabulary entry stands for bytes.
+/// How the text of a vocabulary entry encodes bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenSpelling {
     /// GPT-2's alphabet: every byte has a printable character.
@@ -87,7 +87,7 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes that a token stands for. Empty for special tokens with `skip_special`, and for ids
+    /// The bytes of a token. Empty for special tokens with `skip_special`, and for ids
     /// outside the vocabulary.
     pub fn token_bytes(&self, id: u32, skip_special: bool) -> Vec<u8> {
         match self.source.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
@@ -122,7 +122,7 @@ impl Tokenizer {
         self.source.get_vocab_size(true)
     }
 
-    /// Whether an id stands for the same token in both. The larger vocabulary may go on where the
+    /// Whether an id is the same token in both. The larger vocabulary may continue where the
     /// smaller one ends, as that of a release whose matrices are padded does.
     pub fn shares_ids(&self, other: &Self) -> bool {
         let (mut small, mut large) = (self, other);
@@ -261,7 +261,7 @@ impl TokenSpelling {
     }
 }
 
-/// The byte that a character of GPT-2's byte alphabet stands for: printable Latin-1 is itself, the
+/// The byte that a character of GPT-2's byte alphabet encodes: printable Latin-1 is itself, the
 /// other 68 bytes follow from U+0100 on, in order.
 fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
