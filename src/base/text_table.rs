@@ -1,6 +1,7 @@
 //! Aligned columns of text.
 
 use serde_json::Value;
+use std::fmt::Write;
 
 /// The value at a dotted path.
 pub fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {

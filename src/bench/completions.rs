@@ -40,7 +40,11 @@ struct RequestShape {
     output_tokens: u32,
 }
 
-pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Value> {
+pub(super) async fn run(
+    target: Arc<Target>,
+    arguments: &Arguments,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
     let shape = calibrate(target, arguments).await?;
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
     let mut levels = Vec::new();
@@ -48,7 +52,8 @@ pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> Result<Va
         let requests = arguments
             .requests
             .map_or((clients * REQUESTS_PER_CLIENT).max(MIN_REQUESTS), |n| n as usize);
-        levels.push(level(&shape, clients, requests, longest).await);
+        progress.begin(format!("{requests} requests, {clients} at a time"));
+        levels.push(level(&shape, clients, requests, longest, progress).await);
     }
     let Target { node, model, .. } = &*shape.target;
     Ok(json!({ "url": node.url, "model": model, "input_tokens": arguments.input_tokens,
@@ -73,8 +78,8 @@ async fn level(
     clients: usize,
     requests: usize,
     longest: Duration,
+    progress: &mut dyn Progress,
 ) -> Value {
-    progress.begin(format!("{requests} requests, {clients} at a time"));
     let left = Arc::new(AtomicUsize::new(requests));
     let began = Instant::now();
     let until = began + longest;

@@ -210,3 +210,13 @@ pub fn show(document: &Value) -> String {
         completions::show_levels(document)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_is_checked_before_the_run() {
+        assert!(svg("a.svg").is_ok() && svg("a.html").is_err() && svg("/nowhere/a.svg").is_err());
+    }
+}

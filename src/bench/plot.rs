@@ -41,7 +41,7 @@ const CHARTS: [Curves; 3] = [
 ];
 
 /// Draws the levels of a `bench` document.
-pub(super) fn write(file: &Path, document: &Value) -> Result {
+pub fn write(file: &Path, document: &Value) -> Result {
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
     let drawn = (|| {
         let area = SVGBackend::new(file, SIZE).into_drawing_area();

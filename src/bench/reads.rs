@@ -24,14 +24,16 @@ pub(super) async fn run(
     api: &ApiClient,
     target: &Arc<Target>,
     arguments: &Arguments,
+    progress: &mut dyn Progress,
 ) -> Result<Value> {
     let question = [json!({ "role": "user", "content": "hello" })];
-    let quiet = |_: &str| Result::Ok(());
+    let quiet = |_: &str| Ok::<_, NodeError>(());
     let request = api.ask(&question, &json!({ "max_tokens": 1 }), quiet).await?.request;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut rows = Vec::new();
     for path in ["/v1/me", "/v1/credits", &format!("/v1/requests/{request}")] {
         for &clients in &arguments.concurrency {
+            progress.begin(format!("{path}, {clients} at a time"));
             rows.push(measure(target, path, clients, span).await?);
         }
     }
@@ -44,7 +46,6 @@ async fn measure(
     clients: usize,
     span: Duration,
 ) -> Result<Value> {
-    progress.begin(format!("{path}, {clients} at a time"));
     let broken = |error: io::Error| NodeError::new(format!("GET {path}: {error}"));
     let full = load(target, path, clients, span, None).await.map_err(broken)?;
     let rate = per_second(full.count, span);

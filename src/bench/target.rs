@@ -39,7 +39,7 @@ impl Target {
 }
 
 /// A client of the node at `node`. `None` as the model stands for the first that the key may use.
-pub(super) async fn client(node: NodeAddress, key: &str, model: Option<&str>) -> Result<ApiClient> {
+pub async fn client(node: NodeAddress, key: &str, model: Option<&str>) -> Result<ApiClient> {
     let model = match model {
         Some(model) => model.to_owned(),
         None => first_model(&node, key).await?,
