@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Replaces the content of a file, or makes the file, with these rights or those of a new one. A
 /// reader sees the old or the new content, never a part, also after a power loss.
@@ -30,6 +30,14 @@ fn create(path: &Path, owner_alone: bool) -> io::Result<File> {
 pub fn sync_name(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// The path, if it has one of these extensions and its folder exists.
+pub fn file_of_kind(text: &str, kinds: &[&str]) -> Option<PathBuf> {
+    let file = PathBuf::from(text);
+    let known = file.extension().is_some_and(|kind| kinds.iter().any(|name| kind == *name));
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    (known && folder.is_none_or(Path::is_dir)).then_some(file)
 }
 
 #[cfg(test)]

@@ -23,3 +23,4 @@ pub mod mutate;
 pub mod recent;
 pub mod server_sent_events;
 pub mod settings;
+pub mod text_table;

@@ -149,7 +149,7 @@ fn disk(data_dir: &Path) -> Finding {
 fn gpu(context: &Context) -> Option<Finding> {
     let device = match context.assembly() {
         Ok(assembly) => &assembly.device,
-        Err(CommandError::Said { what, remedy }) => {
+        Err(CommandError::Message { what, remedy }) => {
             return Some(Finding::wrong("gpu", what, remedy.unwrap_or_default()));
         }
         Err(_) => return None,
@@ -352,7 +352,7 @@ fn models(context: &Context) -> Finding {
                 models.iter().map(|model| model.manifest().name.as_str()).collect();
             Finding::good("models", format!("qualified: {}", names.join(", ")))
         }
-        Err(CommandError::Said { what, remedy }) => Finding::warning(
+        Err(CommandError::Message { what, remedy }) => Finding::warning(
             "models",
             what,
             remedy.unwrap_or_else(|| "cresset quickstart".to_owned()),

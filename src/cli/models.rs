@@ -166,7 +166,7 @@ async fn price(context: &Context, arguments: PriceArguments) -> CommandResult {
             if before == now { now.to_string() } else { format!("{before} -> {now}") }
         };
         let rows = ["input", "cached_input", "output", "revision"];
-        text::align(&rows.map(|name| vec![name.to_owned(), change(name)]))
+        cresset_base::text_table::align(&rows.map(|name| vec![name.to_owned(), change(name)]))
     })?;
     let failed = document["problems"].as_array().is_some_and(|problems| !problems.is_empty());
     if failed { Err(CommandError::Negative) } else { Ok(()) }

@@ -26,8 +26,9 @@ impl Operator<'_> {
         let limit = spending_limit(units, alert_percent)?;
         if let BudgetOwner::Key(id) = owner {
             let found = self.store.read().await?.credential(id).await?;
-            let is_key = found.is_some_and(|found| found.kind == CredentialKind::ApiKey);
-            is_key.then_some(()).ok_or(Refusal::CredentialNotFound)?;
+            if found.is_none_or(|found| found.kind != CredentialKind::ApiKey) {
+                return Err(Refusal::CredentialNotFound.into());
+            }
         }
         self.store.submit(Command::SetBudget { owner, period, limit }).await?;
         match owner {

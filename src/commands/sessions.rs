@@ -36,7 +36,7 @@ struct OpenSession {
     roles: BTreeSet<Role>,
     opened: UnixMillis,
     used: UnixMillis,
-    /// Sent with each form of the session's pages, and unknown to other sites.
+    /// Sent with each form of the session's pages, and unknown to other sites (CSRF).
     form_token: String,
     notices: Vec<Notice>,
     /// Keys for the chat, by account, each with its end.

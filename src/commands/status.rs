@@ -22,7 +22,7 @@ fn unavailable_because(node: &Services) -> Option<&'static str> {
         Some(
             "the ledger does not commit, or an audit of it failed: see the log and `cresset ledger audit`",
         )
-    } else if let Some(reason) = node.store.admits_nothing_because() {
+    } else if let Some(reason) = node.store.admission_block() {
         Some(reason)
     } else if node.pool.is_stalled() {
         Some("a model's engine does not finish its step: see `cresset status` and the log")

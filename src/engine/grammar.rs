@@ -1,4 +1,4 @@
-//! What an answer that keeps to a format asks of the engine. Pure.
+//! Constrained decoding: what an answer that keeps to a format needs of the engine. Pure.
 
 use cresset_kernels::sampling::params::TokenMask;
 use std::fmt::Debug;

@@ -1,5 +1,5 @@
-//! Decides which requests an engine refuses before it queues them: those that can never run, and
-//! those that would wait too long. Pure.
+//! Decides which requests an engine refuses before it queues them (back-pressure, load shedding):
+//! those that can never run, and those that would wait too long. Pure.
 
 use super::error::EngineError;
 use super::scheduler::EngineOptions;

@@ -1,4 +1,5 @@
-//! Decides which sequences run in the next step, and with how many tokens. Pure.
+//! Decides which sequences run in the next step, and with how many tokens: continuous batching with
+//! chunked prefill. Pure.
 //!
 //! The life of a step, as the worker drives it:
 //! 1. `add` puts a request's sequence into the queue.

@@ -98,7 +98,7 @@ pub(super) async fn assembled(
 }
 
 /// The answer in the dialect's own form if it is an error.
-pub(super) async fn restyled(
+pub(super) async fn in_dialect(
     dialect: ApiDialect,
     answer: Response<GatewayBody>,
 ) -> Response<GatewayBody> {

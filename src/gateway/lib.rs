@@ -62,15 +62,15 @@ use tokio_util::sync::CancellationToken;
 use upstream::NodeConnections;
 use uuid::Uuid;
 
-/// Time in which the end of a broken connection is noticed, although the client's next one came
-/// first. Only a request that equals one under way waits for it.
-const NOTICE: Duration = Duration::from_millis(20);
+/// How long a retry waits for its own broken predecessor to be noticed. Only a request that equals
+/// one under way waits for it.
+const DISCONNECT_GRACE: Duration = Duration::from_millis(20);
 const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 /// The beginning of the path of one model.
 const MODEL: &str = "/v1/models/";
 /// Paths of other services for what no model here does, by their beginnings.
-const NOT_TEXT: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
+const UNSUPPORTED_PATHS: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
 /// Paths at which Ollama's clients change its models.
 const CHANGES_MODELS: [&str; 5] =
     ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"];
@@ -197,10 +197,10 @@ impl Gateway {
         let dialect = ApiDialect::of_errors(&head);
         let mut answer = self.admit(head, body, origin.is_some(), &mut line).await;
         if let Some(dialect) = dialect {
-            answer = answer::restyled(dialect, answer).await;
+            answer = answer::in_dialect(dialect, answer).await;
         }
         if let Some(origin) = origin {
-            origins::let_read(&mut answer, origin);
+            origins::allow_origin(&mut answer, origin);
         }
         answer::logged(answer, line).map(Body::new)
     }
@@ -216,8 +216,8 @@ impl Gateway {
         if let Some(why) = self.names.refusal(&head.uri, &head.headers) {
             return refuse(StatusCode::FORBIDDEN, why, false);
         }
-        if is_page && origins::is_question(&head) {
-            return origins::permission(&head);
+        if is_page && origins::is_preflight(&head) {
+            return origins::preflight_response(&head);
         }
         let time = Duration::from_secs(self.http.body_seconds);
         let reading = Limited::new(body, self.http.max_body_bytes).collect();
@@ -226,7 +226,7 @@ impl Gateway {
             return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
         };
         let answer = match ApiDialect::of(&head) {
-            Some(dialect) => self.converse(dialect, head, &body.to_bytes(), line).await,
+            Some(dialect) => self.translate_request(dialect, head, &body.to_bytes(), line).await,
             None if counting::is_asked(&head) => self.count(head, &body.to_bytes(), line).await,
             None => self.pass(head, body.to_bytes(), line).await,
         };
@@ -234,7 +234,7 @@ impl Gateway {
     }
 
     /// Answers a request in another service's way of asking.
-    async fn converse(
+    async fn translate_request(
         &self,
         dialect: ApiDialect,
         mut head: Parts,
@@ -246,7 +246,7 @@ impl Gateway {
         let asked = asked.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
         let Question { mut chat, writer, is_streamed } = match asked {
             Asked::Question(question) => question,
-            Asked::Known(answer) => {
+            Asked::Echo(answer) => {
                 let names = self.model_names(&head).await?;
                 self.known_id(&names, answer["model"].as_str().unwrap_or_default())?;
                 return Ok(answer::known(&answer));
@@ -277,7 +277,7 @@ impl Gateway {
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         self.complete(&mut head.headers)?;
         let path = head.uri.path();
-        if NOT_TEXT.iter().any(|beginning| path.starts_with(beginning)) {
+        if UNSUPPORTED_PATHS.iter().any(|beginning| path.starts_with(beginning)) {
             let why = "models here generate text only: turn embeddings, images and audio off in \
                        the client, or send them to another service";
             return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
@@ -400,7 +400,7 @@ impl Gateway {
         let input = input_digest(head, body);
         let is_retry = retry_count(&head.headers) > 0;
         if !is_retry && self.calls.is_under_way(&input) {
-            tokio::time::sleep(NOTICE).await;
+            tokio::time::sleep(DISCONNECT_GRACE).await;
         }
         let fresh = uuid_in(&head.headers, REQUEST_ID.as_str()).unwrap_or_else(Uuid::new_v4);
         #[expect(clippy::disallowed_methods, reason = "calls are forgotten by age")]

@@ -1,4 +1,5 @@
-//! Web pages that may use the gateway, and the headers by which a browser learns that it may.
+//! Cross-origin resource sharing (CORS): web pages that may use the gateway, and the headers by which
+//! a browser learns that it may.
 
 use super::answer::GatewayBody;
 use http_body_util::{Either, Full};
@@ -14,7 +15,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 const EXPOSED: HeaderValue =
     HeaderValue::from_static("x-request-id, x-should-retry, retry-after, idempotent-replayed");
-/// Seconds for which a browser may keep the answer to a question about one path.
+/// Seconds for which a browser may keep the answer to a preflight request for one path.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
 /// The origin of a request, if it is among those allowed. What tells the origin is then taken off
@@ -30,13 +31,13 @@ pub(super) fn take_allowed(headers: &mut HeaderMap, allowed: &[String]) -> Optio
     Some(origin)
 }
 
-/// Whether a browser asks by this request what a page may send.
-pub(super) fn is_question(head: &Parts) -> bool {
+/// Whether this is a preflight request: a browser asks what a page may send.
+pub(super) fn is_preflight(head: &Parts) -> bool {
     head.method == Method::OPTIONS && head.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The answer to such a question of an allowed origin.
-pub(super) fn permission(head: &Parts) -> Response<GatewayBody> {
+/// The answer to a preflight request of an allowed origin.
+pub(super) fn preflight_response(head: &Parts) -> Response<GatewayBody> {
     let mut answer = Response::new(Either::Right(Full::default()));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     let headers = answer.headers_mut();
@@ -50,7 +51,7 @@ pub(super) fn permission(head: &Parts) -> Response<GatewayBody> {
 }
 
 /// Lets a page of `origin` read the answer.
-pub(super) fn let_read<B>(answer: &mut Response<B>, origin: HeaderValue) {
+pub(super) fn allow_origin<B>(answer: &mut Response<B>, origin: HeaderValue) {
     let headers = answer.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);

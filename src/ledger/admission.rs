@@ -30,11 +30,11 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     }
     let rate_due = check_use(state, admit, &account, now)?;
     let balances = state.balances(account.id)?;
-    let needed = most(admit, &balances)?;
+    let needed = upper_bound(admit, &balances)?;
     budgets::check(admit, &account, &credential, needed, now)?;
     let amount = cover(needed.units, &balances)?;
     let record = with_attempt(known, admit, amount, now);
-    let owners = counted(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
+    let owners = count_in(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
     let admitted = reserve(state, record, &owners, &balances, needed.tokens, now)?;
     state.put_rate_due(admit.key.account, rate_due)?;
     Ok(admitted)
@@ -55,7 +55,7 @@ fn check_use(
 }
 
 /// Both with one more request in flight, which may take `needed`. `None` when that overflows.
-fn counted(
+fn count_in(
     account: Account,
     credential: Credential,
     needed: Consumption,
@@ -139,7 +139,7 @@ fn repeat(record: &RequestRecord, admit: &Admit, now: UnixMillis) -> ApplyResult
 }
 
 /// The most that the request may take.
-fn most(admit: &Admit, balances: &Balances) -> ApplyResult<Consumption> {
+fn upper_bound(admit: &Admit, balances: &Balances) -> ApplyResult<Consumption> {
     let Admit { prompt_tokens, max_output_tokens, .. } = *admit;
     let (needed, available) = (Microcredits::MAX, balances.available().total());
     let units = admit

@@ -175,7 +175,7 @@ fn check_scope(state: &impl LedgerState, credential: &Credential) -> ApplyResult
             .is_some_and(|application| application.account == credential.account),
         _ => false,
     };
-    belongs.then_some(()).ok_or(Refusal::ApplicationNotFound.into())
+    if belongs { Ok(()) } else { Err(Refusal::ApplicationNotFound.into()) }
 }
 
 fn revoke_credential(

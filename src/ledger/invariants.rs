@@ -22,11 +22,11 @@ pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {
 /// Checks that credited covers debited and reserved, in each bucket.
 pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), Violation> {
     let covered = |bucket: &Balance| bucket.available().is_some();
-    let holds = covered(&balances.trial) && covered(&balances.premium);
-    holds.then_some(()).ok_or_else(|| Violation {
-        rule: "a bucket is overdrawn",
-        subject: format!("account {id}"),
-    })
+    if !covered(&balances.trial) || !covered(&balances.premium) {
+        let subject = format!("account {id}");
+        return Err(Violation { rule: "a bucket is overdrawn", subject });
+    }
+    Ok(())
 }
 
 /// Checks that a request without a live attempt has no reservation.

@@ -128,7 +128,7 @@ fn abandon(
         let (account, boot) = (key.account, reservation.boot);
         let known = state.crashes(account, &record.fingerprint)?;
         let known = known.filter(|crashes| crashes.count_at(now, crash_block_ms));
-        if let Some(crashes) = counted(known, boot, now) {
+        if let Some(crashes) = after_crash(known, boot, now) {
             state.put_crashes(account, &record.fingerprint, crashes)?;
         }
     }
@@ -137,7 +137,7 @@ fn abandon(
 
 /// The count after a crash of `boot`; `None` when that crash is counted already. It counts once per
 /// boot: an input that ran in many requests at once crashed the node only once.
-fn counted(known: Option<Crashes>, boot: BootId, at: UnixMillis) -> Option<Crashes> {
+fn after_crash(known: Option<Crashes>, boot: BootId, at: UnixMillis) -> Option<Crashes> {
     let before = match known {
         Some(crashes) if crashes.boot == boot => return None,
         Some(crashes) => crashes.count,
@@ -198,7 +198,7 @@ fn find(state: &impl LedgerState, key: &RequestKey, attempt: AttemptId) -> Apply
 }
 
 /// Account and credential of an attempt that ends, and the budgets that operators are told of.
-fn uncounted(
+fn count_out(
     state: &impl LedgerState,
     attempt: &Attempt,
     reservation: &Reservation,
@@ -251,7 +251,7 @@ fn finish(
     let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();
     let reservation = state.reservation(&key)?;
     let reservation = invariants::check_reservation(reservation, record.latest(), &key)?;
-    let (account, credential, alerts) = uncounted(state, record.latest(), &reservation)?;
+    let (account, credential, alerts) = count_out(state, record.latest(), &reservation)?;
     let after = state
         .balances(key.account)?
         .resolve(reserved, charged)

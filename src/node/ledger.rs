@@ -22,12 +22,11 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::task::spawn_blocking;
 
 /// Between two looks at a ledger that another process is about to leave.
 #[cfg(feature = "console")]
-const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+const BETWEEN_LOOKS: std::time::Duration = std::time::Duration::from_millis(20);
 
 /// The store's limits as the configuration sets them.
 pub fn limits(config: &Config) -> Limits {

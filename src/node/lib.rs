@@ -46,6 +46,7 @@ pub use services::{api, services};
 pub use cresset_kernels::instruction_set;
 
 use crate::config::{Config, ConfigSource};
+use cresset_client::ClientError;
 use cresset_engine::EngineSettings;
 use cresset_engine::KvTypeSetting;
 use cresset_kernels::gpu::Properties;
@@ -79,6 +80,18 @@ impl NodeError {
     }
 }
 
+impl From<ClientError> for NodeError {
+    fn from(ClientError { what, remedy }: ClientError) -> Self {
+        Self { message: what, remedy }
+    }
+}
+
+impl From<std::io::Error> for NodeError {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(error)
+    }
+}
+
 /// The parts that are known before anything is opened: a node is assembled from them, and models
 /// are qualified with them.
 #[derive(Clone)]
@@ -104,13 +117,13 @@ fn check_activations(engine: &EngineSettings, gpu: Option<&Properties>) -> Resul
         return Err("engine.activations = 8 is for weights that stay quantised".into());
     }
     if let Some(Properties { name, capability: (major, minor), .. }) = gpu {
-        let multiplies = gpu.is_some_and(Properties::multiplies_codes);
-        return multiplies.then_some(()).ok_or_else(|| {
-            format!(
-                "engine.activations = 8 is for GPUs of compute capability 8.9 and later, and {name} \
-                 has {major}.{minor}"
-            )
-        });
+        if gpu.is_some_and(Properties::multiplies_codes) {
+            return Ok(());
+        }
+        return Err(format!(
+            "engine.activations = 8 is for GPUs of compute capability 8.9 and later, and {name} has \
+             {major}.{minor}"
+        ));
     }
     let bytes = Compute::new(1).with_byte_activations();
     bytes.map(drop).map_err(|why| format!("engine.activations = 8 cannot be used: {why}"))
@@ -130,6 +143,9 @@ fn check_kv_type(engine: &EngineSettings, on_cpu: bool) -> Result<(), &'static s
 impl Assembly {
     /// Decides the device. Fails when the configuration names a device that cannot be used.
     pub fn new(data_dir: PathBuf, config: Config) -> Result<Self, NodeError> {
+        if cfg!(not(feature = "telemetry")) && config.traces.endpoint.is_some() {
+            return Err(NodeError::without("telemetry", "traces.endpoint is set"));
+        }
         let (device, further_devices) = ComputeDevice::choose_all(&config.engine)?;
         config.engine.instruction_set.wanted().map_or(Ok(()), use_instruction_set).map_err(
             |why| NodeError::new(why).remedy("set engine.instruction_set to one of these, or auto"),

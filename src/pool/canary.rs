@@ -1,5 +1,5 @@
-//! Models whose requests fail one after the other are withdrawn: clients are not sent to them until
-//! a request of the pool's own, the canary, has been answered.
+//! The circuit breaker of a model. One whose requests fail one after the other is withdrawn: no
+//! client is sent to it until a request of the pool's own, the canary, has been answered.
 
 use super::state::PoolState;
 use super::{ModelPool, ServedModel};

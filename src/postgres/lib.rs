@@ -172,7 +172,7 @@ impl PostgresBackend {
     }
 
     fn check_open(&self) -> Result<(), Failure> {
-        self.is_open.load(Ordering::Acquire).then_some(()).ok_or_else(closed)
+        if self.is_open.load(Ordering::Acquire) { Ok(()) } else { Err(closed()) }
     }
 
     fn boot(&self) -> Option<BootId> {
@@ -351,7 +351,7 @@ impl Backend for PostgresBackend {
 
     /// None of a ledger that is not trusted.
     fn seal(&self) -> StateResult<Option<Seal>> {
-        let distrusted = self.told_distrust()?.is_some();
+        let distrusted = self.recorded_violation()?.is_some();
         // At a start, which audits everything then.
         if self.tenure.lock().is_none() {
             self.was_distrusted.store(distrusted, Ordering::Release);
@@ -359,12 +359,12 @@ impl Backend for PostgresBackend {
         if distrusted { Ok(None) } else { self.with_writer(seal::read) }
     }
 
-    fn told_distrust(&self) -> StateResult<Option<String>> {
+    fn recorded_violation(&self) -> StateResult<Option<String>> {
         let told = self.with_writer(async |session| session.ask(distrust::ask()).await)?;
         Ok(distrust::read(&told))
     }
 
-    fn tell_distrust(&self, why: &str) -> StateResult {
+    fn record_violation(&self, why: &str) -> StateResult {
         Ok(self.with_writer(async |session| distrust::tell(session, why).await)?)
     }
 

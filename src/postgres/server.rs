@@ -51,7 +51,7 @@ pub(super) async fn check_session(
     // Such a proxy gives the session that was used last to the next transaction.
     other.script("begin").await?;
     let same = before == process_of(session).await?;
-    same.then_some(()).ok_or_else(|| StoreError::Unusable(POOLED.into()))
+    if same { Ok(()) } else { Err(StoreError::Unusable(POOLED.into())) }
 }
 
 /// The server's process behind a session.

@@ -119,7 +119,7 @@ impl LedgerTxn for BatchState<'_> {
         account.is_some_and(|account| self.rows.borrow().left_out.contains(&account))
     }
 
-    fn admits_nothing_because(&self, boot: BootId) -> Option<&'static str> {
+    fn admission_block(&self, boot: BootId) -> Option<&'static str> {
         if self.boot.is_some_and(|own| own != boot) {
             return Some("this node has begun anew: send the request again");
         }

@@ -94,10 +94,11 @@ async fn commit(
 }
 
 fn certain(session: &DatabaseSession, doubts: u64) -> StoreResult {
-    let certain = session.doubts() == doubts;
-    certain.then_some(()).ok_or_else(|| {
-        Failure::lost("the move may not have reached the standbys: give the command again").into()
-    })
+    if session.doubts() != doubts {
+        let why = "the move may not have reached the standbys: give the command again";
+        return Err(Failure::lost(why).into());
+    }
+    Ok(())
 }
 
 fn audit_of(reading: &AuditReading<'_>, hooks: &MoveHooks<'_>) -> StoreResult<AuditReport> {

@@ -94,8 +94,9 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
             if let StoreError::Refused(refusal) = &error {
-                let (limit, plan) = (limit_of(refusal), &plan.account_plan.name);
-                limit.inspect(|limit| services.metrics.limit_reached(plan, limit));
+                if let Some(limit) = limit_of(refusal) {
+                    services.metrics.limit_reached(&plan.account_plan.name, limit);
+                }
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }
@@ -199,7 +200,7 @@ impl RunningRequest {
     async fn generate(&mut self, sequence: &SubmittedRequest) -> RequestEnd {
         let grace = Duration::from_secs(self.services.requests.disconnect_grace_seconds);
         let live = self.live.clone();
-        let expired = self.expired();
+        let expired = self.until_expiry();
         let stop_requested = async {
             tokio::select! {
                 request = live.stop_requested(grace) => request,
@@ -236,7 +237,7 @@ impl RunningRequest {
     }
 
     /// Completes when the credential has expired; never if it does not expire.
-    fn expired(&self) -> impl Future<Output = ()> + use<> {
+    fn until_expiry(&self) -> impl Future<Output = ()> + use<> {
         let now = self.services.store.now().0;
         let left = self.expires_at.map(|at| Duration::from_millis(at.0.saturating_sub(now)));
         async move {

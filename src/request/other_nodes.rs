@@ -18,7 +18,7 @@ pub async fn follow_cluster(services: &Services, interval: Duration) {
         tell_models(services);
         tokio::time::sleep(interval).await;
         if services.store.was_ended_by_others() {
-            begin_anew(services, interval).await;
+            new_boot(services, interval).await;
         } else if let Err(error) = heed(services).await {
             tracing::warn!(%error, "what other nodes decided could not be read");
         }
@@ -38,7 +38,7 @@ fn tell_models(services: &Services) {
 
 /// Ends what runs here, uncharged: others have released what it had reserved. Then this node admits
 /// again.
-async fn begin_anew(services: &Services, interval: Duration) {
+async fn new_boot(services: &Services, interval: Duration) {
     let running = services.live.all();
     services.live.shut_down();
     for live in &running {
@@ -46,7 +46,7 @@ async fn begin_anew(services: &Services, interval: Duration) {
         drop(live.ended().await);
     }
     let boot = services.store.boot();
-    services.store.begin_anew();
+    services.store.request_new_boot();
     while services.store.was_ended_by_others() {
         tokio::time::sleep(interval).await;
     }

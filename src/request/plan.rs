@@ -95,8 +95,10 @@ pub struct GenerationInput {
 impl GenerationInput {
     /// Refuses a request whose `min_tokens` is above `max_tokens`.
     pub fn check_min_tokens(&self, max_tokens: u32) -> Result<(), RequestError> {
-        let holds = self.min_tokens <= max_tokens;
-        holds.then_some(()).ok_or(RequestError::MinTokensAboveMax { max_tokens })
+        if self.min_tokens > max_tokens {
+            return Err(RequestError::MinTokensAboveMax { max_tokens });
+        }
+        Ok(())
     }
 }
 

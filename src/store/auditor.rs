@@ -105,7 +105,7 @@ impl AuditTurns {
     /// Moves old entries out of the ledger's own file.
     fn close_part(&self) {
         // A copy needs space, and leaving the entries where they are costs nothing new.
-        if self.shared.admits_nothing_because().is_some() {
+        if self.shared.admission_block().is_some() {
             return;
         }
         let close = || self.shared.reader.close_journal_part(&|progress| self.go_on(progress));
@@ -134,8 +134,11 @@ impl AuditTurns {
 
     /// Waits until `at`, and ends the audit when the thread is to end.
     fn check_on(&self, at: Instant) -> StateResult {
-        let go_on = self.go_on_at(Some(at));
-        go_on.then_some(()).ok_or_else(|| StateError::Io("the audit was stopped".into()))
+        if self.go_on_at(Some(at)) {
+            Ok(())
+        } else {
+            Err(StateError::Io("the audit was stopped".into()))
+        }
     }
 
     fn audit(&self, whole: bool, audit: impl FnOnce() -> StoreResult<AuditReport>) {

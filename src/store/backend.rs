@@ -196,7 +196,7 @@ pub trait LedgerTxn: LedgerState {
     }
 
     /// Why this transaction may admit no request of this boot, although the ledger works.
-    fn admits_nothing_because(&self, boot: BootId) -> Option<&'static str>;
+    fn admission_block(&self, boot: BootId) -> Option<&'static str>;
 }
 
 /// A place where a ledger is kept. Only the writer's threads call these methods, and all but
@@ -236,12 +236,12 @@ pub trait Backend: LedgerReader {
     fn claim(&self, boot: BootId) -> StoreResult;
 
     /// Records for all nodes that a rule of the ledger was found broken.
-    fn tell_distrust(&self, _why: &str) -> StateResult {
+    fn record_violation(&self, _why: &str) -> StateResult {
         Ok(())
     }
 
-    /// What `tell_distrust` recorded, unless a start has found everything sound since.
-    fn told_distrust(&self) -> StateResult<Option<String>> {
+    /// What `record_violation` recorded, unless a start has found everything sound since.
+    fn recorded_violation(&self) -> StateResult<Option<String>> {
         Ok(None)
     }
 

@@ -1,6 +1,6 @@
 //! The ledger as the rest of the node uses it: one thread at a time writes an account, group
 //! commit, acknowledgement after the commit is durable. A backend keeps the rows; `backend` states
-//! what it promises and `DESIGN.md` draws the one there is.
+//! what it promises and `DESIGN.md` draws the one in redb.
 //!
 //! These checks are made. Opening checks every page of the ledger's own file; the rows of the other
 //! one are read by the audit of everything, and whoever reads a damaged one before is told. Audits
@@ -179,7 +179,7 @@ impl Store {
     }
 
     /// Takes the ledger of a folder for this process, which opens it then. A second process gets
-    /// `InUse`. Of a ledger in a database the node's data folder is taken, if there is one.
+    /// `InUse`. With a database, locks only the node's data folder, if it has one.
     pub fn lock(config: &StoreConfig) -> StoreResult<LockedStore> {
         let place = match config {
             StoreConfig::Embedded(config) => LockedPlace::Folder(embedded::lock(config)?),
@@ -239,7 +239,7 @@ impl Store {
     }
 
     /// The id of this start of the node. Every reservation it makes carries it. It changes when
-    /// `begin_anew` was called.
+    /// `request_new_boot` was called.
     pub fn boot(&self) -> BootId {
         self.inner.shared.boot()
     }
@@ -251,8 +251,8 @@ impl Store {
     }
 
     /// Lets this node admit again, under another boot. Nothing that it runs may go on.
-    pub fn begin_anew(&self) {
-        self.inner.shared.ask_to_begin_anew();
+    pub fn request_new_boot(&self) {
+        self.inner.shared.request_new_boot();
     }
 
     /// How often to look for what other nodes that share the ledger decided; `None` where it is
@@ -464,8 +464,8 @@ impl Store {
 
     /// Why new requests are refused although the ledger works: too little disk space, or files that
     /// are no longer in their place.
-    pub fn admits_nothing_because(&self) -> Option<&'static str> {
-        self.inner.shared.admits_nothing_because()
+    pub fn admission_block(&self) -> Option<&'static str> {
+        self.inner.shared.admission_block()
     }
 
     fn enqueue(&self, action: WriteAction) -> oneshot::Receiver<StoreResult<Outcome>> {
@@ -549,7 +549,7 @@ fn prepare<B: Backend>(
         if limits.clock.accepted {
             backend.set_time(shown)?;
         }
-        if let Some(why) = backend.told_distrust()? {
+        if let Some(why) = backend.recorded_violation()? {
             shared.health.distrust(&why);
         }
         let writer = Writer::new(Arc::clone(backend), Arc::clone(&shared), limits);

@@ -97,15 +97,15 @@ impl StoreShared {
     }
 
     /// Asks the writer for another boot, once what ran under this one has ended.
-    pub(super) fn ask_to_begin_anew(&self) {
+    pub(super) fn request_new_boot(&self) {
         self.wants_anew.store(true, Ordering::Release);
     }
 
-    pub(super) fn wants_to_begin_anew(&self) -> bool {
+    pub(super) fn new_boot_requested(&self) -> bool {
         self.wants_anew.load(Ordering::Acquire)
     }
 
-    pub(super) fn begin_anew(&self, boot: BootId) {
+    pub(super) fn set_boot(&self, boot: BootId) {
         *self.boot.write() = boot;
         self.is_ended.store(false, Ordering::Release);
         self.wants_anew.store(false, Ordering::Release);
@@ -122,7 +122,7 @@ impl StoreShared {
 
     /// Why new requests are refused now although the ledger works. Free space that cannot be
     /// measured counts as enough.
-    pub(super) fn admits_nothing_because(&self) -> Option<&'static str> {
+    pub(super) fn admission_block(&self) -> Option<&'static str> {
         if !self.reader.is_in_place() {
             return Some(MOVED);
         }

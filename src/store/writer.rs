@@ -38,8 +38,8 @@ const RECOVERY_BATCH: usize = 1_000;
 const PLACE_CHECK: Duration = Duration::from_secs(1);
 /// The time between two sweeps. Retention is counted in hours, so a minute is exact enough.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_mins(1);
-/// Pause before the first attempt to reopen, doubled after each failure. A short disturbance is
-/// over within 20 ms; a longer one is asked after every 5 s.
+/// Pause before the first attempt to reopen, doubled after each failure (exponential backoff). A
+/// short disturbance is over within 20 ms; a longer one is asked after every 5 s.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
@@ -59,7 +59,7 @@ pub(super) struct Writer<B> {
     /// Whether this node deletes what is past its time; another one that shares the ledger may.
     sweeps: bool,
     /// Whether the other nodes know that the ledger is not trusted.
-    has_told_distrust: bool,
+    has_recorded_violation: bool,
 }
 
 /// The result of each job of a batch; `None` of those that were put off.
@@ -96,7 +96,7 @@ impl<B: Backend> Writer<B> {
             next_maintenance: now,
             place_checked: None,
             sweeps: true,
-            has_told_distrust: false,
+            has_recorded_violation: false,
         }
     }
 
@@ -201,12 +201,12 @@ impl<B: Backend> Writer<B> {
         self.shared.set_others_audit(others.do_the_maintenance);
         if let Some(why) = others.distrust.filter(|_| self.shared.health.trusted().is_ok()) {
             self.shared.health.distrust(&format!("another node found: {why}"));
-            self.has_told_distrust = true;
+            self.has_recorded_violation = true;
         }
         if others.have_ended_this {
             self.shared.note_ended();
         }
-        let went_on = self.begin_anew_if_asked();
+        let went_on = self.set_new_boot_if_requested();
         let recovered =
             went_on.and_then(|()| if others.left_behind { self.recover() } else { Ok(()) });
         if let Err(error) = recovered {
@@ -215,11 +215,11 @@ impl<B: Backend> Writer<B> {
     }
 
     /// Registers under another boot, once what ran under the one that others ended has ended.
-    fn begin_anew_if_asked(&self) -> StoreResult {
-        if self.shared.is_ended() && self.shared.wants_to_begin_anew() {
+    fn set_new_boot_if_requested(&self) -> StoreResult {
+        if self.shared.is_ended() && self.shared.new_boot_requested() {
             let boot = BootId::generate();
             self.backend.claim(boot)?;
-            self.shared.begin_anew(boot);
+            self.shared.set_boot(boot);
             tracing::warn!(%boot, "this node goes on under another start");
         }
         Ok(())
@@ -320,8 +320,8 @@ impl<B: Backend> Writer<B> {
             if admit.boot != self.shared.boot() {
                 return Err("this node has begun anew: send the request again".into());
             }
-            let reason = self.admits_nothing_because();
-            let reason = reason.or_else(|| txn.admits_nothing_because(admit.boot));
+            let reason = self.admission_block();
+            let reason = reason.or_else(|| txn.admission_block(admit.boot));
             return reason.map_or(Ok(()), |why| Err(why.into()));
         }
         Ok(())
@@ -329,14 +329,14 @@ impl<B: Backend> Writer<B> {
 
     /// Why nothing is admitted now, which is logged.
     fn look_at_place(&self) -> Option<&'static str> {
-        let reason = self.shared.admits_nothing_because();
+        let reason = self.shared.admission_block();
         if let Some(why) = reason {
             tracing::error!(why, "the ledger admits nothing");
         }
         reason
     }
 
-    fn admits_nothing_because(&mut self) -> Option<&'static str> {
+    fn admission_block(&mut self) -> Option<&'static str> {
         let fresh = |(at, _): &(Instant, Option<&'static str>)| at.elapsed() < PLACE_CHECK;
         if let Some((_, reason)) = self.place_checked.filter(fresh) {
             return reason;
@@ -464,8 +464,8 @@ impl<B: Backend> Writer<B> {
     /// A violation has to be looked into, so that the next start must find it again: the seal goes
     /// before the next command, not with the next maintenance.
     fn drop_seal_of_distrusted(&mut self) {
-        if let (Err(why), false) = (self.shared.health.trusted(), self.has_told_distrust) {
-            self.has_told_distrust = self.backend.tell_distrust(&why).is_ok();
+        if let (Err(why), false) = (self.shared.health.trusted(), self.has_recorded_violation) {
+            self.has_recorded_violation = self.backend.record_violation(&why).is_ok();
         }
         if self.shared.health.trusted().is_err() && self.shared.stored_seal().is_some() {
             self.next_maintenance = Instant::now();

@@ -1,5 +1,5 @@
-//! A client's socket as the HTTP library sees it. It hands on only heads that were examined, closes
-//! on clients that refuse bytes for too long, and loses no last answer.
+//! A client's socket as the HTTP library sees it. It hands on only heads that were examined, ends
+//! slow clients (slowloris, and those that refuse bytes), and loses no last answer.
 //!
 //! An HTTP/1 head is held back until it is whole and was found good. In place of a refused head the
 //! library gets a request of our own, the last one of the connection; the service answers it with

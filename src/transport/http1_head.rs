@@ -1,7 +1,8 @@
 //! Checks the head of an HTTP/1 request before the HTTP library sees it: its bounds, and that it
 //! can be read in one way only.
 //!
-//! One program may read as a body what another reads as the next request. So nothing is repaired or
+//! One program may read as a body what another reads as the next request (request smuggling). So
+//! nothing is repaired or
 //! guessed here: line ends, lengths and codings that two readers could see differently are refused.
 
 use crate::HeadError;

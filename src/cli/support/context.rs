@@ -251,7 +251,7 @@ pub(crate) fn config_path(globals: &Globals, data_dir: &Path) -> PathBuf {
 
 impl From<NodeError> for CommandError {
     fn from(NodeError { message, remedy }: NodeError) -> Self {
-        Self::Said { what: message, remedy }
+        Self::Message { what: message, remedy }
     }
 }
 

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error("{what}")]
-    Said { what: String, remedy: Option<String> },
+    Message { what: String, remedy: Option<String> },
     /// The result was printed already and reports the failure itself (an audit with violations, a
     /// node that is not ready).
     #[error("the result is negative")]
@@ -35,12 +35,12 @@ pub(crate) type Render = fn(&Value) -> String;
 
 impl CommandError {
     pub(crate) fn new(what: impl Display) -> Self {
-        Self::Said { what: what.to_string(), remedy: None }
+        Self::Message { what: what.to_string(), remedy: None }
     }
 
     pub(crate) fn remedy(self, remedy: impl Display) -> Self {
         match self {
-            Self::Said { what, .. } => Self::Said { what, remedy: Some(remedy.to_string()) },
+            Self::Message { what, .. } => Self::Message { what, remedy: Some(remedy.to_string()) },
             other => other,
         }
     }
@@ -48,7 +48,7 @@ impl CommandError {
 
 impl From<ClientError> for CommandError {
     fn from(ClientError { what, remedy }: ClientError) -> Self {
-        Self::Said { what, remedy }
+        Self::Message { what, remedy }
     }
 }
 
@@ -87,13 +87,13 @@ impl Output {
 
     /// Reports a failure and gives the exit code that belongs to it.
     pub(crate) fn fail(self, failure: &CommandError) -> ExitCode {
-        if let CommandError::Said { what, remedy } = failure {
+        if let CommandError::Message { what, remedy } = failure {
             self.explain(what, remedy.as_deref());
         }
         ExitCode::from(match failure {
             CommandError::OutputClosed => 0,
             CommandError::NegativeCode(code) => *code,
-            CommandError::Said { .. } | CommandError::Negative => 1,
+            CommandError::Message { .. } | CommandError::Negative => 1,
         })
     }
 

@@ -1,6 +1,7 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
 use cresset_base::clock::UnixMillis;
+use cresset_base::text_table::{align_from, reach};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -46,29 +47,6 @@ fn heading(path: &str) -> String {
 /// A freshly issued credential. Its secret is shown this one time only.
 pub(crate) fn secret(document: &Value) -> String {
     format!("{}The secret is shown this once. Keep it now.\n", fields(document))
-}
-
-pub(crate) fn reach<'a>(row: &'a Value, path: &str) -> &'a Value {
-    path.split('.').fold(row, |value, name| &value[name])
-}
-
-/// Rows of equal length as columns.
-pub(crate) fn align(rows: &[Vec<String>]) -> String {
-    align_from(rows, &mut Vec::new())
-}
-
-/// `align` with columns of at least these widths, which become the ones that were used.
-fn align_from(rows: &[Vec<String>], widths: &mut Vec<usize>) -> String {
-    widths.resize(rows[0].len(), 0);
-    for (column, width) in widths.iter_mut().enumerate() {
-        let widest = rows.iter().map(|row| row[column].chars().count()).max();
-        *width = widest.unwrap_or(0).max(*width);
-    }
-    rows.iter().fold(String::new(), |mut text, row| {
-        let cells = row.iter().zip(widths.iter()).map(|(cell, width)| format!("{cell:width$}"));
-        let _ = writeln!(text, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
-        text
-    })
 }
 
 /// A value as one cell: `null` is a dash, times are UTC.

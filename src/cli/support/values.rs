@@ -6,7 +6,8 @@ use cresset_base::clock::{Clock, SystemClock, UnixMillis};
 use cresset_base::ids::AccountId;
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+#[cfg(feature = "prover")]
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Longest name, label or reference, characters.
@@ -58,24 +59,8 @@ pub(crate) fn month(text: &str) -> Result<[UnixMillis; 2], String> {
 /// Checks the report path before the (long) run, so that a bad path does not cost the run.
 #[cfg(feature = "prover")]
 pub(crate) fn report(text: &str) -> Result<PathBuf, String> {
-    file_of_kind(text, &["html", "htm", "md", "json"])
+    cresset_base::durable_file::file_of_kind(text, &["html", "htm", "md", "json"])
         .ok_or("expected a file in a folder that exists, ending in .html, .md or .json".to_owned())
-}
-
-#[cfg(feature = "bench")]
-/// Checks the path of a drawing before the run that it shows.
-pub(crate) fn svg(text: &str) -> Result<PathBuf, String> {
-    file_of_kind(text, &["svg"])
-        .ok_or("expected a file in a folder that exists, ending in .svg".to_owned())
-}
-
-#[cfg(any(feature = "bench", feature = "prover"))]
-/// The path, if it has one of these extensions and its folder exists.
-fn file_of_kind(text: &str, kinds: &[&str]) -> Option<PathBuf> {
-    let file = PathBuf::from(text);
-    let known = file.extension().is_some_and(|kind| kinds.iter().any(|name| kind == *name));
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    (known && folder.is_none_or(Path::is_dir)).then_some(file)
 }
 
 /// An address to listen on. A port alone, `:PORT` and `localhost:PORT` mean this machine alone.
@@ -212,6 +197,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "prover")]
     #[test]
     fn reports() {
         for right in ["report.html", "./report.md", "../report.json"] {
@@ -220,7 +206,6 @@ mod tests {
         for wrong in ["", "report", "report.txt", "/nowhere/report.md"] {
             assert!(report(wrong).is_err(), "{wrong:?}");
         }
-        assert!(svg("a.svg").is_ok() && svg("a.html").is_err() && svg("/nowhere/a.svg").is_err());
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) enum ApiDialect {
 pub(super) enum Asked {
     Question(Question),
     /// The gateway answers by itself if it knows the model: nothing is to be generated.
-    Known(Value),
+    Echo(Value),
 }
 
 pub(super) struct Question {

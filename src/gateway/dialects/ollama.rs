@@ -130,7 +130,7 @@ fn question(
         let head = AnswerHead { model, created: Utc::now().timestamp(), ..AnswerHead::default() };
         let mut loaded = writer.line(&head, "", true);
         loaded["done_reason"] = "load".into();
-        return Ok(Asked::Known(loaded));
+        return Ok(Asked::Echo(loaded));
     }
     keep_format(&mut asked, &format);
     asked.add("messages", &messages);

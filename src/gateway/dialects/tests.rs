@@ -11,7 +11,7 @@ fn read(dialect: ApiDialect, body: &Value) -> Result<(Value, bool), String> {
         Asked::Question(question) => {
             Ok((serde_json::to_value(&question.chat).unwrap(), question.is_streamed))
         }
-        Asked::Known(answer) => Ok((answer, false)),
+        Asked::Echo(answer) => Ok((answer, false)),
     }
 }
 

@@ -49,12 +49,12 @@ fn nodes_share_a_ledger_and_end_the_one_that_is_silent() {
     run(&second, vec![recover]).unwrap();
     assert_eq!(record(&second, 2).latest().failure, Some(FailureCode::NodeRestarted));
     // The other one admits what carries its own boot.
-    let admits = |boot| second.transact(0, &[], NOW, |txn| Ok(txn.admits_nothing_because(boot)));
+    let admits = |boot| second.transact(0, &[], NOW, |txn| Ok(txn.admission_block(boot)));
     assert_eq!(admits(next).unwrap(), None);
     assert!(admits(boot).unwrap().is_some());
     // The ended one goes on, admits nothing, and its end comes too late to be charged.
     let late = first.transact(0, &[], NOW, |txn| {
-        assert!(txn.admits_nothing_because(boot).is_some());
+        assert!(txn.admission_block(boot).is_some());
         Ok(format!("{:?}", apply(txn, &settle(2, 2, 4), NOW)))
     });
     assert!(late.unwrap().contains("AlreadyResolved"));
@@ -87,7 +87,7 @@ fn a_node_that_others_ended_begins_anew_under_another_boot() {
     });
     let refused = node.apply(admit(2, 2, before, 10).into());
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-    node.store.begin_anew();
+    node.store.request_new_boot();
     eventually("what it had reserved is released", || {
         node.look_at_others();
         record(&node.backend, 1).latest().state == AttemptState::Failed
@@ -119,12 +119,12 @@ fn a_violation_that_one_node_finds_stops_all() {
     let place = cluster.ledger();
     let ((first, boot), (second, _)) = (claimed(&place), claimed(&place));
     run(&first, opening(100)).unwrap();
-    first.tell_distrust("two and two are five").unwrap();
-    first.tell_distrust("and another one").unwrap();
+    first.record_violation("two and two are five").unwrap();
+    first.record_violation("and another one").unwrap();
     eventually("the other node hears of it", || second.other_nodes().distrust.is_some());
     assert_eq!(second.other_nodes().distrust.as_deref(), Some("two and two are five"));
     let beside = PostgresBackend::open_beside(&place).unwrap();
-    assert_eq!(beside.told_distrust().unwrap().as_deref(), Some("two and two are five"));
+    assert_eq!(beside.recorded_violation().unwrap().as_deref(), Some("two and two are five"));
     // A seal would vouch for what nobody has looked into.
     let report = cresset_ledger::audit::everything(
         &*first.audit_source().unwrap(),
@@ -137,7 +137,7 @@ fn a_violation_that_one_node_finds_stops_all() {
     let third = PostgresBackend::open(&place).unwrap();
     assert_eq!(third.seal().unwrap(), None);
     third.claim(BootId::generate()).unwrap();
-    assert_eq!(beside.told_distrust().unwrap(), None);
+    assert_eq!(beside.recorded_violation().unwrap(), None);
     third.set_seal(Some(&seal)).unwrap();
     assert_eq!(beside.seal().unwrap(), Some(seal));
     first.close(boot, true).unwrap();

@@ -55,9 +55,11 @@ fn leading_to(
     Ok(tables::under::<()>(index, b"")?.map(move |row| {
         let (due, ()) = row?;
         let found = subjects.get(tables::due_subject(&due)).or_fault()?.is_some();
-        found.then_some(()).ok_or_else(|| {
-            StateError::Corrupt(format!("the {what} of {} is gone", hex::encode(due)))
-        })
+        if !found {
+            let due = hex::encode(due);
+            return Err(StateError::Corrupt(format!("the {what} of {due} is gone")));
+        }
+        Ok(())
     }))
 }
 

@@ -117,7 +117,7 @@ impl SegmentShelf {
         let found: Option<JournalEntry> = tables::get(&entries, &last.sequence.to_be_bytes())?;
         let whole = ends == (Some(first), Some(last.sequence))
             && found.is_some_and(|found| found.hash == last.hash);
-        whole.then_some(()).ok_or_else(|| segment.damaged(&"is not what it was when it was closed"))
+        if whole { Ok(()) } else { Err(segment.damaged(&"is not what it was when it was closed")) }
     }
 
     /// Copies the oldest live entries into a segment, when there are enough that the seal covers.
@@ -221,7 +221,7 @@ fn prove(
         head = JournalHead { sequence: entry.sequence, hash: entry.hash };
     }
     let whole = head == segment.last && places.len().or_fault()? == total;
-    whole.then_some(()).ok_or_else(|| segment.damaged(&"is not whole"))
+    if whole { Ok(()) } else { Err(segment.damaged(&"is not whole")) }
 }
 
 /// Makes one pass over closed parts: registers a finished one, and removes rows of registered ones

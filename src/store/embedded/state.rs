@@ -97,7 +97,7 @@ impl LedgerTxn for WriteState<'_> {
         self.position.clock
     }
 
-    fn admits_nothing_because(&self, _: BootId) -> Option<&'static str> {
+    fn admission_block(&self, _: BootId) -> Option<&'static str> {
         None
     }
 }

@@ -188,9 +188,9 @@ fn dropping_the_store_writes_what_is_queued() {
 fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
     let store = disk.store(100);
-    assert_eq!(store.admits_nothing_because(), None);
+    assert_eq!(store.admission_block(), None);
     disk.set_free(0);
-    assert!(store.admits_nothing_because().unwrap().contains("min_free_mib"));
+    assert!(store.admission_block().unwrap().contains("min_free_mib"));
     // No admission has measured the free space yet, so this one does.
     let outcome = store.submit_blocking(admit(1, 1, store.boot(), 10));
     assert!(matches!(outcome, Err(StoreError::Unavailable(_))), "{outcome:?}");

@@ -1,6 +1,6 @@
 //! Measured times as percentiles, in text and JSON.
 
-use crate::support::text;
+use cresset_base::text_table::{align, reach};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -37,9 +37,9 @@ pub(super) type Column = (&'static str, &'static str, fn(&Value) -> String);
 /// A list of rows as a table.
 pub(super) fn table(rows: &Value, columns: &[Column]) -> String {
     let head = columns.iter().map(|(heading, ..)| (*heading).to_owned()).collect();
-    let cells = |row| columns.iter().map(|(_, path, show)| show(text::reach(row, path))).collect();
+    let cells = |row| columns.iter().map(|(_, path, show)| show(reach(row, path))).collect();
     let body = rows.as_array().into_iter().flatten().map(cells);
-    text::align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
+    align(&std::iter::once(head).chain(body).collect::<Vec<_>>())
 }
 
 /// `p50 / p90 / p99` for people.

@@ -3,12 +3,10 @@
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
-use super::Arguments;
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
-use crate::support::context::Context;
-use crate::support::local_key::id;
-use crate::support::output::{CommandError, CommandResult};
-use crate::support::progress::TaskProgress;
+use crate::Arguments;
+use crate::Progress;
+use crate::Result;
 use bytes::Bytes;
 use cresset_base::clock::{SystemClock, UnixMillis};
 use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
@@ -18,9 +16,12 @@ use cresset_ledger::{
     AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas,
     Usage,
 };
+use cresset_node::NodeError;
+use cresset_node::config::Config;
 use cresset_store::{
     EmbeddedConfig, Limits, Store, StoreConfig, StoreResult, StoredBody, SyncMeter,
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -36,32 +37,35 @@ const SECONDS: u64 = 3;
 const PROBES: usize = 50;
 const PAGE: [u8; 4096] = [1; 4096];
 
-pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResult<Value> {
-    let scratch =
-        ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(&context.data_dir))?;
+pub(super) async fn run(
+    (data_dir, config): (&Path, &Config),
+    arguments: &Arguments,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
+    let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(data_dir))?;
     let alone = probe(&scratch.0)?;
     let meter = SyncMeter::new(Duration::from_millis(arguments.simulate_fsync_ms));
-    let config = StoreConfig::Embedded(EmbeddedConfig {
-        settings: context.config.ledger.clone(),
+    let place = StoreConfig::Embedded(EmbeddedConfig {
+        settings: config.ledger.clone(),
         meter: Some(meter.clone()),
         ..EmbeddedConfig::new(&scratch.0)
     });
-    Store::init(&config).map_err(CommandError::new)?;
-    let store = Store::open(&config, Arc::new(SystemClock), Limits::default())
-        .map_err(CommandError::new)?;
-    let settings = context.config.operator();
+    Store::init(&place).map_err(NodeError::new)?;
+    let store =
+        Store::open(&place, Arc::new(SystemClock), Limits::default()).map_err(NodeError::new)?;
+    let settings = config.operator();
     let operator = Operator::of_store(&store, &settings);
     let payers = open_accounts(&operator, arguments.accounts).await?;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut levels = Vec::new();
     for &clients in &arguments.clients {
-        let _progress = TaskProgress::steps(format!("{clients} clients"));
+        progress.begin(format!("{clients} clients"));
         let until = Instant::now() + span;
         let client = Client::new(&store, &payers, arguments.answer_bytes, until);
-        levels.push(level(vec![client; clients], &meter).await.map_err(CommandError::new)?);
+        levels.push(level(vec![client; clients], &meter).await.map_err(NodeError::new)?);
     }
     let stored = stored_answers(&store, &payers).await?;
-    let audit = store.audit().map_err(CommandError::new)?;
+    let audit = store.audit().map_err(NodeError::new)?;
     Ok(json!({ "folder": scratch.0.parent(), "one_page_fsync_ms": alone.percentiles(),
                "simulated_fsync_ms": arguments.simulate_fsync_ms, "levels": levels,
                "stored_answer_bytes": stored, "audit_ok": audit.ok }))
@@ -71,10 +75,10 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
 struct ScratchFolder(PathBuf);
 
 impl ScratchFolder {
-    fn in_folder(folder: &Path) -> CommandResult<Self> {
+    fn in_folder(folder: &Path) -> Result<Self> {
         let path = folder.join(format!("bench-{}", Uuid::new_v4()));
         fs::create_dir_all(&path).map_err(|error| {
-            CommandError::new(format!("cannot make {}: {error}", path.display()))
+            NodeError::new(format!("cannot make {}: {error}", path.display()))
                 .remedy("name a folder with --folder")
         })?;
         Ok(Self(path))
@@ -87,7 +91,7 @@ impl Drop for ScratchFolder {
     }
 }
 
-fn probe(folder: &Path) -> CommandResult<Times> {
+fn probe(folder: &Path) -> Result<Times> {
     let (mut file, mut times) = (fs::File::create(folder.join("probe"))?, Times::default());
     for _ in 0..PROBES {
         file.write_all(&PAGE)?;
@@ -101,10 +105,7 @@ fn probe(folder: &Path) -> CommandResult<Times> {
 /// An account that can pay for everything, and its key.
 pub(super) type Payer = (AccountId, CredentialId);
 
-pub(super) async fn open_accounts(
-    operator: &Operator<'_>,
-    count: u32,
-) -> CommandResult<Arc<[Payer]>> {
+pub(super) async fn open_accounts(operator: &Operator<'_>, count: u32) -> Result<Arc<[Payer]>> {
     let mut payers = Vec::new();
     for _ in 0..count {
         payers.push(open_account(operator).await?);
@@ -112,22 +113,22 @@ pub(super) async fn open_accounts(
     Ok(payers.into())
 }
 
-async fn open_account(operator: &Operator<'_>) -> CommandResult<Payer> {
+async fn open_account(operator: &Operator<'_>) -> Result<Payer> {
     let (name, premium) = ("bench".to_owned(), Microcredits::MAX.get());
     let create =
         AdminCommand::AccountCreate { name, plan: None, trial: 0, premium, reference: None };
-    let account = id(&operator.execute(create).await.map_err(CommandError::new)?)?;
+    let account = id(&operator.execute(create).await.map_err(NodeError::new)?)?;
     let create = AdminCommand::KeyCreate { account, label: None, expires_at: None };
-    let key = operator.execute(create).await.map_err(CommandError::new)?;
+    let key = operator.execute(create).await.map_err(NodeError::new)?;
     Ok((account, id(&key)?))
 }
 
 /// Bytes that the accounts' stored answers take.
-pub(super) async fn stored_answers(store: &Store, payers: &[Payer]) -> CommandResult<u64> {
-    let snapshot = store.read().await.map_err(CommandError::new)?;
+pub(super) async fn stored_answers(store: &Store, payers: &[Payer]) -> Result<u64> {
+    let snapshot = store.read().await.map_err(NodeError::new)?;
     let mut bytes = 0;
     for (account, _) in payers {
-        bytes += snapshot.answer_bytes(*account).await.map_err(CommandError::new)?;
+        bytes += snapshot.answer_bytes(*account).await.map_err(NodeError::new)?;
     }
     Ok(bytes)
 }
@@ -265,4 +266,8 @@ pub(super) fn show_levels(document: &Value) -> String {
         "durable admissions and settlements; an fsync of one page takes {alone} ms (p50 / p90 / p99){simulated}\n{}the ledger is {sound} afterwards\n",
         table(&document["levels"], COLUMNS)
     )
+}
+
+fn id<T: DeserializeOwned>(document: &Value) -> Result<T> {
+    serde_json::from_value(document["id"].clone()).map_err(NodeError::new)
 }

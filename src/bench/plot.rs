@@ -1,7 +1,8 @@
 //! The curves of a measurement over the number of clients, as one SVG file: tokens a second, and
 //! the median and 99th percentile of the time to the first token and between tokens.
 
-use crate::support::output::{CommandError, CommandResult};
+use crate::Result;
+use cresset_node::NodeError;
 use plotters::chart::{ChartBuilder, SeriesLabelPosition};
 use plotters::coord::Shift;
 use plotters::prelude::{
@@ -40,7 +41,7 @@ const CHARTS: [Curves; 3] = [
 ];
 
 /// Draws the levels of a `bench` document.
-pub(super) fn write(file: &Path, document: &Value) -> CommandResult {
+pub fn write(file: &Path, document: &Value) -> Result {
     let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
     let drawn = (|| {
         let area = SVGBackend::new(file, SIZE).into_drawing_area();
@@ -51,7 +52,7 @@ pub(super) fn write(file: &Path, document: &Value) -> CommandResult {
         area.present()?;
         Plotted::Ok(())
     })();
-    drawn.map_err(|error| CommandError::new(format!("{}: {error}", file.display())))
+    drawn.map_err(|error| NodeError::new(format!("{}: {error}", file.display())))
 }
 
 fn draw(

@@ -3,13 +3,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
-use super::Arguments;
 use super::connection::LoadConnection;
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
 use super::target::Target;
-use crate::support::output::{CommandError, CommandResult};
-use crate::support::progress::TaskProgress;
+use crate::Arguments;
+use crate::Progress;
+use crate::Result;
 use cresset_client::ApiClient;
+use cresset_node::NodeError;
 use serde_json::{Value, json};
 use std::io;
 use std::sync::Arc;
@@ -23,14 +24,16 @@ pub(super) async fn run(
     api: &ApiClient,
     target: &Arc<Target>,
     arguments: &Arguments,
-) -> CommandResult<Value> {
+    progress: &mut dyn Progress,
+) -> Result<Value> {
     let question = [json!({ "role": "user", "content": "hello" })];
-    let quiet = |_: &str| CommandResult::Ok(());
+    let quiet = |_: &str| Ok::<_, NodeError>(());
     let request = api.ask(&question, &json!({ "max_tokens": 1 }), quiet).await?.request;
     let span = Duration::from_secs(arguments.seconds.unwrap_or(SECONDS));
     let mut rows = Vec::new();
     for path in ["/v1/me", "/v1/credits", &format!("/v1/requests/{request}")] {
         for &clients in &arguments.concurrency {
+            progress.begin(format!("{path}, {clients} at a time"));
             rows.push(measure(target, path, clients, span).await?);
         }
     }
@@ -42,9 +45,8 @@ async fn measure(
     path: &str,
     clients: usize,
     span: Duration,
-) -> CommandResult<Value> {
-    let _progress = TaskProgress::steps(format!("{path}, {clients} at a time"));
-    let broken = |error: io::Error| CommandError::new(format!("GET {path}: {error}"));
+) -> Result<Value> {
+    let broken = |error: io::Error| NodeError::new(format!("GET {path}: {error}"));
     let full = load(target, path, clients, span, None).await.map_err(broken)?;
     let rate = per_second(full.count, span);
     let pause = Duration::from_secs_f64(2.0 * clients as f64 / rate.max(1.0));

@@ -1,4 +1,13 @@
-//! `cresset bench`: measures a node under load, or its ledger.
+//! Measures a node under load, or its ledger: `cresset bench`.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        unreachable_pub,
+        reason = "tests measure time, start threads and share helpers"
+    )
+)]
 
 mod completions;
 mod connection;
@@ -10,17 +19,28 @@ mod reads;
 mod tally;
 mod target;
 
-use super::support::context::Context;
-use super::support::local_key::KeyChoice;
-use super::support::output::{CommandError, CommandResult};
-use super::support::{node_client, shutdown, values};
+pub use plot::write as plot;
+pub use target::client;
+
 use clap::Args;
+use cresset_base::durable_file::file_of_kind;
 use cresset_client::ApiClient;
-use cresset_node::config::client_key;
+use cresset_node::NodeError;
+use cresset_node::config::Config;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use target::Target;
+
+type Result<T = (), E = NodeError> = std::result::Result<T, E>;
+
+/// Shows a person what is being measured.
+pub trait Progress: Send {
+    /// Until the next call.
+    fn begin(&mut self, what: String);
+    /// How much of it is done.
+    fn at(&mut self, done: u64, of: u64);
+}
 
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -33,17 +53,17 @@ use target::Target;
   cresset bench --ledger --url postgres://cresset@db/cresset --nodes 4 --accounts 1000
 Completions spend the key's credits. A running node's plan limits what one key may do: 429 answers are counted as failed.
 A node that the command starts for itself has no such limits.")]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Address of the node to measure [default: the data folder's], or with --ledger of the
     /// database in which a schema is made for the fresh ledger, and removed
     #[arg(long)]
-    url: Option<String>,
+    pub url: Option<String>,
     /// Key to use [default: CRESSET_KEY or, without --url, the one that `cresset quickstart` made]
     #[arg(long)]
-    key: Option<String>,
+    pub key: Option<String>,
     /// Model, by name or id; at --url by id [default: the first, or the default release]
     #[arg(long)]
-    model: Option<String>,
+    pub model: Option<String>,
     /// Clients at a time, one measurement for each number
     #[arg(
         long,
@@ -80,16 +100,16 @@ pub(super) struct Arguments {
     #[arg(
         long,
         value_name = "FILE",
-        value_parser = values::svg,
+        value_parser = svg,
         conflicts_with_all = ["ledger", "reads"],
     )]
-    plot: Option<PathBuf>,
+    pub plot: Option<PathBuf>,
     /// Measure reads instead of completions
     #[arg(long, conflicts_with = "ledger")]
-    reads: bool,
+    pub reads: bool,
     /// Measure a fresh ledger instead of a node
     #[arg(long)]
-    ledger: bool,
+    pub ledger: bool,
     /// Clients of the ledger at a time, at each node, one measurement for each number
     #[arg(
         long,
@@ -146,69 +166,57 @@ fn clients_parser() -> impl clap::builder::TypedValueParser<Value = usize> {
     clap::value_parser!(u16).range(1..=4096).map(usize::from)
 }
 
-pub(super) async fn run(mut context: Context, arguments: Arguments) -> CommandResult {
-    let shutdown = shutdown::on_signal()?;
-    if arguments.ledger {
-        let measuring = async {
-            match &arguments.url {
-                Some(url) => database::run(&context, url, &arguments).await,
-                None => ledger::run(&context, &arguments).await,
-            }
-        };
-        let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
-        let show = if arguments.url.is_some() { database::show } else { ledger::show_levels };
-        context.output.result(&document, show)?;
-        return verdict(document["audit_ok"] == true);
-    }
-    let key = arguments.key.clone().or_else(client_key);
-    if let Some(url) = &arguments.url {
-        let key = key.ok_or_else(|| {
-            CommandError::new("--url needs a key").remedy("give one with --key or in CRESSET_KEY")
-        })?;
-        let node = context.node_address(url.trim_end_matches('/').trim_end_matches("/v1"))?;
-        let measuring = async {
-            measure(&target::client(node, &key, arguments.model.as_deref()).await?, &arguments)
-                .await
-        };
-        let document = shutdown::unless_interrupted(&shutdown, measuring).await?;
-        return show(&context, &arguments, &document);
-    }
-    lift_limits(&mut context);
-    let key = KeyChoice::Given(key);
-    let opening = node_client::open(&context, arguments.model.as_deref(), &key);
-    let client = shutdown::unless_interrupted(&shutdown, opening).await?;
-    let measured = shutdown::unless_interrupted(&shutdown, measure(&client.api, &arguments)).await;
-    client.close().await;
-    show(&context, &arguments, &measured?)
+/// Checks the path before the (long) run, so that a bad path does not cost the run.
+fn svg(text: &str) -> Result<PathBuf, String> {
+    file_of_kind(text, &["svg"])
+        .ok_or("expected a file in a folder that exists, ending in .svg".to_owned())
 }
 
-/// Lifts the plans' limits for a node of our own: the node is measured, not the plan.
-fn lift_limits(context: &mut Context) {
-    for plan in context.config.plans.values_mut() {
-        (plan.requests_per_minute, plan.burst, plan.max_concurrent) = (1 << 24, 1 << 24, 1 << 20);
+/// Measures a fresh ledger, in a database where the arguments name one.
+pub async fn ledger(
+    (data_dir, config): (&Path, &Config),
+    arguments: &Arguments,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
+    match &arguments.url {
+        Some(url) => database::run((data_dir, config), url, arguments, progress).await,
+        None => ledger::run((data_dir, config), arguments, progress).await,
     }
 }
 
-async fn measure(api: &ApiClient, arguments: &Arguments) -> CommandResult<Value> {
+/// Measures completions or reads of the node that `api` asks.
+pub async fn node(
+    api: &ApiClient,
+    arguments: &Arguments,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
     let target = Arc::new(Target::new(api));
     if arguments.reads {
-        reads::run(api, &target, arguments).await
+        reads::run(api, &target, arguments, progress).await
     } else {
-        completions::run(target, arguments).await
+        completions::run(target, arguments, progress).await
     }
 }
 
-fn show(context: &Context, arguments: &Arguments, document: &Value) -> CommandResult {
+/// A measurement for people.
+pub fn show(document: &Value) -> String {
     if document["reads"].is_array() {
-        return context.output.result(document, reads::show_rows);
+        reads::show_rows(document)
+    } else if document["nodes"].is_number() {
+        database::show(document)
+    } else if document["audit_ok"].is_boolean() {
+        ledger::show_levels(document)
+    } else {
+        completions::show_levels(document)
     }
-    context.output.result(document, completions::show_levels)?;
-    arguments.plot.as_ref().map_or(Ok(()), |file| plot::write(file, document))?;
-    let levels = document["levels"].as_array().map_or(&[][..], Vec::as_slice);
-    verdict(levels.iter().all(|level| level["answered"] != 0))
 }
 
-/// Fails when nothing was measured.
-fn verdict(good: bool) -> CommandResult {
-    if good { Ok(()) } else { Err(CommandError::Negative) }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_is_checked_before_the_run() {
+        assert!(svg("a.svg").is_ok() && svg("a.html").is_err() && svg("/nowhere/a.svg").is_err());
+    }
 }

@@ -1,8 +1,9 @@
 //! The node under load: its address, a key and a model, and the bytes of requests to it.
 
-use crate::support::output::{CommandError, CommandResult};
+use crate::Result;
 use cresset_client::ApiClient;
 use cresset_client::{HttpCall, accepted};
+use cresset_node::NodeError;
 use cresset_tls::NodeAddress;
 use uuid::Uuid;
 
@@ -38,11 +39,7 @@ impl Target {
 }
 
 /// A client of the node at `node`. `None` as the model stands for the first that the key may use.
-pub(super) async fn client(
-    node: NodeAddress,
-    key: &str,
-    model: Option<&str>,
-) -> CommandResult<ApiClient> {
+pub async fn client(node: NodeAddress, key: &str, model: Option<&str>) -> Result<ApiClient> {
     let model = match model {
         Some(model) => model.to_owned(),
         None => first_model(&node, key).await?,
@@ -50,8 +47,8 @@ pub(super) async fn client(
     Ok(ApiClient { node, secret: key.to_owned(), model, session: Uuid::new_v4() })
 }
 
-async fn first_model(node: &NodeAddress, key: &str) -> CommandResult<String> {
+async fn first_model(node: &NodeAddress, key: &str) -> Result<String> {
     let models = accepted(HttpCall::get("/v1/models").bearer(key).send(node).await?).await?;
     let first = models["data"][0]["id"].as_str().map(str::to_owned);
-    first.ok_or_else(|| CommandError::new(format!("{} has no model for this key", node.url)))
+    first.ok_or_else(|| NodeError::new(format!("{} has no model for this key", node.url)))
 }

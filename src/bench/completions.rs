@@ -3,13 +3,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
-use super::Arguments;
 use super::connection::LoadConnection;
 use super::figures::{Column, show, show_percentiles, table};
 use super::tally::{AnswerStream, CompletionTally};
 use super::target::Target;
-use crate::support::output::{CommandError, CommandResult};
-use crate::support::progress::TaskProgress;
+use crate::Arguments;
+use crate::Progress;
+use crate::Result;
+use cresset_node::NodeError;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::io;
@@ -39,7 +40,11 @@ struct RequestShape {
     output_tokens: u32,
 }
 
-pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Value> {
+pub(super) async fn run(
+    target: Arc<Target>,
+    arguments: &Arguments,
+    progress: &mut dyn Progress,
+) -> Result<Value> {
     let shape = calibrate(target, arguments).await?;
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
     let mut levels = Vec::new();
@@ -47,7 +52,8 @@ pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandRe
         let requests = arguments
             .requests
             .map_or((clients * REQUESTS_PER_CLIENT).max(MIN_REQUESTS), |n| n as usize);
-        levels.push(level(&shape, clients, requests, longest).await);
+        progress.begin(format!("{requests} requests, {clients} at a time"));
+        levels.push(level(&shape, clients, requests, longest, progress).await);
     }
     let Target { node, model, .. } = &*shape.target;
     Ok(json!({ "url": node.url, "model": model, "input_tokens": arguments.input_tokens,
@@ -56,7 +62,7 @@ pub(super) async fn run(target: Arc<Target>, arguments: &Arguments) -> CommandRe
 
 /// Finds how many words make a prompt of the required length, from the token counts of a short and
 /// a longer prompt, because only the server has the tokenizer.
-async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> CommandResult<Arc<RequestShape>> {
+async fn calibrate(target: Arc<Target>, arguments: &Arguments) -> Result<Arc<RequestShape>> {
     let wanted = f64::from(arguments.input_tokens);
     let mut shape = RequestShape { target, words: 1, output_tokens: 1 };
     let least = shape.prompt_tokens().await?;
@@ -72,8 +78,8 @@ async fn level(
     clients: usize,
     requests: usize,
     longest: Duration,
+    progress: &mut dyn Progress,
 ) -> Value {
-    let mut progress = TaskProgress::steps(format!("{requests} requests, {clients} at a time"));
     let left = Arc::new(AtomicUsize::new(requests));
     let began = Instant::now();
     let until = began + longest;
@@ -110,13 +116,13 @@ async fn client(
 
 impl RequestShape {
     /// Tokens of a prompt of this shape, as the server counts them.
-    async fn prompt_tokens(&self) -> CommandResult<f64> {
+    async fn prompt_tokens(&self) -> Result<f64> {
         let (mut connection, mut tally) = (None, CompletionTally::default());
         self.ask(&mut connection, &mut tally).await;
         match tally.errors.keys().next() {
             None => Ok(tally.usage.prompt as f64),
             Some(error) => {
-                Err(CommandError::new(format!("a first request was not answered: {error}"))
+                Err(NodeError::new(format!("a first request was not answered: {error}"))
                     .remedy("check --url, --key, --model and the balance"))
             }
         }
