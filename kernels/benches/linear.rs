@@ -5,6 +5,7 @@
 //! best round counts, since the load of other programs on a shared machine only adds time.
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
+#![allow(unsafe_code, reason = "one measurement is written in AVX-512")]
 
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Tensor};

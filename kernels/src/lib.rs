@@ -3,6 +3,7 @@
 //! is the specification in plain f32 loops; `cpu.rs` is the fast path, which is compared with it;
 //! `gpu.rs` launches the kernels of `<op>.cu`. The caller owns the outputs.
 
+#![allow(unsafe_code, reason = "instructions of processors, shared outputs, device libraries")]
 #![cfg_attr(
     test,
     allow(

@@ -8,6 +8,7 @@
     reason = "tests measure time, start threads and share helpers"
 )]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(unsafe_code, reason = "the fake driver is a C library")]
 
 use cresset_kernels::gpu::{
     self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch,

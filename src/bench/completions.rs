@@ -5,7 +5,7 @@
 
 use super::connection::LoadConnection;
 use super::figures::{Column, show, show_percentiles, table};
-use super::tally::{AnswerStream, CompletionTally};
+use super::tally::{CompletionTally, MeasuredAnswer};
 use super::target::Target;
 use crate::Arguments;
 use crate::Progress;
@@ -148,7 +148,7 @@ impl RequestShape {
             None => LoadConnection::open(&self.target.node).await?,
         };
         let request = self.target.post("/v1/chat/completions", &self.body());
-        let mut answer = AnswerStream::begin();
+        let mut answer = MeasuredAnswer::begin();
         let status = connection.send(&request).await?;
         if status == 200 {
             let mut arrived = Vec::new();

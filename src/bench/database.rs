@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::figures::{Column, show as show_number, show_percentiles, table};
-use super::ledger::{Client, measure, open_accounts, stored_answers};
+use super::ledger::{LedgerClient, measure, open_accounts, stored_answers};
 use crate::Arguments;
 use crate::Progress;
 use crate::Result;
@@ -39,7 +39,8 @@ pub(super) async fn run(
     for &clients in &arguments.clients {
         progress.begin(format!("{clients} clients at each node"));
         let until = Instant::now() + span;
-        let client = |store: &Store| Client::new(store, &payers, arguments.answer_bytes, until);
+        let client =
+            |store: &Store| LedgerClient::new(store, &payers, arguments.answer_bytes, until);
         let all = nodes.iter().flat_map(|store| vec![client(store); clients]).collect();
         levels.push(measure(all).await.map_err(NodeError::new)?.0);
     }

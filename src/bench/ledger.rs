@@ -61,7 +61,7 @@ pub(super) async fn run(
     for &clients in &arguments.clients {
         progress.begin(format!("{clients} clients"));
         let until = Instant::now() + span;
-        let client = Client::new(&store, &payers, arguments.answer_bytes, until);
+        let client = LedgerClient::new(&store, &payers, arguments.answer_bytes, until);
         levels.push(level(vec![client; clients], &meter).await.map_err(NodeError::new)?);
     }
     let stored = stored_answers(&store, &payers).await?;
@@ -133,7 +133,7 @@ pub(super) async fn stored_answers(store: &Store, payers: &[Payer]) -> Result<u6
     Ok(bytes)
 }
 
-async fn level(clients: Vec<Client>, meter: &SyncMeter) -> StoreResult<Value> {
+async fn level(clients: Vec<LedgerClient>, meter: &SyncMeter) -> StoreResult<Value> {
     let (began, (syncs_before, spent_before)) = (Instant::now(), meter.total());
     let (mut level, latency) = measure(clients).await?;
     let (wall, (syncs, spent)) = (began.elapsed(), meter.total());
@@ -149,9 +149,9 @@ async fn level(clients: Vec<Client>, meter: &SyncMeter) -> StoreResult<Value> {
 }
 
 /// Lets all clients work until their end. Returns what they did, and the times of their pairs.
-pub(super) async fn measure(clients: Vec<Client>) -> StoreResult<(Value, Value)> {
+pub(super) async fn measure(clients: Vec<LedgerClient>) -> StoreResult<(Value, Value)> {
     let (began, count) = (Instant::now(), clients.len());
-    let mut workers: JoinSet<_> = clients.into_iter().map(Client::run).collect();
+    let mut workers: JoinSet<_> = clients.into_iter().map(LedgerClient::run).collect();
     let (mut pairs, mut times) = (0, Times::default());
     while let Some(done) = workers.join_next().await {
         let (count, own) = done.expect("invariant: a client does not panic")?;
@@ -165,7 +165,7 @@ pub(super) async fn measure(clients: Vec<Client>) -> StoreResult<(Value, Value)>
 }
 
 #[derive(Clone)]
-pub(super) struct Client {
+pub(super) struct LedgerClient {
     store: Store,
     /// The accounts, of which each pair takes any.
     payers: Arc<[Payer]>,
@@ -174,7 +174,7 @@ pub(super) struct Client {
     until: Instant,
 }
 
-impl Client {
+impl LedgerClient {
     pub(super) fn new(
         store: &Store,
         payers: &Arc<[Payer]>,

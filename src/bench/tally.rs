@@ -63,7 +63,7 @@ impl CompletionTally {
 }
 
 /// One answer while it is read.
-pub(super) struct AnswerStream {
+pub(super) struct MeasuredAnswer {
     sent: Instant,
     /// Time at which the last text arrived.
     last: Option<Instant>,
@@ -72,7 +72,7 @@ pub(super) struct AnswerStream {
     events: EventReader,
 }
 
-impl AnswerStream {
+impl MeasuredAnswer {
     /// Begins the answer to a request that is about to be sent.
     pub(super) fn begin() -> Self {
         Self {
@@ -151,7 +151,7 @@ mod tests {
 
     /// A tally after a stream that arrived in these pieces.
     fn tally(pieces: &[&str]) -> CompletionTally {
-        let (mut answer, mut tally) = (AnswerStream::begin(), CompletionTally::default());
+        let (mut answer, mut tally) = (MeasuredAnswer::begin(), CompletionTally::default());
         for piece in pieces {
             answer.read(piece.as_bytes(), &mut tally);
         }

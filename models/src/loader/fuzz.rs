@@ -1,6 +1,8 @@
 //! Gives arbitrary bytes to the readers of model files: they return an error or a file, never
 //! panic, and use memory only in proportion to the file.
 
+#![allow(unsafe_code, reason = "an allocator counts what the readers hold")]
+
 use super::ModelSource;
 use super::file::FileReader;
 use super::gguf::GgufFile;

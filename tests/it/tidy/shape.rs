@@ -1,8 +1,7 @@
-//! The rules of shape: how long things may be, how they are named, and which documentation they
-//! need.
+//! The rules: how long things may be, how they are named, what stands beside them, and what the
+//! engine's pure files may name.
 
-use super::source::{Source, Token, Tree, matching, tokens};
-use super::{Offence, offence};
+use super::source::{Function, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Columns of a line, in characters.
@@ -16,39 +15,40 @@ const LONG_FUNCTION: usize = 25;
 /// Lines of code of a product file, without comments, blanks and tests.
 const LARGEST_FILE: usize = 500;
 
-/// Checks for lines that are too long and belong neither to a test nor to a literal.
-pub fn long_lines(tree: &Tree) -> Vec<Offence> {
-    let mut found = Vec::new();
-    for file in tree.files.iter().filter(|file| !file.path.ends_with(".md")) {
-        let mut production = file.production.lines();
-        let mut code = file.code.lines();
-        for (number, line) in file.text.lines().enumerate() {
-            let (production, code) = (production.next(), code.next());
-            let is_comment = line.trim_start().starts_with("//");
-            let of_tests = file.path.starts_with("tests/it/")
-                || (file.is_rust() && production.is_none_or(|line| line.trim().is_empty()));
-            if is_long(line) && (is_comment || !of_tests && is_long(&without_literals(line, code)))
-            {
-                let columns = line.chars().count();
-                let detail = format!("{}:{}: {columns} columns", file.path, number + 1);
-                found.push(offence(&file.path, detail));
-            }
-        }
-    }
-    found
+/// Every line but those of documents, with its file and number.
+fn lines(tree: &[Source]) -> impl Iterator<Item = (&Source, usize, &str)> {
+    let files = tree.iter().filter(|file| !file.path.ends_with(".md"));
+    files.flat_map(|file| file.text.lines().zip(1..).map(move |(line, at)| (file, at, line)))
+}
+
+fn find<'a>(tree: &'a [Source], path: &str) -> Option<&'a Source> {
+    tree.iter().find(|file| file.path == path)
 }
 
 fn is_long(line: &str) -> bool {
     line.chars().count() > LONGEST_LINE
 }
 
-/// The line without the parts that cannot be broken: the contents of literals, and words as long as
-/// a digest or an address. `code` is the same line of Rust with its literals blanked.
-fn without_literals(line: &str, code: Option<&str>) -> String {
-    if let Some(code) = code {
-        let kept = line.bytes().zip(code.bytes()).filter(|(byte, left)| byte == left);
-        return kept.map(|(_, byte)| char::from(byte)).collect();
+/// Checks for lines that are too long and belong neither to a test nor to a literal.
+pub fn long_lines(tree: &[Source]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (file, at, line) in lines(tree).filter(|(.., line)| is_long(line)) {
+        let columns = line.chars().count();
+        let is_wrong = if line.trim_start().starts_with("//") {
+            true
+        } else if file.is_rust() {
+            file.lines.get(&at).is_some_and(|contents| columns > LONGEST_LINE + contents)
+        } else {
+            !file.path.starts_with("tests/it/") && is_long(&without_literals(line))
+        };
+        found.extend(is_wrong.then(|| format!("{}:{at}: {columns} columns", file.path)));
     }
+    found
+}
+
+/// The line of a script or of device code without the parts that cannot be broken: the contents of
+/// literals, and words as long as a digest or an address.
+fn without_literals(line: &str) -> String {
     let kept: String = line.replace("\\\"", "").split('"').step_by(2).collect();
     let kept: String = kept.replace("\\'", "").split('\'').step_by(2).collect();
     let breaks = |word: &str| word.len() <= LONGEST_WORD || word.contains(['(', ';', '{']);
@@ -56,194 +56,108 @@ fn without_literals(line: &str, code: Option<&str>) -> String {
 }
 
 /// Checks the share of all long lines together.
-pub fn share_of_long_lines(tree: &Tree) -> Vec<Offence> {
-    let lines =
-        |file: &Source, long: bool| file.text.lines().filter(|line| !long || is_long(line)).count();
-    let files = || tree.files.iter().filter(|file| !file.path.ends_with(".md"));
-    let all: usize = files().map(|file| lines(file, false)).sum();
-    let long: usize = files().map(|file| lines(file, true)).sum();
-    if long * 1000 <= all * LONG_LINES_PER_MILLE {
-        return Vec::new();
-    }
-    let share = format!("{long} of {all} lines have more than {LONGEST_LINE} columns");
-    vec![offence("share", share)]
+pub fn share_of_long_lines(tree: &[Source]) -> Vec<String> {
+    let (all, long) = (lines(tree).count(), lines(tree).filter(|(.., line)| is_long(line)).count());
+    let is_wrong = long * 1000 > all * LONG_LINES_PER_MILLE;
+    let share = || format!("{long} of {all} lines have more than {LONGEST_LINE} columns");
+    is_wrong.then(share).into_iter().collect()
 }
 
 /// Checks for functions that should be split, those of tests too.
-pub fn functions(tree: &Tree) -> Vec<Offence> {
+pub fn functions(tree: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
-    for file in tree.rust() {
-        for (line, length) in function_lengths(&file.code) {
-            if length > LONGEST_FUNCTION {
-                found.push(offence(&file.path, format!("{}:{line}: {length} lines", file.path)));
-            }
+    for file in tree {
+        for function in file.functions.iter().filter(|own| own.length > LONGEST_FUNCTION) {
+            found.push(format!("{}:{}: {} lines", file.path, function.line, function.length));
         }
     }
     found
 }
 
 /// Checks that nineteen of twenty functions of the product are short.
-pub fn typical_function(tree: &Tree) -> Vec<Offence> {
-    let lengths = |file: &Source| function_lengths(&file.production);
-    let mut lengths: Vec<usize> = tree.product().flat_map(lengths).map(|(_, l)| l).collect();
+pub fn typical_function(tree: &[Source]) -> Vec<String> {
+    let functions = tree.iter().flat_map(|file| &file.functions).filter(|own| own.is_product);
+    let mut lengths: Vec<usize> = functions.map(|function| function.length).collect();
     lengths.sort_unstable();
-    let last_typical = (lengths.len() * 95).div_ceil(100).saturating_sub(1);
-    match lengths.get(last_typical) {
-        Some(&length) if length > LONG_FUNCTION => {
-            let detail = format!("the 95th percentile of function lengths is {length} lines");
-            vec![offence("percentile", detail)]
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// (first line, number of lines) of each function with a body.
-fn function_lengths(code: &str) -> Vec<(usize, usize)> {
-    let tokens = tokens(code);
-    let line = |at: usize| code[..at].matches('\n').count();
-    let mut lengths = Vec::new();
-    for (at, token) in tokens.iter().enumerate().filter(|(_, token)| token.is("fn")) {
-        if !tokens.get(at + 1).is_some_and(Token::is_word) {
-            continue;
-        }
-        let Some(open) = body(&tokens[at..]) else { continue };
-        let lines = code[token.at..matching(code, open)].matches('\n').count() + 1;
-        lengths.push((line(token.at) + 1, lines));
-    }
-    lengths
-}
-
-/// The place where the body of the function begins: at the first `{` outside of parentheses and
-/// brackets.
-fn body(tokens: &[Token]) -> Option<usize> {
-    let mut depth = 0_usize;
-    for token in tokens {
-        match token.text.as_str() {
-            "(" | "[" => depth += 1,
-            ")" | "]" => depth = depth.checked_sub(1)?,
-            "{" if depth == 0 => return Some(token.at),
-            ";" | "}" if depth == 0 => return None,
-            _ => {}
-        }
-    }
-    None
+    let length = lengths.get((lengths.len() * 95).div_ceil(100).saturating_sub(1));
+    let long = length.filter(|length| **length > LONG_FUNCTION).into_iter();
+    long.map(|length| format!("the 95th percentile of function lengths is {length} lines"))
+        .collect()
 }
 
 /// Checks for product files that hold more than one idea, by their size.
-pub fn large_files(tree: &Tree) -> Vec<Offence> {
+pub fn large_files(tree: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
-    for file in tree.files.iter().filter(|file| file.is_product) {
-        let text = if file.is_rust() { &file.production } else { &file.text };
-        let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
-        let lines = text.lines().map(str::trim).filter(is_code).count();
+    for file in tree.iter().filter(|file| file.is_product) {
+        let is_code = |(line, number): &(&str, usize)| {
+            let has_code = !file.is_rust() || file.lines.contains_key(number);
+            has_code && !line.is_empty() && !line.starts_with("//")
+        };
+        let lines = file.text.lines().map(str::trim).zip(1..).filter(is_code).count();
         if lines > LARGEST_FILE {
-            found.push(offence(&file.path, format!("{} has {lines} lines of code", file.path)));
+            found.push(format!("{} has {lines} lines of code", file.path));
         }
     }
     found
 }
 
 /// Checks that the first line of each file says what it is for.
-pub fn heads(tree: &Tree) -> Vec<Offence> {
-    let silent = tree.rust().filter(|file| !file.text.starts_with("//!"));
-    silent.map(|file| offence(&file.path, format!("{} has no //! head", file.path))).collect()
+pub fn heads(tree: &[Source]) -> Vec<String> {
+    let silent = tree.iter().filter(|file| file.is_rust() && !file.text.starts_with("//!"));
+    silent.map(|file| format!("{} has no //! head", file.path)).collect()
 }
 
 /// Names that say nothing about the content.
 const VAGUE: [&str; 7] = ["utils", "util", "helpers", "helper", "common", "misc", "stuff"];
 
 /// Checks for files and folders with vague names.
-pub fn vague_names(tree: &Tree) -> Vec<Offence> {
+pub fn vague_names(tree: &[Source]) -> Vec<String> {
     let is_vague = |path: &str| path.split(['/', '.']).any(|name| VAGUE.contains(&name));
-    let found = tree.rust().filter(|file| is_vague(&file.path));
-    found.map(|file| offence(&file.path, format!("{} has a vague name", file.path))).collect()
+    let found = tree.iter().filter(|file| file.is_rust() && is_vague(&file.path));
+    found.map(|file| format!("{} has a vague name", file.path)).collect()
 }
 
 /// Names that each file or crate may define: clap's argument structs, and the usual pair.
 const OWN_NAMES: [&str; 3] = ["Arguments", "Error", "Result"];
 
 /// Checks that a type name means one thing in the whole workspace.
-pub fn type_names(tree: &Tree) -> Vec<Offence> {
-    let mut places: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-    for file in tree.product() {
-        for name in defined_types(file) {
+pub fn type_names(tree: &[Source]) -> Vec<String> {
+    let mut places: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for file in tree {
+        for name in file.types.iter().filter(|name| !OWN_NAMES.contains(&name.as_str())) {
             places.entry(name).or_default().insert(&file.path);
         }
     }
-    places.retain(|name, files| files.len() > 1 && !OWN_NAMES.contains(&name.as_str()));
-    let detail = |name: &str, files: &BTreeSet<&str>| {
-        let files = files.iter().copied().collect::<Vec<_>>().join(" ");
-        offence(name, format!("{name} is defined in {files}"))
-    };
-    places.iter().map(|(name, files)| detail(name, files)).collect()
-}
-
-/// Structs, enums, traits and aliases of a file; types of a trait or of an `impl` do not count.
-fn defined_types(file: &Source) -> Vec<String> {
-    let (mut found, mut open) = (Vec::new(), Vec::new());
-    for (at, token) in file.tokens.iter().enumerate() {
-        let name = || file.tokens.get(at + 1).filter(|name| name.is_word());
-        match token.text.as_str() {
-            "{" => open.push(has_associated_types(&file.tokens[..at])),
-            "}" => drop(open.pop()),
-            "type" if open.last() != Some(&true) => found.extend(name()),
-            "struct" | "enum" | "trait" | "union" => found.extend(name()),
-            _ => {}
-        }
-    }
-    found
-        .into_iter()
-        .filter(|name| name.text.starts_with(char::is_uppercase))
-        .map(|t| t.text.clone())
-        .collect()
-}
-
-/// Whether the brace that follows these tokens opens a trait or an `impl`.
-fn has_associated_types(before: &[Token]) -> bool {
-    let begins = before.iter().rposition(|token| ["{", "}", ";"].iter().any(|end| token.is(end)));
-    let head = &before[begins.map_or(0, |at| at + 1)..];
-    let first = head.iter().find(|t| ["impl", "trait", "fn", "mod"].iter().any(|item| t.is(item)));
-    first.is_some_and(|item| item.is("impl") || item.is("trait"))
+    let twice = places.into_iter().filter(|(_, files)| files.len() > 1);
+    let join = |files: BTreeSet<&str>| files.into_iter().collect::<Vec<_>>().join(" ");
+    twice.map(|(name, files)| format!("{name} is defined in {}", join(files))).collect()
 }
 
 /// The place where each metric is explained to people who run a node.
 const METRICS: (&str, &str) = ("src/telemetry/metrics.rs", "README.md");
+/// The functions that register a metric. The last one's begin with `process`.
+const REGISTER: [&str; 5] = ["add", "histogram", "histograms", "register", "of_process"];
 
-/// Checks that every metric has a help text and stands in the document.
-pub fn metrics(tree: &Tree) -> Vec<Offence> {
-    let (Some(file), Some(document)) = (tree.find(METRICS.0), tree.find(METRICS.1)) else {
+/// Checks that every metric has a help text and stands in the document. Both are the first texts of
+/// the call that registers it.
+pub fn metrics(tree: &[Source]) -> Vec<String> {
+    let (Some(file), Some(document)) = (find(tree, METRICS.0), find(tree, METRICS.1)) else {
         return Vec::new();
     };
     let mut found = Vec::new();
-    for (name, help) in registered(file) {
-        let full = format!("`{name}`");
-        if help.trim().is_empty() {
-            found.push(offence(&name, format!("{full} has no help text")));
+    let words: Vec<&str> = file.words.split(' ').collect();
+    let calls = words.windows(2).zip(2..).filter(|(w, _)| REGISTER.contains(&w[0]) && w[1] == "(");
+    for (call, start) in calls {
+        let arguments = words[start..].iter().take_while(|word| **word != ")");
+        let mut texts = arguments.filter_map(|word| word.strip_prefix('"')?.strip_suffix('"'));
+        let Some(name) = texts.next() else { continue };
+        let prefix = if call[0] == "of_process" { "process" } else { "cresset" };
+        let full = format!("`{prefix}_{name}`");
+        if texts.next().is_none_or(str::is_empty) {
+            found.push(format!("{full} has no help text"));
         }
         if !document.text.contains(&full) {
-            found.push(offence(&name, format!("{full} is not in {}", METRICS.1)));
-        }
-    }
-    found
-}
-
-/// Full name and help of each metric: the first two literals of a call that takes the registry.
-fn registered(file: &Source) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for (call, prefix) in [
-        ("add(", "cresset"),
-        ("histogram(", "cresset"),
-        ("histograms(", "cresset"),
-        ("register(", "cresset"),
-        ("of_process(", "process"),
-    ] {
-        for (at, _) in file.production.match_indices(call) {
-            let open = at + call.len() - 1;
-            let end = matching(&file.production, open);
-            let literals: Vec<&str> = file.text[open..end].split('"').skip(1).step_by(2).collect();
-            if let [name, rest @ ..] = &literals[..] {
-                found.push((format!("{prefix}_{name}"), rest.first().unwrap_or(&"").to_string()));
-            }
+            found.push(format!("{full} is not in {}", METRICS.1));
         }
     }
     found
@@ -253,16 +167,51 @@ fn registered(file: &Source) -> Vec<(String, String)> {
 const LONG_TESTS: &str = ".ci/long";
 
 /// Checks that every ignored test is listed there.
-pub fn ignored_tests(tree: &Tree) -> Vec<Offence> {
-    let Some(list) = tree.find(LONG_TESTS) else { return Vec::new() };
+pub fn ignored_tests(tree: &[Source]) -> Vec<String> {
+    let Some(list) = find(tree, LONG_TESTS) else { return Vec::new() };
     let mut found = Vec::new();
-    for file in tree.rust() {
-        for (at, _) in file.code.match_indices("#[ignore") {
-            let mut tokens = tokens(&file.code[at..]).into_iter();
-            let name = tokens.by_ref().skip_while(|token| !token.is("fn")).nth(1);
-            if let Some(name) = name.filter(|name| !list.text.contains(&name.text)) {
-                let detail = format!("{}: {} is not in {LONG_TESTS}", file.path, name.text);
-                found.push(offence(&name.text, detail));
+    for file in tree {
+        let ignored = file.functions.iter().filter(|function| function.is_ignored);
+        for Function { name, .. } in ignored.filter(|own| !list.text.contains(&own.name)) {
+            found.push(format!("{}: {name} is not in {LONG_TESTS}", file.path));
+        }
+    }
+    found
+}
+
+/// Files of the engine that decide by their arguments alone.
+const PURE: [&str; 7] =
+    ["sequence", "block_manager", "scheduler", "fair_queue", "queue_limits", "rate", "error"];
+/// What a pure file must not name: tensors, tasks, and clocks.
+const IMPURE: &str = "candle_core candle_nn tokio thread Instant::now SystemTime elapsed \
+    cresset_base::clock failpoint";
+
+/// Checks the engine's pure files.
+pub fn purity(tree: &[Source]) -> Vec<String> {
+    let mut found = Vec::new();
+    for file in tree {
+        let part =
+            file.path.strip_prefix("src/engine/").and_then(|own| own.split(['/', '.']).next());
+        let is_pure = part.is_some_and(|part| PURE.contains(&part));
+        for name in IMPURE.split_whitespace().filter(|_| is_pure) {
+            if file.words.contains(&format!(" {} ", name.replace("::", " : : "))) {
+                found.push(format!("{} names {name}", file.path));
+            }
+        }
+    }
+    found
+}
+
+/// Checks that every kernel has a specification and tests beside it.
+pub fn kernels(tree: &[Source]) -> Vec<String> {
+    let mut found = Vec::new();
+    let is_kernel = |path: &str| path.starts_with("kernels/") && path.ends_with(".cu");
+    for path in tree.iter().map(|file| &file.path).filter(|path| is_kernel(path)) {
+        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let has = |name: &&str| find(tree, &format!("{folder}/{name}")).is_some();
+        for places in [&["reference.rs"][..], &["tests.rs", "gpu/tests.rs", "cuda/tests.rs"]] {
+            if !places.iter().any(has) {
+                found.push(format!("{path} has no {} beside it", places[0]));
             }
         }
     }

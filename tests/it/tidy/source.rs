@@ -1,419 +1,221 @@
-//! The files of the project as the rules read them: without comments, and with the code of tests
-//! told apart from production code.
+//! The files of the project as the rules read them: `syn` reads Rust, and the code of tests is told
+//! apart from the product's.
 
-use std::collections::BTreeSet;
-use std::ops::Range;
-use std::path::Path;
+use proc_macro2::{Delimiter, Ident, LineColumn, Span, TokenStream, TokenTree};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
+use std::path::{Path, PathBuf};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
 
-/// The files that are read: those in these folders at the root, and those with one of these endings
-/// (scripts without an ending are listed one by one).
+/// The files that are read: those in these folders with one of these endings, or none as scripts.
 const FOLDERS: [&str; 6] = ["src", "kernels", "models", "qualification", "tests", ".ci"];
 const ENDINGS: [&str; 9] = ["rs", "cu", "cuh", "cpp", "h", "c", "py", "mjs", "sh"];
-const SCRIPTS: [&str; 5] =
-    [".ci/run", ".ci/long", "kernels/setup-cuda", "tests/aarch64", "tests/device/prove"];
-const DOCUMENTS: [&str; 2] = ["README.md", "src/ARCHITECTURE.md"];
+const SKIPPED: [&str; 4] = ["target", "node_modules", "__pycache__", "__fuzz__"];
 /// Folders of the product; everything else holds tests, benches and examples.
 const PRODUCT: [&str; 5] =
     ["src/", "models/src/", "kernels/src/", "kernels/build", "qualification/src/"];
-/// Features that exist for tests alone: an item whose `cfg` asks for a test or one of them belongs
-/// to the tests.
-const TEST_FEATURES: [&str; 3] = ["testing", "emulator", "failpoints"];
+/// The words before the name of a new type, other than an alias.
+const TYPES: [&str; 4] = ["struct", "enum", "trait", "union"];
 
-/// A word or a single other character.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    pub text: String,
-    /// Its first byte.
-    pub at: usize,
-}
-
-impl Token {
-    pub fn is(&self, text: &str) -> bool {
-        self.text == text
-    }
-
-    pub fn is_word(&self) -> bool {
-        self.text.starts_with(|c: char| c.is_alphabetic() || c == '_')
-    }
-}
-
-/// The tokens of blanked code; `::` is one.
-pub fn tokens(code: &str) -> Vec<Token> {
-    let mut found = Vec::new();
-    let mut chars = code.char_indices().peekable();
-    while let Some((at, first)) = chars.next() {
-        let mut text = String::from(first);
-        let in_word = |c: char| c.is_alphanumeric() || c == '_';
-        if in_word(first) {
-            while let Some((_, next)) = chars.next_if(|(_, c)| in_word(*c)) {
-                text.push(next);
-            }
-        } else if first == ':' {
-            text.extend(chars.next_if(|(_, c)| *c == ':').map(|(_, c)| c));
-        } else if first.is_whitespace() {
-            continue;
-        }
-        found.push(Token { text, at });
-    }
-    found
-}
-
-/// One file.
+/// One file. What follows `is_product` is empty unless the file is Rust.
+#[derive(Default)]
 pub struct Source {
     /// Path relative to the root, with `/`.
     pub path: String,
     pub text: String,
-    /// Rust only: the text with comments and the contents of literals blanked, line by line.
-    pub code: String,
-    /// Rust only: `code` with the items of tests blanked too; empty in a file of tests.
-    pub production: String,
     /// Whether the file is part of the product, which means that it has code outside of tests.
     pub is_product: bool,
-    /// The tokens of `production`.
-    pub tokens: Vec<Token>,
+    /// The tokens of product code between blanks; `::` is two, and texts are without blanks.
+    pub words: String,
+    /// The lines where tokens of product code begin or end, by number, and the columns that the
+    /// contents of literals have there.
+    pub lines: BTreeMap<usize, usize>,
+    /// Functions that have a body, those of tests too.
+    pub functions: Vec<Function>,
+    /// Types and aliases of product code; those of traits and their implementations are none.
+    pub types: Vec<String>,
+    /// Where the modules stand that only a test build declares, as paths without an ending.
+    test_modules: Vec<String>,
+    /// Begin and end of each item that only a test build has.
+    tests: Vec<(LineColumn, LineColumn)>,
+    /// Whether what is being visited belongs to tests.
+    in_test: bool,
+}
+
+pub struct Function {
+    pub name: String,
+    /// Its first line.
+    pub line: usize,
+    /// Lines from there to the end of the body.
+    pub length: usize,
+    pub is_product: bool,
+    pub is_ignored: bool,
 }
 
 impl Source {
+    fn of(path: String, text: String, is_product: bool) -> Self {
+        let mut source = Self { path, text, is_product, words: " ".into(), ..Self::default() };
+        source.in_test = !is_product;
+        if source.is_rust() {
+            source.read().unwrap_or_else(|error| panic!("{}: {error}", source.path));
+        }
+        source
+    }
+
     pub fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
-}
 
-fn in_product(path: &str) -> bool {
-    PRODUCT.iter().any(|folder| path.starts_with(folder))
-}
+    fn read(&mut self) -> syn::Result<()> {
+        let tokens: TokenStream = self.text.parse()?;
+        self.visit_file(&syn::parse2(tokens.clone())?);
+        self.read_tokens(tokens);
+        Ok(())
+    }
 
-/// Every file of the project, sorted by path.
-pub struct Tree {
-    pub files: Vec<Source>,
-}
-
-impl Tree {
-    /// Reads the tree below `root`.
-    pub fn read(root: &Path) -> Self {
-        let mut paths = Vec::new();
-        for folder in FOLDERS {
-            collect(&root.join(folder), &mut paths);
-        }
-        paths.extend(DOCUMENTS.map(|name| root.join(name)));
-        // A document may stand in one of the folders.
-        paths.sort();
-        paths.dedup();
-        let mut files = Vec::new();
-        for path in paths {
-            let Ok(text) = std::fs::read_to_string(&path) else { continue };
-            let relative = path.strip_prefix(root).unwrap().to_string_lossy().replace('\\', "/");
-            let ending = relative.rsplit_once('.').map_or("", |(_, ending)| ending);
-            let is_listed = |list: &[&str]| list.contains(&relative.as_str());
-            if ENDINGS.contains(&ending) || is_listed(&SCRIPTS) || is_listed(&DOCUMENTS) {
-                files.push((relative, text));
+    fn read_tokens(&mut self, tokens: TokenStream) {
+        let trees: Vec<TokenTree> = tokens.into_iter().collect();
+        for (at, tree) in trees.iter().enumerate() {
+            let start = tree.span().start();
+            let is_test = self.tests.iter().any(|(first, end)| (first..end).contains(&&start));
+            let is_product = self.is_product && !is_test;
+            if let [TokenTree::Ident(word), TokenTree::Ident(name), ..] = &trees[at..] {
+                if word == "fn" {
+                    self.functions.extend(function(&trees, at, name, is_product));
+                } else if is_product && TYPES.iter().any(|known| word == known) {
+                    self.types.push(name.to_string());
+                }
+            }
+            if let TokenTree::Group(group) = tree {
+                self.read_token("(", group.span_open(), is_product);
+                self.read_tokens(group.stream());
+                self.read_token(")", group.span_close(), is_product);
+            } else {
+                self.read_token(&tree.to_string(), tree.span(), is_product);
             }
         }
-        Self::of(files)
     }
 
-    /// A tree of these paths and texts.
-    pub fn of(files: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>) -> Self {
-        let mut files: Vec<Source> =
-            files.into_iter().map(|(path, text)| blanked(path.into(), text.into())).collect();
-        files.sort_by(|a, b| a.path.cmp(&b.path));
-        let tests = test_modules(&files);
-        for file in &mut files {
-            let is_test = tests.iter().any(|test| is_below(&file.path, test));
-            file.is_product = in_product(&file.path) && !is_test;
-            if !file.is_product {
-                file.production.clear();
-            }
-            file.tokens = tokens(&file.production);
+    fn read_token(&mut self, token: &str, span: Span, is_product: bool) {
+        if !is_product {
+            return;
         }
-        Self { files }
+        let (start, end) = (span.start(), span.end());
+        self.words.extend(token.split_whitespace());
+        self.words.push(' ');
+        let contents = match token.contains(['"', '\'']) {
+            true if start.line == end.line => (end.column - start.column).saturating_sub(2),
+            true => self.text.len(),
+            false => 0,
+        };
+        for line in BTreeSet::from([start.line, end.line]) {
+            *self.lines.entry(line).or_default() += contents;
+        }
     }
 
-    pub fn rust(&self) -> impl Iterator<Item = &Source> {
-        self.files.iter().filter(|file| file.is_rust())
-    }
-
-    /// The Rust files of the product.
-    pub fn product(&self) -> impl Iterator<Item = &Source> {
-        self.rust().filter(|file| file.is_product)
-    }
-
-    pub fn find(&self, path: &str) -> Option<&Source> {
-        let at = self.files.binary_search_by(|file| file.path.as_str().cmp(path)).ok()?;
-        Some(&self.files[at])
+    /// Visits a node that may have attributes.
+    fn node(&mut self, node: &impl Spanned, visit: impl FnOnce(&mut Self)) {
+        let outer = self.in_test;
+        visit(self);
+        if self.in_test && !outer {
+            self.tests.push((node.span().start(), node.span().end()));
+        }
+        self.in_test = outer;
     }
 }
 
-fn collect(folder: &Path, found: &mut Vec<std::path::PathBuf>) {
+/// The function whose `fn` stands at this place, if it has a body.
+fn function(trees: &[TokenTree], at: usize, name: &Ident, is_product: bool) -> Option<Function> {
+    let line = trees[at].span().start().line;
+    let body_end = |tree: &TokenTree| match tree {
+        TokenTree::Group(own) if own.delimiter() == Delimiter::Brace => Some(own.span_close()),
+        _ => None,
+    };
+    let is_end = |tree: &TokenTree| matches!(tree, TokenTree::Punct(p) if p.as_char() == ';');
+    let body = trees[at..].iter().take_while(|tree| !is_end(tree)).find_map(body_end)?;
+    let ignores = |tree: &TokenTree| tree.to_string().replace(' ', "").starts_with("[ignore");
+    // Attributes stand behind the end of the item before.
+    let before = trees[..at].iter().rev();
+    let is_ignored =
+        before.take_while(|tree| body_end(tree).is_none() && !is_end(tree)).any(ignores);
+    let length = body.end().line - line + 1;
+    Some(Function { name: name.to_string(), line, length, is_product, is_ignored })
+}
+
+macro_rules! nodes {
+    ($($visit:ident $node:ident),+) => {
+        $(fn $visit(&mut self, node: &'ast syn::$node) {
+            self.node(node, |source| visit::$visit(source, node));
+        })+
+    };
+}
+
+impl<'ast> Visit<'ast> for Source {
+    nodes! {
+        visit_file File, visit_item Item, visit_impl_item ImplItem, visit_trait_item TraitItem,
+        visit_field Field, visit_variant Variant, visit_field_value FieldValue, visit_arm Arm,
+        visit_field_pat FieldPat, visit_fn_arg FnArg, visit_stmt Stmt, visit_expr Expr
+    }
+
+    fn visit_item_mod(&mut self, node: &'ast syn::ItemMod) {
+        visit::visit_item_mod(self, node);
+        if self.is_product && self.in_test && node.content.is_none() {
+            let module = self.path.trim_end_matches(".rs");
+            let root = ["/lib", "/main", "/mod"].iter().find_map(|own| module.strip_suffix(own));
+            self.test_modules.push(format!("{}/{}", root.unwrap_or(module), node.ident));
+        }
+    }
+
+    fn visit_item_type(&mut self, node: &'ast syn::ItemType) {
+        visit::visit_item_type(self, node);
+        self.types.extend((!self.in_test).then(|| node.ident.to_string()));
+    }
+
+    fn visit_meta_list(&mut self, node: &'ast syn::MetaList) {
+        let condition = node.tokens.to_string().replace(' ', "");
+        let of_tests = ["test", "any(test,feature=\"testing\")"].contains(&condition.as_str());
+        let of_tests = of_tests || condition.starts_with("all(test,");
+        self.in_test |= of_tests && node.path.is_ident("cfg");
+    }
+}
+
+/// Every file of the project below `root`, sorted by path.
+pub fn read(root: &Path) -> Vec<Source> {
+    let mut paths = vec![root.join("README.md")];
+    for folder in FOLDERS {
+        collect(&root.join(folder), &mut paths);
+    }
+    tree_of(paths.iter().filter_map(|path| {
+        let relative = path.strip_prefix(root).unwrap().display().to_string();
+        Some((relative, std::fs::read_to_string(path).ok()?))
+    }))
+}
+
+/// The files of these paths and texts.
+pub fn tree_of(files: impl Iterator<Item = (String, String)>) -> Vec<Source> {
+    let is_product = |path: &str| PRODUCT.iter().any(|folder| path.starts_with(folder));
+    let read = |(path, text): (String, String)| Source::of(path.clone(), text, is_product(&path));
+    let mut files: Vec<Source> = files.map(read).collect();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    let tests: Vec<String> = files.iter().flat_map(|file| file.test_modules.clone()).collect();
+    for file in &mut files {
+        let mut below = tests.iter().filter_map(|test| file.path.strip_prefix(test.as_str()));
+        if below.any(|rest| rest == ".rs" || rest.starts_with('/')) {
+            *file = Source::of(take(&mut file.path), take(&mut file.text), false);
+        }
+    }
+    files
+}
+
+fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.map(|entry| entry.unwrap().path()) {
-        let skipped = ["target", "node_modules", "__pycache__", "__fuzz__"];
-        if !entry.is_dir() {
-            found.push(entry);
-        } else if !skipped.iter().any(|name| entry.ends_with(name)) {
-            collect(&entry, found);
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        let is = |name: &&str| path.extension().is_none_or(|ending| ending == *name);
+        if path.is_dir() && !SKIPPED.iter().any(|name| path.ends_with(name)) {
+            collect(&path, found);
+        } else if ENDINGS.iter().any(is) {
+            found.push(path);
         }
     }
-}
-
-fn blanked(path: String, text: String) -> Source {
-    let (mut code, mut production) = (String::new(), String::new());
-    if path.ends_with(".rs") {
-        code = blank(&text, &literals_and_comments(&text));
-        production = blank(&code, &test_items(&code, &text));
-    }
-    Source { path, text, code, production, is_product: false, tokens: Vec::new() }
-}
-
-/// `text` with spaces in place of everything in `ranges` but line ends.
-fn blank(text: &str, ranges: &[Range<usize>]) -> String {
-    let mut bytes = text.as_bytes().to_vec();
-    for byte in ranges.iter().cloned().flatten() {
-        if bytes[byte] != b'\n' {
-            bytes[byte] = b' ';
-        }
-    }
-    String::from_utf8(bytes).unwrap()
-}
-
-/// Comments, and the text between the quotes of literals.
-fn literals_and_comments(text: &str) -> Vec<Range<usize>> {
-    let bytes = text.as_bytes();
-    let (mut found, mut at) = (Vec::new(), 0);
-    while at < bytes.len() {
-        let end = match bytes[at] {
-            b'/' if bytes[at..].starts_with(b"//") => line_end(text, at),
-            b'/' if bytes[at..].starts_with(b"/*") => comment_end(bytes, at),
-            b'"' => string_end(bytes, at),
-            b'\'' => char_end(text, at),
-            b'r' if !is_word(bytes, at) => raw_string_end(text, at),
-            _ => at + 1,
-        };
-        if end > at + 1 {
-            let quoted = bytes[at] != b'/';
-            found.push(if quoted { at + 1..end - 1 } else { at..end });
-        }
-        at = end;
-    }
-    found
-}
-
-/// Whether the byte before `at` belongs to the same word, other than the `b` of a byte string.
-fn is_word(bytes: &[u8], at: usize) -> bool {
-    let word = |at: usize| bytes[at].is_ascii_alphanumeric() || bytes[at] == b'_';
-    let prefix = at > 0 && matches!(bytes[at - 1], b'b' | b'c') && (at < 2 || !word(at - 2));
-    at > 0 && word(at - 1) && !prefix
-}
-
-fn line_end(text: &str, at: usize) -> usize {
-    text[at..].find('\n').map_or(text.len(), |end| at + end)
-}
-
-fn comment_end(bytes: &[u8], start: usize) -> usize {
-    let (mut at, mut depth) = (start, 0);
-    while at < bytes.len() {
-        if bytes[at..].starts_with(b"/*") {
-            (at, depth) = (at + 2, depth + 1);
-        } else if bytes[at..].starts_with(b"*/") {
-            (at, depth) = (at + 2, depth - 1);
-            if depth == 0 {
-                return at;
-            }
-        } else {
-            at += 1;
-        }
-    }
-    bytes.len()
-}
-
-fn string_end(bytes: &[u8], start: usize) -> usize {
-    let mut at = start + 1;
-    while at < bytes.len() && bytes[at] != b'"' {
-        at += if bytes[at] == b'\\' { 2 } else { 1 };
-    }
-    (at + 1).min(bytes.len())
-}
-
-/// The end of a character literal, or the next byte if the quote begins a lifetime.
-fn char_end(text: &str, start: usize) -> usize {
-    let mut chars = text[start + 1..].char_indices();
-    let Some((_, first)) = chars.next() else { return start + 1 };
-    if first == '\\' {
-        chars.next();
-        let end = chars.find(|(_, c)| *c == '\'');
-        return end.map_or(start + 1, |(end, _)| start + 1 + end + 1);
-    }
-    match chars.next() {
-        Some((end, '\'')) => start + 1 + end + 1,
-        _ => start + 1,
-    }
-}
-
-fn raw_string_end(text: &str, start: usize) -> usize {
-    let hashes = text[start + 1..].bytes().take_while(|b| *b == b'#').count();
-    let open = start + 1 + hashes;
-    if text.as_bytes().get(open) != Some(&b'"') {
-        return start + 1;
-    }
-    let close = format!("\"{}", "#".repeat(hashes));
-    text[open + 1..].find(&close).map_or(text.len(), |end| open + 1 + end + close.len())
-}
-
-/// The items that only a test build has, with their attributes. `code` is the blanked text.
-fn test_items(code: &str, text: &str) -> Vec<Range<usize>> {
-    if code.starts_with("#![cfg(test)]") || code.contains("\n#![cfg(test)]") {
-        return std::iter::once(0..code.len()).collect();
-    }
-    let (mut found, mut at) = (Vec::new(), 0);
-    while let Some(start) = code[at..].find("#[cfg(").map(|found| at + found) {
-        let open = start + "#[cfg".len();
-        let close = matching(code, open);
-        at = close;
-        if asks_for_tests(&text[open + 1..close - 1]) {
-            at = item_end(code, after_attribute(code, close));
-            found.push(start..at);
-        }
-    }
-    found
-}
-
-/// Whether only a test build satisfies the condition of a `cfg`.
-fn asks_for_tests(condition: &str) -> bool {
-    let condition = condition.trim();
-    let parts = |name: &str| {
-        let inner = condition.strip_prefix(name)?.trim_start().strip_prefix('(')?;
-        Some(split(inner.strip_suffix(')')?))
-    };
-    if let Some(all) = parts("all") {
-        return all.into_iter().any(asks_for_tests);
-    }
-    if let Some(any) = parts("any") {
-        let is_tests = |part: &str| {
-            let feature =
-                part.trim().strip_prefix("feature").map(|rest| rest.trim_matches(is_quote));
-            asks_for_tests(part) || feature.is_some_and(|name| TEST_FEATURES.contains(&name))
-        };
-        return any.iter().any(|part| asks_for_tests(part))
-            && any.iter().all(|part| is_tests(part));
-    }
-    condition == "test"
-}
-
-fn is_quote(c: char) -> bool {
-    matches!(c, ' ' | '=' | '"')
-}
-
-/// The parts between commas that are in no inner parentheses.
-fn split(list: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0, 0);
-    for (at, c) in list.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(&list[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&list[start..]);
-    parts.retain(|part| !part.trim().is_empty());
-    parts
-}
-
-/// The byte after the bracket that closes the one at `open`.
-pub fn matching(code: &str, open: usize) -> usize {
-    let mut depth = 0_usize;
-    for (at, byte) in code.bytes().enumerate().skip(open) {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    return at + 1;
-                }
-            }
-            _ => {}
-        }
-    }
-    code.len()
-}
-
-/// Skips the `]` of an attribute whose inner parenthesis closes before `at`, and any further
-/// attributes. Returns where the item begins.
-fn after_attribute(code: &str, at: usize) -> usize {
-    let mut at = at + code[at..].find(']').map_or(0, |end| end + 1);
-    loop {
-        at += code[at..].len() - code[at..].trim_start().len();
-        if !code[at..].starts_with("#[") {
-            return at;
-        }
-        at = matching(code, at + 1);
-    }
-}
-
-/// The end of the item, statement, field or match arm that begins at `start`.
-fn item_end(code: &str, start: usize) -> usize {
-    let first = |skipped: &[&str]| {
-        let words = code[start..].split(|c: char| !c.is_alphanumeric() && c != '_');
-        words.filter(|word| !word.is_empty()).find(|word| !skipped.contains(word)).unwrap_or("")
-    };
-    let visible = ["pub", "crate", "super", "in", "self"];
-    let plain = ["async", "unsafe", "extern"].iter().chain(&visible).copied().collect::<Vec<_>>();
-    let (keyword, constant) = (first(&plain), first(&visible));
-    let to_semicolon = ["use", "let", "static", "type"].contains(&keyword)
-        || (constant == "const" && first(&[&plain[..], &["const"]].concat()) != "fn");
-    let item = ["fn", "impl", "mod", "struct", "enum", "trait", "union", "const", "macro_rules"];
-    let body_ends = !to_semicolon;
-    let comma_ends = !to_semicolon && !item.contains(&keyword);
-    let mut depth = 0_usize;
-    for (at, byte) in code.bytes().enumerate().skip(start) {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' if depth == 0 => return at,
-            b')' | b']' => depth -= 1,
-            b'}' => {
-                depth -= 1;
-                if depth == 0 && body_ends {
-                    let comma = comma_ends && code[at + 1..].starts_with(',');
-                    return at + 1 + usize::from(comma);
-                }
-            }
-            b';' if depth == 0 => return at + 1,
-            b',' if depth == 0 && comma_ends => return at + 1,
-            _ => {}
-        }
-    }
-    code.len()
-}
-
-/// The files of modules that only a test build declares, as module paths without an ending
-/// (`src/store/tests`); files below them belong to them.
-fn test_modules(files: &[Source]) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for file in files.iter().filter(|file| file.is_rust() && in_product(&file.path)) {
-        for name in declared(&file.code).difference(&declared(&file.production)) {
-            found.insert(format!("{}/{name}", folder_of(&file.path)));
-        }
-    }
-    found
-}
-
-/// The folder that holds the files of a module's children.
-fn folder_of(path: &str) -> &str {
-    let module = path.trim_end_matches(".rs");
-    let own = ["/lib", "/main", "/mod"].iter().find_map(|own| module.strip_suffix(own));
-    own.unwrap_or(module)
-}
-
-/// The names in `mod name;`.
-fn declared(code: &str) -> BTreeSet<String> {
-    let tokens = tokens(code);
-    let found = tokens.windows(3).filter(|w| w[0].is("mod") && w[2].is(";"));
-    found.map(|w| w[1].text.clone()).collect()
-}
-
-fn is_below(path: &str, module: &str) -> bool {
-    path.strip_prefix(module).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
 }
