@@ -9,3 +9,5 @@
 pub use cresset_client::{AnswerStream, ChatAnswer, ClientError};
 pub use cresset_commands::{AdminCommand, AdminError};
 pub use cresset_node::{Client, Node, NodeBuilder, NodeError, StartEvent, config};
+#[cfg(feature = "prover")]
+pub use cresset_prover::ensure_qualified;

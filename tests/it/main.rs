@@ -25,6 +25,7 @@ mod dashboards;
 mod database;
 mod door;
 mod edge;
+mod embed;
 mod families;
 mod formats;
 
