@@ -8,7 +8,7 @@ use super::figures::{Column, show, show_percentiles, table};
 use super::tally::{CompletionTally, MeasuredAnswer};
 use super::target::Target;
 use crate::Arguments;
-use crate::Progress;
+use crate::MeasureProgress;
 use crate::Result;
 use cresset_node::NodeError;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ struct RequestShape {
 pub(super) async fn run(
     target: Arc<Target>,
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     let shape = calibrate(target, arguments).await?;
     let longest = Duration::from_secs(arguments.seconds.unwrap_or(300));
@@ -78,7 +78,7 @@ async fn level(
     clients: usize,
     requests: usize,
     longest: Duration,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Value {
     let left = Arc::new(AtomicUsize::new(requests));
     let began = Instant::now();

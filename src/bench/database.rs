@@ -6,7 +6,7 @@
 use super::figures::{Column, show as show_number, show_percentiles, table};
 use super::ledger::{LedgerClient, measure, open_accounts, stored_answers};
 use crate::Arguments;
-use crate::Progress;
+use crate::MeasureProgress;
 use crate::Result;
 use cresset_base::clock::SystemClock;
 use cresset_commands::Operator;
@@ -25,7 +25,7 @@ pub(super) async fn run(
     (data_dir, config): (&Path, &Config),
     url: &str,
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     let place = cresset_node::ledger::database(url, data_dir, config)?;
     // Without a data folder: nodes of one process cannot lock one each.

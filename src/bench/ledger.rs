@@ -5,7 +5,7 @@
 
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
 use crate::Arguments;
-use crate::Progress;
+use crate::MeasureProgress;
 use crate::Result;
 use bytes::Bytes;
 use cresset_base::clock::{SystemClock, UnixMillis};
@@ -40,7 +40,7 @@ const PAGE: [u8; 4096] = [1; 4096];
 pub(super) async fn run(
     (data_dir, config): (&Path, &Config),
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     let scratch = ScratchFolder::in_folder(arguments.folder.as_deref().unwrap_or(data_dir))?;
     let alone = probe(&scratch.0)?;

@@ -35,7 +35,7 @@ use target::Target;
 type Result<T = (), E = NodeError> = std::result::Result<T, E>;
 
 /// Shows a person what is being measured.
-pub trait Progress: Send {
+pub trait MeasureProgress: Send {
     /// Until the next call.
     fn begin(&mut self, what: String);
     /// How much of it is done.
@@ -176,7 +176,7 @@ fn svg(text: &str) -> Result<PathBuf, String> {
 pub async fn ledger(
     (data_dir, config): (&Path, &Config),
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     match &arguments.url {
         Some(url) => database::run((data_dir, config), url, arguments, progress).await,
@@ -188,7 +188,7 @@ pub async fn ledger(
 pub async fn node(
     api: &ApiClient,
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     let target = Arc::new(Target::new(api));
     if arguments.reads {

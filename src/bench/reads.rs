@@ -7,7 +7,7 @@ use super::connection::LoadConnection;
 use super::figures::{Column, Times, per_second, show, show_percentiles, table};
 use super::target::Target;
 use crate::Arguments;
-use crate::Progress;
+use crate::MeasureProgress;
 use crate::Result;
 use cresset_client::ApiClient;
 use cresset_node::NodeError;
@@ -24,7 +24,7 @@ pub(super) async fn run(
     api: &ApiClient,
     target: &Arc<Target>,
     arguments: &Arguments,
-    progress: &mut dyn Progress,
+    progress: &mut dyn MeasureProgress,
 ) -> Result<Value> {
     let question = [json!({ "role": "user", "content": "hello" })];
     let quiet = |_: &str| Ok::<_, NodeError>(());

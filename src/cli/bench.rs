@@ -5,7 +5,7 @@ use super::support::local_key::KeyChoice;
 use super::support::output::{CommandError, CommandResult};
 use super::support::progress::TaskProgress;
 use super::support::{node_client, shutdown};
-use cresset_bench::{self as bench, Progress};
+use cresset_bench::{self as bench, MeasureProgress};
 use cresset_node::config::client_key;
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ pub(super) use cresset_bench::Arguments;
 
 struct ShownProgress(Option<TaskProgress>);
 
-impl Progress for ShownProgress {
+impl MeasureProgress for ShownProgress {
     fn begin(&mut self, what: String) {
         self.0 = None;
         self.0 = Some(TaskProgress::steps(what));

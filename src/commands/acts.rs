@@ -1,6 +1,6 @@
 //! The log of what operators did: a file of the data folder with a line for each command that
-//! changes something, written before the command is executed (write-ahead), and another line where it
-//! failed. It is only ever added to.
+//! changes something, written before the command is executed (write-ahead), and another line where
+//! it failed. It is only ever added to.
 
 use super::command::{AdminCommand, AdminError};
 use super::roles::{Actor, Need, Role};

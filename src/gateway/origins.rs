@@ -1,5 +1,5 @@
-//! Cross-origin resource sharing (CORS): web pages that may use the gateway, and the headers by which
-//! a browser learns that it may.
+//! Cross-origin resource sharing (CORS): web pages that may use the gateway, and the headers by
+//! which a browser learns that it may.
 
 use super::answer::GatewayBody;
 use http_body_util::{Either, Full};

@@ -3,8 +3,8 @@
 //!
 //! Each node renews its lease as long as it lives. One whose lease has run out and that `watch` has
 //! found silent is declared ended by another; what it had reserved is released then. Whatever such
-//! a node does later sees that (fencing): it admits nothing, and an end that it brings is decided by
-//! the record, as any repeated end is.
+//! a node does later sees that (fencing): it admits nothing, and an end that it brings is decided
+//! by the record, as any repeated end is.
 
 use super::clock::DatabaseClock;
 use super::distrust;

@@ -1,5 +1,6 @@
-//! Mutual TLS between the nodes that share a ledger: each shows a certificate that their own authority has
-//! signed, and accepts no other. What arrives in this way comes from a node, and from no client.
+//! Mutual TLS between the nodes that share a ledger: each shows a certificate that their own
+//! authority has signed, and accepts no other. What arrives in this way comes from a node, and from
+//! no client.
 
 use super::{NodeAddress, ShownCertificate, trust};
 use crate::settings::ClusterSettings;

@@ -35,7 +35,7 @@ async fn proven_here() -> Folder {
 async fn a_program_asks_its_own_node_and_pays_as_over_http() {
     let folder = proven_here().await;
     let charged = embed_example::run(folder.path(), "tiny").await.unwrap();
-    let requests = folder.json(&["requests", "list"]);
+    let requests = folder.json(&["requests", "list", "--account", "embedded"]);
     assert_eq!(requests["data"][0]["chargedUnits"], charged.to_string(), "{requests}");
     assert_eq!(folder.json(&["ledger", "audit"])["ok"], true);
 }

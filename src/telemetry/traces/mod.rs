@@ -13,7 +13,7 @@ mod settings;
 #[cfg(feature = "traces")]
 pub use export::probe;
 #[cfg(not(feature = "traces"))]
-pub use off::{TraceSpan, Traces, probe};
+pub use off::{NoSpan as TraceSpan, NoTraces as Traces, probe};
 #[cfg(feature = "traces")]
 pub use recorded::{TraceSpan, Traces};
 pub use settings::TraceSettings;

@@ -14,15 +14,15 @@ pub fn probe(_: &TraceSettings) -> Option<Result<(), String>> {
 
 /// The tracing of a process, which does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Traces;
+pub struct NoTraces;
 
-impl Traces {
+impl NoTraces {
     pub fn start(_: &TraceSettings, _: &'static str, _: SpanCounts) -> Self {
         Self
     }
 
-    pub fn request(&self, _: Option<&Method>, _: &str, _: &HeaderMap) -> TraceSpan {
-        TraceSpan
+    pub fn request(&self, _: Option<&Method>, _: &str, _: &HeaderMap) -> NoSpan {
+        NoSpan
     }
 
     #[expect(clippy::unused_async, reason = "with the feature spans are sent")]
@@ -31,9 +31,9 @@ impl Traces {
 
 /// The span of what is not traced.
 #[derive(Clone, Debug, Default)]
-pub struct TraceSpan;
+pub struct NoSpan;
 
-impl TraceSpan {
+impl NoSpan {
     pub fn child(&self, _: impl FnOnce() -> String, _: SystemTime) -> Self {
         Self
     }

@@ -1,5 +1,5 @@
-//! How families of models write their answers: tool calls, reasoning and channels. These are tables.
-//! They know neither the grammars of constrained decoding nor the readers of answers.
+//! How families of models write their answers: tool calls, reasoning and channels. These are
+//! tables. They know neither the grammars of constrained decoding nor the readers of answers.
 
 pub(crate) mod channels;
 pub(crate) mod reasoning;
