@@ -146,7 +146,7 @@ fn part(place: &Path, member: &str) -> Result<Box<dyn Read>, String> {
             other => Err(format!("{other} is no compression of wheels")),
         };
     }
-    Err("no wheel has it".into())
+    Err(format!("there is no item named '{member}'"))
 }
 
 fn shown(error: impl std::fmt::Display) -> String {
