@@ -2,7 +2,7 @@
 //! signed as records are, and each holds for the identity that it names alone: other files, another
 //! build or another setting need another one.
 
-use super::records::{files_ending, folder_of};
+use super::records::{CLOCK_SLACK_SECONDS, files_ending, folder_of};
 use super::{Catalogue, Error, Result, folder, node_key};
 use cresset_base::clock::UnixMillis;
 use cresset_qualification::envelope;
@@ -76,7 +76,7 @@ impl Catalogue {
         present: &Identity,
         now: UnixMillis,
     ) -> Result<Option<Acceptance>> {
-        let latest = now.seconds() + super::qualified::CLOCK_SLACK_SECONDS;
+        let latest = now.seconds() + CLOCK_SLACK_SECONDS;
         let mut all = self.acceptances(&present.release.name)?.into_iter();
         let newest =
             all.find(|found| found.at <= latest && found.identity.difference(present).is_none());

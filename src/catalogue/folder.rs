@@ -1,5 +1,6 @@
 //! One release's folder: its files and its manifest.
 
+use super::manifest::MANIFEST;
 use super::{Error, Manifest, Result};
 use cresset_base::durable_file;
 use cresset_base::file_lock::FileLock;
@@ -11,7 +12,6 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-pub(super) const MANIFEST: &str = "manifest.toml";
 /// Folder of unfinished downloads. Nothing in it is ever loaded.
 const INCOMING: &str = ".incoming";
 const LOCK: &str = ".lock";

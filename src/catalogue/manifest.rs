@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
 
+/// The name of a release's manifest in its folder.
+pub(super) const MANIFEST: &str = "manifest.toml";
+
 /// The releases that come with the node; the first is the default.
 const BUILT_IN: &[(&str, &str)] = &[
     (
@@ -244,7 +247,7 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with('.')
         && !name.contains(['/', '\\', '\0'])
-        && name != super::folder::MANIFEST
+        && name != MANIFEST
 }
 
 #[cfg(test)]

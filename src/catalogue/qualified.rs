@@ -1,7 +1,7 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
-use super::records::StoredRecord;
+use super::records::{CLOCK_SLACK_SECONDS, StoredRecord};
 use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::ModelId;
@@ -13,8 +13,6 @@ use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verd
 
 /// The check that proves calls of tools.
 const TOOL_CHECK: &str = "tool_calls";
-/// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
-pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
 
 /// A release that was proven on this hardware with this build. It can only be made from a matching
 /// record.

@@ -6,6 +6,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Seconds that a record may be ahead of the clock: clocks are set right while a node runs.
+pub(super) const CLOCK_SLACK_SECONDS: u64 = 300;
+
 /// Records kept per release; saving another one deletes the oldest of those that decide nothing.
 const KEPT_RECORDS: usize = 16;
 /// Records kept per release at most, whatever they decide.

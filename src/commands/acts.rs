@@ -2,8 +2,10 @@
 //! changes something, written before the command is executed (write-ahead), and another line where
 //! it failed. It is only ever added to.
 
-use super::command::{AdminCommand, AdminError};
-use super::roles::{Actor, Need, Role};
+use super::command::AdminCommand;
+use super::error::AdminError;
+use super::role::Role;
+use super::roles::{Actor, Need};
 use cresset_base::clock::UnixMillis;
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -1,16 +1,17 @@
 //! Executes operator commands, on a store alone or beside a running node: the answers are the same.
 
-use super::command::{AdminCommand, AdminError, RequestScope};
+use super::command::{AdminCommand, RequestScope};
+use super::error::AdminError;
 use super::lists::{self, RequestFilter, find_account};
-use super::{Actor, Live, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
-use crate::OperatorSettings;
+use super::operator::Operator;
+use super::{Actor, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
 use cresset_ledger::{
     AccountChange, AccountStatus, BucketAmounts, BudgetOwner, Budgets, CalendarUse, Command,
     Credential, CredentialKind, Microcredits, Outcome, Refusal, RequestRecord, secret,
 };
-use cresset_store::{BackupScope, Store, StoreError};
+use cresset_store::{BackupScope, StoreError};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
@@ -20,30 +21,6 @@ type Result<T = Value, E = AdminError> = std::result::Result<T, E>;
 
 /// Characters of a note on an account at most.
 const MAX_NOTE: usize = 1_000;
-
-/// The state that operator commands act on. Without a node there is no running work to stop or to
-/// report.
-#[derive(Clone, Copy)]
-pub struct Operator<'a> {
-    pub store: &'a Store,
-    pub settings: &'a OperatorSettings,
-    pub live: Option<&'a Live>,
-    /// `None` for a store without a data folder's other files.
-    pub files: Option<&'a OperatorFiles>,
-}
-
-impl<'a> Operator<'a> {
-    /// Alone with a store: commands that concern other files are refused.
-    pub fn of_store(store: &'a Store, settings: &'a OperatorSettings) -> Self {
-        Self { store, settings, live: None, files: None }
-    }
-
-    pub fn of(live: &'a Live) -> Self {
-        let node = &live.node;
-        let files = Some(&live.files);
-        Self { store: &node.store, settings: &live.settings, live: Some(live), files }
-    }
-}
 
 impl Operator<'_> {
     /// Executes the command if `actor` may give it, and logs it unless it only reads.

@@ -1,7 +1,7 @@
 //! Budgets of accounts and keys: set by operators, shown with what is used of them.
 
-use super::admin::Operator;
-use super::command::AdminError;
+use super::error::AdminError;
+use super::operator::Operator;
 use cresset_base::clock::UnixMillis;
 use cresset_ledger::budgets::PeriodUse;
 use cresset_ledger::{

@@ -2,9 +2,9 @@
 //! its credits is taken back. Its statement and its requests stay; stored answers are erased where
 //! that is asked for, as on demand.
 
-use super::admin::Operator;
-use super::command::AdminError;
+use super::error::AdminError;
 use super::lists;
+use super::operator::Operator;
 use super::view;
 use cresset_base::ids::{AccountId, RequestId};
 use cresset_ledger::{AccountStatus, Bucket, Command, Credential, Refusal};

@@ -1,7 +1,7 @@
 //! Long work on models beside the node: each job is this program's own command in a process of its
 //! own, so that its faults and its memory end with it, and it does what the command line does.
 
-use super::command::AdminError;
+use super::error::AdminError;
 use cresset_base::clock::UnixMillis;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

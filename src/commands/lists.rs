@@ -1,7 +1,7 @@
 //! Lists of rows, a page at a time: an account may have millions of requests, and neither their
 //! number nor their size may decide how much memory the node needs.
 
-use super::command::AdminError;
+use super::error::AdminError;
 use super::view;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};

@@ -1,6 +1,6 @@
 //! Commands that may read much of the ledger.
 
-use super::command::AdminError;
+use super::error::AdminError;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};

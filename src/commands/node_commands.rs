@@ -1,8 +1,9 @@
 //! Commands about the node itself: who may give commands, what operators did, models in memory,
 //! jobs, links to its page.
 
-use super::admin::Operator;
-use super::command::{AdminCommand, AdminError};
+use super::command::AdminCommand;
+use super::error::AdminError;
+use super::operator::Operator;
 use super::upgrade::upgrade;
 use super::view::{list, merged};
 use super::{Live, Role};

@@ -1,7 +1,7 @@
 //! Compares a receipt with what the ledger says of its request: the row, the journal's entry and
 //! what was stored with the answer, each as long as it is kept. The journal is kept for ever.
 
-use super::command::AdminError;
+use super::error::AdminError;
 use super::lists::{self, PAGE_ROWS};
 use super::view;
 use cresset_base::ids::AccountId;

@@ -1,30 +1,9 @@
 //! Who gives a command, and what each command asks of them.
 
-use super::command::{AdminCommand, AdminError};
-use serde::{Deserialize, Serialize};
+use super::command::AdminCommand;
+use super::error::AdminError;
+use super::role::Role;
 use std::collections::BTreeSet;
-
-/// What an operator's token allows. Every token may read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Lists, the status, the log of acts.
-    Read,
-    /// Accounts, keys, requests and models; nothing that changes a balance.
-    Operate,
-    /// Grants, debits, budgets and prices.
-    Money,
-}
-
-impl Role {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Operate => "operate",
-            Self::Money => "money",
-        }
-    }
-}
 
 /// What a command asks of who gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Who looks at the page: sessions, opened with a one-time link or with an operator's token. They
 //! are kept in memory, so that a restart ends them.
 
-use super::roles::{Actor, Role};
+use super::role::Role;
+use super::roles::Actor;
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::AccountId;
 use parking_lot::{Mutex, MutexGuard};

@@ -2,8 +2,9 @@
 //! with the SHA-256 of each and never the token itself. A backup does not hold them, so that a
 //! restore brings no revoked token back.
 
-use super::command::AdminError;
-use super::roles::{Actor, Role};
+use super::error::AdminError;
+use super::role::Role;
+use super::roles::Actor;
 use cresset_base::clock::UnixMillis;
 use cresset_base::durable_file;
 use parking_lot::Mutex;

@@ -2,7 +2,7 @@
 //! serves, and then asks for the listeners.
 
 use super::Live;
-use super::command::AdminError;
+use super::error::AdminError;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::path::Path;

@@ -10,11 +10,11 @@
 use super::batch::placed;
 use super::block_manager::{BlockManager, BlockOwner, BlockTable};
 use super::error::EngineError;
+use super::panics::catch_panic;
 use super::runner::{RowResult, Runner};
 use super::scheduler::EngineOptions;
 use super::sequence::SequenceId;
 use super::speculation::{DraftCost, Proposer, Wanted};
-use super::worker::catch_panic;
 use cresset_base::ids::AccountId;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;

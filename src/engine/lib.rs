@@ -34,11 +34,13 @@ pub mod grammar;
 pub mod handle;
 pub mod model_runner;
 mod own_guesses;
+mod panics;
 pub mod queue_limits;
 pub mod rate;
 pub mod runner;
 pub mod scheduler;
 pub mod sequence;
+mod sequence_id;
 mod settings;
 pub mod speculation;
 #[cfg(any(test, feature = "testing"))]

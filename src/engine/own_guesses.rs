@@ -5,9 +5,9 @@
 
 #![expect(clippy::disallowed_methods, reason = "it measures what a guess costs")]
 
+use super::panics::catch_panic;
 use super::runner::Runner;
 use super::speculation::{DraftCost, Proposer, Wanted};
-use super::worker::catch_panic;
 use cresset_models::WantedGuesses;
 use std::time::Instant;
 

@@ -3,15 +3,12 @@
 use super::block_manager::{BlockOwner, BlockTable};
 use super::error::EngineError;
 use super::grammar::TokenGrammar;
+pub use super::sequence_id::SequenceId;
 use super::speculation::{Drafts, Wanted};
 use cresset_base::ids::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Ids rise in order of arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SequenceId(pub u64);
 
 /// One sequence to generate. The engine does not look for stop strings: the caller finds them, and
 /// ends the sequence with `EngineHandle::stop`.

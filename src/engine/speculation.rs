@@ -16,7 +16,7 @@
 //! two tokens (median gain 1.30 in place of 1.49), and an estimate for each four lengths of a match
 //! (1.33, though 1.13 and 1.20 where one estimate gave 1.10 and 1.11).
 
-use super::sequence::SequenceId;
+use super::sequence_id::SequenceId;
 use cresset_kernels::sampling::params::RowSampling;
 use std::time::Duration;
 

@@ -12,6 +12,7 @@ use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::handle::{Commands, EnginePhase, Inbox, SequenceEvent};
 use super::own_guesses::OwnHead;
+use super::panics::{catch_panic, panicked};
 use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
@@ -21,7 +22,6 @@ use super::speculation::{DraftCost, Proposer};
 use cresset_base::engine_stats::EngineStats;
 use cresset_base::failpoint;
 use cresset_kernels::sampling::params::Sampled;
-use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -361,17 +361,4 @@ fn boot_secret() -> [u8; 32] {
     let mut secret = [0; 32];
     getrandom::fill(&mut secret).expect("the operating system gives random bytes");
     secret
-}
-
-/// Calls the runner, and turns its panic into an error.
-pub(super) fn catch_panic<T>(
-    call: impl FnOnce() -> Result<T, EngineError>,
-) -> Result<T, EngineError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> EngineError {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    EngineError::Panicked(text.unwrap_or("without a message").to_owned())
 }

@@ -2,9 +2,8 @@
 //! gateway's own refusals.
 
 use super::calls::Exchange;
-use super::dialects::{self, AnswerWriter, ApiDialect, TranslatedStream};
+use super::dialects::{self, ApiDialect, TranslatedStream};
 use super::log_line::GatewayLine;
-use super::upstream;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -16,7 +15,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use uuid::Uuid;
 
-const SHOULD_RETRY: &str = "x-should-retry";
+pub(super) const SHOULD_RETRY: &str = "x-should-retry";
 /// Bytes of an answer's end that are kept. Its usage and its last event are among them.
 const TAIL: usize = 1_024;
 /// The last event of a stream. Clients close the connection when they have seen it, without waiting
@@ -25,7 +24,7 @@ const DONE: &[u8] = b"data: [DONE]\n\n";
 
 pub(super) type GatewayBody = Either<Box<WatchedAnswer>, Full<Bytes>>;
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// The node's answer, as part of a call if the gateway gave it its key.
 pub(super) fn passed_on(
@@ -36,7 +35,7 @@ pub(super) fn passed_on(
     watched(response.map(Either::Left), exchange, rewriting)
 }
 
-fn watched(
+pub(super) fn watched(
     response: Response<Either<Incoming, Full<Bytes>>>,
     exchange: Option<Exchange>,
     rewriting: Option<Rewriting>,
@@ -67,34 +66,6 @@ pub(super) fn translated(
     let content_type = HeaderValue::from_static(stream.content_type());
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     passed_on(response, exchange, Some(Rewriting::Dialect(Box::new(stream))))
-}
-
-/// The node's stream as one object, which `writer` makes.
-pub(super) async fn assembled(
-    response: Response<Incoming>,
-    exchange: Option<Exchange>,
-    writer: Box<dyn AnswerWriter>,
-    model: String,
-    line: &mut GatewayLine,
-) -> Result<Response<GatewayBody>, super::GatewayRefusal> {
-    let (mut head, stream) = upstream::collected(response).await?.into_parts();
-    line.count_tokens(&stream);
-    let (status, text) = match dialects::whole(writer, model, &stream) {
-        Ok(answer) => (StatusCode::OK, answer),
-        Err(error) => {
-            head.headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-            let late = error.code == "deadline_exceeded";
-            let failed = StatusCode::INTERNAL_SERVER_ERROR;
-            let status = if late { StatusCode::GATEWAY_TIMEOUT } else { failed };
-            (status, json!({ "error": error }))
-        }
-    };
-    head.status = status;
-    // A stored answer of the node has a length, which is not this one's.
-    head.headers.remove(CONTENT_LENGTH);
-    head.headers.insert(CONTENT_TYPE, JSON);
-    let body = Full::new(text.to_string().into());
-    Ok(watched(Response::from_parts(head, Either::Right(body)), exchange, None))
 }
 
 /// The answer in the dialect's own form if it is an error.

@@ -2,18 +2,14 @@
 //! answers.
 
 use super::answer::{GatewayBody, known, plain};
-use super::dialects::model_lists;
+use super::dialects::{ANTHROPIC, model_lists};
 use super::json_members::JsonMembers;
 use super::model_names::ModelNames;
 use super::{Gateway, GatewayRefusal, MODELS, refuse};
 use bytes::Bytes;
-use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-
-/// The header by which Anthropic's clients are known: both lists of models have one path.
-pub(super) const ANTHROPIC: HeaderName = HeaderName::from_static("anthropic-version");
 
 impl Gateway {
     /// The answer to a question of another service's clients; `None` if it is not one.

@@ -13,6 +13,7 @@
 )]
 
 mod answer;
+mod assembled;
 mod calls;
 mod chat;
 mod counting;
@@ -266,7 +267,7 @@ impl Gateway {
             let stream = TranslatedStream::new(writer, model);
             return Ok(answer::translated(answer, exchange, stream));
         }
-        answer::assembled(answer, exchange, writer, model, line).await
+        assembled::assembled(answer, exchange, writer, model, line).await
     }
 
     async fn pass(

@@ -1,15 +1,16 @@
 //! Admits a request: checks credential, earlier attempts, concurrency and balance, and makes the
 //! reservation, in one step. How a known id is answered is one rule, for admission and for reads.
 
+pub use super::admission_rate::AdmissionRate;
 use super::amounts::{BucketAmounts, Microcredits};
-use super::apply::ApplyResult;
-use super::budgets::{self, Consumption};
+use super::budgets::Consumption;
 use super::commands::{Admit, Outcome, Refusal};
+use super::error::ApplyResult;
 use super::records::{
     Account, Attempt, AttemptState, Balances, Credential, EntryKind, RequestRecord,
 };
 use super::state::{LedgerState, Reservation};
-use super::{invariants, journal};
+use super::{budget_rules, invariants, journal};
 use cresset_base::clock::UnixMillis;
 
 pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult {
@@ -31,7 +32,7 @@ pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis
     let rate_due = check_use(state, admit, &account, now)?;
     let balances = state.balances(account.id)?;
     let needed = upper_bound(admit, &balances)?;
-    budgets::check(admit, &account, &credential, needed, now)?;
+    budget_rules::check(admit, &account, &credential, needed, now)?;
     let amount = cover(needed.units, &balances)?;
     let record = with_attempt(known, admit, amount, now);
     let owners = count_in(account, credential, needed, now).ok_or(Refusal::AmountOverflow)?;
@@ -222,23 +223,6 @@ fn with_attempt(
     };
     record.attempts.push(attempt);
     record
-}
-
-/// How often requests of an account may be admitted, by its plan, where several nodes share the
-/// ledger: the generic cell rate algorithm (ITU-T I.371), whose one number stands in the account's
-/// row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdmissionRate {
-    pub per_minute: u32,
-    /// Admissions that may come at once after a pause.
-    pub burst: u32,
-}
-
-impl Default for AdmissionRate {
-    /// No limit.
-    fn default() -> Self {
-        Self { per_minute: u32::MAX, burst: u32::MAX }
-    }
 }
 
 impl AdmissionRate {

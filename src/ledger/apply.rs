@@ -4,31 +4,16 @@
 
 use super::amounts::{BucketAmounts, Microcredits};
 use super::commands::{AccountChange, Command, Outcome, Refusal};
-use super::invariants::{self, Violation};
+pub use super::error::ApplyError;
+use super::error::ApplyResult;
 use super::records::{
     Account, AccountStatus, Application, Balances, Bucket, Credential, CredentialKind, EntryKind,
     RequestKey,
 };
-use super::state::{Adjustment, LedgerState, StateError};
-use super::{admission, budgets, journal, resolution};
+use super::state::{Adjustment, LedgerState};
+use super::{admission, budget_rules, invariants, journal, resolution};
 use cresset_base::clock::UnixMillis;
 use cresset_base::ids::{AccountId, CredentialId};
-
-/// The reason why a command has no outcome.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ApplyError {
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The state, or the command, breaks a rule that always holds. Nothing was written and nothing
-    /// may be repaired.
-    #[error(transparent)]
-    Violated(#[from] Violation),
-    /// The transaction must be abandoned.
-    #[error(transparent)]
-    State(#[from] StateError),
-}
-
-pub(super) type ApplyResult<T = Outcome> = Result<T, ApplyError>;
 
 /// Applies `command` at `now`, which is never before any time already stored.
 ///
@@ -39,7 +24,9 @@ pub fn apply(state: &mut impl LedgerState, command: &Command, now: UnixMillis) -
             create_account(state, *id, name, plan, *opening, now)
         }
         Command::ChangeAccount { id, change } => change_account(state, *id, change.clone()),
-        Command::SetBudget { owner, period, limit } => budgets::set(state, *owner, *period, *limit),
+        Command::SetBudget { owner, period, limit } => {
+            budget_rules::set(state, *owner, *period, *limit)
+        }
         Command::SetAccountStatus { id, status } => set_account_status(state, *id, *status),
         Command::CreateApplication { id, account, name } => {
             let application =

@@ -1,6 +1,6 @@
 //! Everything that may change money or request state, as plain data, with its possible outcomes.
 
-use super::admission::AdmissionRate;
+use super::admission_rate::AdmissionRate;
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, LimitReached, SpendingLimit, TokenQuotas,

@@ -2,17 +2,11 @@
 //! reported and never repaired.
 
 use super::amounts::{BucketAmounts, Usage};
+use super::error::ApplyResult;
+pub use super::error::Violation;
 use super::records::{Attempt, Balance, Balances, RequestKey};
 use super::state::{LedgerState, Reservation};
 use cresset_base::ids::AccountId;
-
-/// A rule that does not hold, and the row that breaks it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{rule}: {subject}")]
-pub struct Violation {
-    pub rule: &'static str,
-    pub subject: String,
-}
 
 /// Makes the violation of a rule by a request.
 pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {
@@ -30,10 +24,7 @@ pub(super) fn check_balances(id: AccountId, balances: &Balances) -> Result<(), V
 }
 
 /// Checks that a request without a live attempt has no reservation.
-pub(super) fn check_unreserved(
-    state: &impl LedgerState,
-    key: &RequestKey,
-) -> super::apply::ApplyResult<()> {
+pub(super) fn check_unreserved(state: &impl LedgerState, key: &RequestKey) -> ApplyResult<()> {
     match state.reservation(key)? {
         None => Ok(()),
         Some(_) => Err(broken("a request without a live attempt is reserved", key).into()),

@@ -2,7 +2,7 @@
 //! chained by hashes, so that a dropped, doubled or edited entry breaks the chain at its place.
 
 use super::amounts::BucketAmounts;
-use super::apply::ApplyError;
+use super::error::ApplyError;
 use super::records::{Balance, Balances, EntryKind, JournalEntry, RequestKey};
 use super::state::{JournalHead, LedgerState};
 use cresset_base::clock::UnixMillis;

@@ -12,11 +12,14 @@
 )]
 
 pub mod admission;
+mod admission_rate;
 pub mod amounts;
 pub mod apply;
 pub mod audit;
+mod budget_rules;
 pub mod budgets;
 pub mod commands;
+mod error;
 pub mod invariants;
 pub mod journal;
 mod receipt_facts;
@@ -30,7 +33,8 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{AdmissionRate, Seen};
+pub use admission::Seen;
+pub use admission_rate::AdmissionRate;
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,

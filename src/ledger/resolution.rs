@@ -2,9 +2,9 @@
 //! committed end counts.
 
 use super::amounts::{BucketAmounts, Usage};
-use super::apply::ApplyResult;
 use super::budgets::{self, BudgetAlert, BudgetOwner, CalendarUse, Consumption};
 use super::commands::{Outcome, Refusal, ReleaseCause, SettleEnd};
+use super::error::ApplyResult;
 use super::records::{
     Account, Attempt, AttemptState, Credential, EntryKind, FailureCode, RequestKey, RequestRecord,
 };

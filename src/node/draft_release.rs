@@ -5,7 +5,7 @@
 //! answer comes and not what it is.
 
 use super::Assembly;
-use super::load::{card, text};
+use super::release_files::{card, text};
 use cresset_catalogue::{Manifest, QualifiedModel};
 use cresset_engine::draft_model::DraftModel;
 use cresset_engine::model_runner::{LoadedInfo, ModelRunner};

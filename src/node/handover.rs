@@ -2,7 +2,7 @@
 //! the old process has stopped accepting wait in the listeners themselves, so none is refused.
 
 use crate::NodeError;
-use crate::launch::Listeners;
+use crate::listeners::Listeners;
 use cresset_commands::socket;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,

@@ -5,8 +5,10 @@
 
 #[cfg(feature = "console")]
 use crate::handover;
+use crate::listeners::Listeners;
 use crate::running::RunningNode;
 use crate::services::services;
+use crate::start_event::{StartEvent, Watcher};
 use crate::starting::{ClientListeners, StartingNode};
 use crate::{
     Assembly, ComputeDevice, NodeError, cannot_load, cluster, ledger, open_files, private_files,
@@ -33,19 +35,6 @@ pub enum PortFallback {
     AnyPort,
 }
 
-/// An event that is told to the person who watches a start.
-#[derive(Debug)]
-pub enum StartEvent {
-    Note(String),
-    /// Work that lasts until the next event or the end of the start.
-    Doing(String),
-    /// This process is the node from now on.
-    TookOver,
-}
-
-/// Receives the events of a start, in order.
-type Watcher<'a> = &'a mut (dyn FnMut(StartEvent) + Send);
-
 async fn bind(
     address: SocketAddr,
     flag: &str,
@@ -63,16 +52,6 @@ async fn bind(
         NodeError::new(format!("cannot listen on {address}: {error}"))
             .remedy(format!("stop what listens there, or choose another address with {flag} ADDR"))
     })
-}
-
-/// The listeners of a node.
-pub(super) struct Listeners {
-    pub public: TcpListener,
-    /// Absent in a program without the feature `console`.
-    pub operator: Option<TcpListener>,
-    pub gateway: Option<TcpListener>,
-    /// That of other nodes.
-    pub cluster: Option<TcpListener>,
 }
 
 impl Assembly {

@@ -24,24 +24,29 @@ mod gateway;
 mod handover;
 mod launch;
 pub mod ledger;
+mod listeners;
 mod load;
 mod models;
 mod open_files;
 pub mod private_files;
 mod recheck;
+mod release_files;
 mod reload;
 mod running;
 mod services;
+mod start_event;
 mod starting;
 
 pub use device::ComputeDevice;
 pub use embed::{Client, Node, NodeBuilder};
-pub use launch::{PortFallback, StartEvent};
-pub use load::{Checked, GpuMemory, RunnerSize, card, inspect, text};
+pub use launch::PortFallback;
+pub use load::{Checked, GpuMemory, RunnerSize};
 pub use models::{Servable, cannot_load};
 pub use open_files::limited;
+pub use release_files::{card, inspect, text};
 pub use running::RunningNode;
 pub use services::{api, services};
+pub use start_event::StartEvent;
 
 pub use cresset_kernels::instruction_set;
 

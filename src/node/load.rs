@@ -2,6 +2,7 @@
 
 use super::draft_release::DraftRelease;
 use super::models::gpu_kv_dtype;
+use super::release_files::text;
 use super::{Assembly, ComputeDevice};
 use cresset_base::failpoint;
 use cresset_catalogue::{Manifest, QualifiedModel};
@@ -16,7 +17,7 @@ use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
 use cresset_qualification::CanaryCase;
 use cresset_qualification::subject::Precision;
-use cresset_text::{TemplateLimits, TextModel};
+use cresset_text::TemplateLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -251,18 +252,6 @@ pub struct RunnerSize {
     pub block_size: usize,
 }
 
-/// Refuses what this build cannot serve. It reads headers, tokenizer and template, no weights.
-pub fn inspect(source: &ModelSource) -> Result<(), String> {
-    cresset_models::inspect(source).map_err(|error| error.to_string())?;
-    TextModel::load(source).map_err(|error| error.to_string())?;
-    Ok(())
-}
-
-/// What the headers of a release tell of it.
-pub fn card(source: &ModelSource) -> Result<ModelCard, String> {
-    cresset_models::inspect(source).map_err(|error| error.to_string())
-}
-
 /// The memory that a release takes on a GPU with some settings.
 pub struct GpuMemory {
     pub weight_bytes: u64,
@@ -302,13 +291,9 @@ fn known_answers(canary: &[CanaryCase]) -> Vec<KnownAnswer> {
     canary.iter().map(known).collect()
 }
 
-pub fn text(source: &ModelSource, limits: TemplateLimits) -> Result<Arc<TextModel>, EngineError> {
-    let unusable = |error: cresset_text::Error| EngineError::NotLoaded(error.to_string());
-    TextModel::load_within(source, limits).map(Arc::new).map_err(unusable)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::release_files::card;
     use super::*;
     use cresset_models::testing::TinyLlama;
 

@@ -3,7 +3,7 @@
 //! changed a model.
 
 use super::recheck::Rechecks;
-use super::{Assembly, NodeError, RunningNode};
+use super::{Assembly, NodeError};
 use crate::config::{Config, SettingChange, changes};
 use cresset_base::ids::ModelId;
 use cresset_catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
@@ -299,15 +299,4 @@ fn price_change(before: &QualifiedModel, now: &QualifiedModel) -> Option<Setting
         before: shown(before),
         now: shown(now),
     })
-}
-
-impl RunningNode {
-    /// Takes over what changed, as `cresset reload` does. The log tells what that was.
-    pub async fn reload(&self) {
-        let (answer, told) = oneshot::channel();
-        if self.live.reloads.send(answer).await.is_ok() {
-            // It is dropped only when the node stops.
-            let _ = told.await;
-        }
-    }
 }

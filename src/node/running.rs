@@ -5,19 +5,16 @@
 use crate::config::Config;
 use crate::reload::{AskedReload, Reloader};
 use crate::services::api;
-use crate::starting::StartingNode;
 use crate::{Assembly, NodeError, open_files};
 use cresset_api::Api;
 use cresset_commands::{Live, StartPhase};
-use cresset_request::Services;
 use cresset_tls::ListenerName;
 use serde_json::{Value, json};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -32,24 +29,21 @@ pub struct RunningNode {
 }
 
 impl RunningNode {
-    /// Opens the operator's surfaces of an assembled node. `public` is the address at which clients
-    /// are accepted later.
-    pub fn open(
-        node: Arc<Services>,
-        config: Config,
-        data_dir: &Path,
-        public: SocketAddr,
-        operator: Option<TcpListener>,
-    ) -> Result<Self, NodeError> {
-        Ok(StartingNode::new(config.into(), data_dir, public, operator)?.finish(node))
-    }
-
     /// Keeps the node in step with its data folder and its configuration.
     pub(super) fn take_over_changes(&mut self, assembly: Assembly) {
         let (node, start) = (self.live.node.clone(), self.live.start.clone());
         let reloader = Reloader { assembly, node, start };
         if let Some(asked) = self.asked.take() {
             self.surfaces.spawn(reloader.run(asked, self.stop.clone()));
+        }
+    }
+
+    /// Takes over what changed, as `cresset reload` does. The log tells what that was.
+    pub async fn reload(&self) {
+        let (answer, told) = oneshot::channel();
+        if self.live.reloads.send(answer).await.is_ok() {
+            // It is dropped only when the node stops.
+            let _ = told.await;
         }
     }
 

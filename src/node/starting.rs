@@ -5,8 +5,9 @@ use crate::config::Config;
 use crate::console::OperatorSurfaces;
 #[cfg(feature = "console")]
 use crate::handover::SharedListeners;
-use crate::launch::{Listeners, StartEvent};
+use crate::listeners::Listeners;
 use crate::running::RunningNode;
+use crate::start_event::StartEvent;
 use crate::{Assembly, NodeError, cluster, ledger};
 use cresset_commands::{
     Live, LongCommands, ModelJobs, OperatorFiles, OwnProgram, Sessions, StartPhase, StartState,
@@ -137,5 +138,19 @@ impl StartingNode {
         #[cfg(feature = "console")]
         self.operators.pass_on(&mut running);
         running
+    }
+}
+
+impl RunningNode {
+    /// Opens the operator's surfaces of an assembled node. `public` is the address at which clients
+    /// are accepted later.
+    pub fn open(
+        node: Arc<Services>,
+        config: Config,
+        data_dir: &Path,
+        public: SocketAddr,
+        operator: Option<TcpListener>,
+    ) -> Result<Self, NodeError> {
+        Ok(StartingNode::new(config.into(), data_dir, public, operator)?.finish(node))
     }
 }

@@ -2,12 +2,13 @@
 //! loaded, or after a wait in the model's queue until it is loaded.
 
 use super::eviction::PoolAction;
-use super::state::{Place, PoolState};
+use super::lease::EngineLease;
+use super::placement::Place;
+use super::state::PoolState;
 use super::{ModelPool, ServedModel};
 use cresset_base::ids::ModelId;
 use cresset_engine::{
-    EngineError, EngineHandle, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId,
-    StopCause,
+    EngineError, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId, StopCause,
 };
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -119,20 +120,6 @@ impl ModelPool {
             // If the waiter has gone meanwhile, the lease is returned here and dropped.
             let _ = waiter.send(lease);
         }
-    }
-}
-
-/// The right to use a loaded model: the model stays loaded until the lease is dropped.
-pub(super) struct EngineLease {
-    pub pool: Arc<ModelPool>,
-    pub place: Place,
-    pub engine: EngineHandle,
-}
-
-impl Drop for EngineLease {
-    fn drop(&mut self) {
-        self.pool.state.lock().eviction(self.place).end_request(self.place.model);
-        self.pool.run_actions();
     }
 }
 

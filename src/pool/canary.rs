@@ -1,7 +1,6 @@
 //! The circuit breaker of a model. One whose requests fail one after the other is withdrawn: no
 //! client is sent to it until a request of the pool's own, the canary, has been answered.
 
-use super::state::PoolState;
 use super::{ModelPool, ServedModel};
 use cresset_base::ids::{AccountId, ModelId};
 use cresset_engine::{EngineError, GenerateRequest, SamplingParams, SequenceEvent, StopCause};
@@ -74,12 +73,6 @@ fn says_of_the_model(failure: &EngineError) -> bool {
         EngineError::NotLoaded(_) | EngineError::ShutDown | EngineError::Grammar(_) => false,
         EngineError::Stopped(reason) => says_of_the_model(reason),
         _ => true,
-    }
-}
-
-impl PoolState {
-    fn name_of(&mut self, id: ModelId) -> String {
-        self.entry(id).model.qualified.manifest().name.clone()
     }
 }
 

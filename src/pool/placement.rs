@@ -4,9 +4,17 @@
 //! holds how they begin. Otherwise the device takes them on which the fewest wait. A model is
 //! loaded on a further device once requests wait on each that has it, one device at a time.
 
+use cresset_base::ids::ModelId;
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use uuid::Uuid;
+
+/// A model on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub device: usize,
+    pub model: ModelId,
+}
 
 /// A device that could take a request, and how its model stands there.
 #[derive(Clone, Copy, Debug)]

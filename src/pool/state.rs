@@ -1,10 +1,10 @@
 //! What the pool knows: its devices, its models, and how each model stands on each device.
 
-use super::access::EngineLease;
 use super::canary::LatestEnds;
 use super::eviction::{Eviction, LoadPhase, ModelUsage, PoolAction};
-use super::placement::{self, Placement, PossiblePlace};
-use super::watchdog::StepWatch;
+use super::lease::EngineLease;
+use super::placement::{self, Place, Placement, PossiblePlace};
+use super::step_watch::StepWatch;
 use super::withheld::Withheld;
 use super::{
     DeviceBudget, LoadedEngine, ModelPool, RELOAD_PAUSE, ServedModel, not_served, too_large,
@@ -17,13 +17,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-
-/// A model on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub device: usize,
-    pub model: ModelId,
-}
 
 /// How a model stands on one device.
 #[derive(Default)]
@@ -94,6 +87,10 @@ impl PoolState {
 
     pub(super) fn entry(&mut self, id: ModelId) -> &mut ModelEntry {
         self.entries.get_mut(&id).expect("invariant: ids come from offered models")
+    }
+
+    pub(super) fn name_of(&mut self, id: ModelId) -> String {
+        self.entry(id).model.qualified.manifest().name.clone()
     }
 
     pub(super) fn replica(&mut self, place: Place) -> &mut Replica {
@@ -203,6 +200,19 @@ impl PoolState {
         let lease =
             |waiter| (waiter, EngineLease { pool: pool.clone(), place, engine: engine.clone() });
         replica.waiters.drain(..).map(lease).collect()
+    }
+
+    /// Turns the waiting requests away and ends the engine, which fails those that run.
+    pub(super) fn end_engine(&mut self, pool: &Arc<ModelPool>, place: Place) {
+        let replica = self.replica(place);
+        replica.waiters.clear();
+        let engine = replica.engine.take();
+        let eviction = self.eviction(place);
+        eviction.set_waiting(place.model, 0);
+        if engine.is_some() {
+            eviction.begin_unload(place.model);
+            pool.clone().unload(place, engine);
+        }
     }
 
     pub(super) fn finish_load(

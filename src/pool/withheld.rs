@@ -1,7 +1,6 @@
 //! Models that are not offered because what proved them does not hold any more.
 
 use super::ModelPool;
-use super::state::{Place, PoolState};
 use cresset_base::ids::ModelId;
 use cresset_engine::EngineError;
 use std::sync::Arc;
@@ -97,20 +96,5 @@ impl ModelPool {
             self.runtime.spawn(async move { pool.preload(id).await });
         }
         withheld
-    }
-}
-
-impl PoolState {
-    /// Turns the waiting requests away and ends the engine, which fails those that run.
-    pub(super) fn end_engine(&mut self, pool: &Arc<ModelPool>, place: Place) {
-        let replica = self.replica(place);
-        replica.waiters.clear();
-        let engine = replica.engine.take();
-        let eviction = self.eviction(place);
-        eviction.set_waiting(place.model, 0);
-        if engine.is_some() {
-            eviction.begin_unload(place.model);
-            pool.clone().unload(place, engine);
-        }
     }
 }

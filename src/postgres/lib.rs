@@ -17,6 +17,7 @@
 
 mod audit_source;
 mod clock;
+mod config;
 mod distrust;
 mod driver;
 mod failure;
@@ -46,6 +47,7 @@ mod writing;
 
 use audit_source::AuditReading;
 use clock::DatabaseClock;
+pub use config::PostgresConfig;
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_base::failpoint;
 use cresset_base::ids::{AccountId, BootId, RequestId};
@@ -65,7 +67,6 @@ use lookups::Lookups;
 use nodes::Tenure;
 use parking_lot::{Mutex, MutexGuard};
 use peers::ToldFacts;
-pub use place::PostgresConfig;
 use pool::SessionPool;
 use rows::BatchRows;
 use rustix::fs::statvfs;

@@ -17,10 +17,12 @@
     )
 )]
 
+mod complete_answer;
 pub mod documents;
 mod elsewhere;
 mod error;
 mod find;
+mod generation_input;
 mod guard;
 mod lifecycle;
 pub mod live;
@@ -36,16 +38,17 @@ mod tools;
 mod trace;
 pub mod transcript;
 
+pub use complete_answer::{CompleteAnswer, Thought};
 pub use cresset_text::AnswerFormat;
 pub use elsewhere::{lease_lost, owner};
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
-pub use lifecycle::{CompleteAnswer, Thought};
+pub use generation_input::{
+    AskedFormat, AskedTools, GenerationInput, SamplingOverrides, ToolChoice,
+};
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use other_nodes::follow_cluster;
-pub use plan::{
-    Caller, GenerationInput, IncomingRequest, SamplingOverrides, TokenLimits, count_prompt,
-};
+pub use plan::{Caller, IncomingRequest, TokenLimits, count_prompt};
 pub use services::{ServiceParts, Services, cancel};
 pub use settings::Plan;
-pub use tools::{AskedFormat, AskedTools, Capability, PreparedAnswer, ToolChoice};
+pub use tools::{Capability, PreparedAnswer};

@@ -8,6 +8,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "a request has deadlines and latencies")]
 
+use super::complete_answer::{CompleteAnswer, Thought};
 use super::error::RequestError;
 use super::guard::ReservationGuard;
 use super::live::{Admission, AnswerFigures, Delta, LiveRequest, StopRequest};
@@ -16,11 +17,10 @@ use super::plans::limit_of;
 use super::recent::{RecentError, RequestLatency};
 use super::services::Services;
 use super::trace::GenerationTrace;
-use super::transcript::{TokenScores, Transcript};
+use super::transcript::Transcript;
 use bytes::Bytes;
 use cresset_base::clock::UnixMillis;
 use cresset_base::failpoint;
-use cresset_base::ids::{ModelId, RequestId};
 use cresset_engine::{Finished, SequenceEvent, StopCause};
 use cresset_ledger::commands::{ReleaseCause, SettleEnd};
 use cresset_ledger::{
@@ -30,7 +30,6 @@ use cresset_ledger::{
 use cresset_pool::{ServedModel, SubmittedRequest};
 use cresset_store::{StoreError, StoredBody};
 use cresset_telemetry::metrics::ModelMetrics;
-use cresset_text::ReadCall;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,31 +41,6 @@ use tokio::task::JoinHandle;
 const LEDGER_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two tries: short beside the patience, long beside a commit.
 const LEDGER_PAUSE: Duration = Duration::from_millis(100);
-
-/// A complete answer, before its surface renders it.
-#[derive(Clone, Debug)]
-pub struct CompleteAnswer {
-    pub id: RequestId,
-    pub model: ModelId,
-    pub created_at: UnixMillis,
-    pub text: String,
-    /// What the model thought; `None` of one that does not think.
-    pub thought: Option<Thought>,
-    pub calls: Vec<ReadCall>,
-    /// Scores of all tokens, if they were asked for.
-    pub scores: Option<Vec<TokenScores>>,
-    pub reason: FinishReason,
-    pub usage: Usage,
-    pub charged: Microcredits,
-}
-
-/// The part of an answer in which its model thought.
-#[derive(Clone, Debug)]
-pub struct Thought {
-    pub text: String,
-    /// A part of the output tokens.
-    pub tokens: u32,
-}
 
 /// Runs the plan to its end. When it returns, the request has an end.
 pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {

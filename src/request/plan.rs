@@ -3,16 +3,17 @@
 
 #![expect(clippy::disallowed_methods, reason = "a request has a deadline from now on")]
 
+use super::complete_answer::CompleteAnswer;
 use super::error::RequestError;
-use super::lifecycle::CompleteAnswer;
+use super::generation_input::GenerationInput;
 use super::live::LiveRequest;
-use super::plans::PlanInForce;
+use super::plans::{PlanInForce, allows};
 use super::services::Services;
-use super::tools::{AskedFormat, AskedTools, Capability, PreparedAnswer};
+use super::tools::{Capability, PreparedAnswer};
 use crate::settings::Plan;
 use bytes::Bytes;
 use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AttemptId, ModelId, RequestId, SessionId};
+use cresset_base::ids::{AttemptId, RequestId, SessionId};
 use cresset_engine::{
     GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
 };
@@ -22,9 +23,7 @@ use cresset_ledger::{
 };
 use cresset_pool::ServedModel;
 use cresset_telemetry::traces::TraceSpan;
-use cresset_text::{AnswerReader, ChatMessage, ThinkingEffort, Unwanted};
-use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use cresset_text::{AnswerReader, Unwanted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -71,64 +70,6 @@ pub struct IncomingRequest {
     pub may_go_elsewhere: bool,
 }
 
-/// The generation that a client asks for, within every bound that does not depend on the model.
-#[derive(Clone, Debug, Default)]
-pub struct GenerationInput {
-    /// A request without a model is refused as one for a model that does not exist.
-    pub model: Option<ModelId>,
-    pub messages: Vec<ChatMessage>,
-    pub stream: bool,
-    pub max_tokens: Option<u32>,
-    pub min_tokens: u32,
-    pub ignore_eos: bool,
-    pub stop: Vec<String>,
-    pub sampling: SamplingOverrides,
-    /// What the answer keeps to.
-    pub format: Option<AskedFormat>,
-    /// Tools, or what is wrong with their definitions: that is told of a model that has tools only.
-    pub tools: Option<Result<AskedTools, RequestError>>,
-    /// Variables for the model's template.
-    pub template_variables: Map<String, Value>,
-    pub effort: Option<ThinkingEffort>,
-}
-
-impl GenerationInput {
-    /// Refuses a request whose `min_tokens` is above `max_tokens`.
-    pub fn check_min_tokens(&self, max_tokens: u32) -> Result<(), RequestError> {
-        if self.min_tokens > max_tokens {
-            return Err(RequestError::MinTokensAboveMax { max_tokens });
-        }
-        Ok(())
-    }
-}
-
-/// The sampling parameters that the client set; the release's defaults fill the others.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SamplingOverrides {
-    /// Values of `SAMPLING_NUMBERS`, by name, within their ranges.
-    pub numbers: BTreeMap<&'static str, f64>,
-    pub seed: Option<u64>,
-    pub logit_bias: Vec<(u32, f32)>,
-    pub logprobs: Option<u8>,
-}
-
-impl SamplingOverrides {
-    pub fn resolve(&self, defaults: &SamplingParams, fresh_seed: u64) -> SamplingParams {
-        let mut params = SamplingParams {
-            seed: self.seed.unwrap_or(fresh_seed),
-            logit_bias: self.logit_bias.as_slice().into(),
-            logprobs: self.logprobs,
-            ..defaults.clone()
-        };
-        for number in &SAMPLING_NUMBERS {
-            if let Some(value) = self.numbers.get(number.name) {
-                number.set(&mut params, *value);
-            }
-        }
-        params
-    }
-}
-
 /// Everything that the lifecycle needs to run a request.
 pub(super) struct RequestPlan {
     pub live: Arc<LiveRequest>,
@@ -143,12 +84,6 @@ pub(super) struct RequestPlan {
     pub render: fn(&CompleteAnswer) -> Bytes,
     /// The request stops when its credential expires, as if the credential had been revoked.
     pub expires_at: Option<UnixMillis>,
-}
-
-/// Whether the plan may use the model.
-pub(super) fn allows(plan: &Plan, model: &ServedModel) -> bool {
-    let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
-    plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
 }
 
 /// The longest prompt and output that a plan allows a model, all in tokens.

@@ -4,6 +4,7 @@
 use crate::settings::Plan;
 use cresset_base::ids::AccountId;
 use cresset_ledger::{Account, Refusal, TokenQuotas};
+use cresset_pool::ServedModel;
 use governor::clock::Clock;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use parking_lot::RwLock;
@@ -30,6 +31,12 @@ impl Plan {
     pub fn quotas(&self) -> TokenQuotas {
         TokenQuotas { day: self.tokens_per_day, month: self.tokens_per_month }
     }
+}
+
+/// Whether the plan may use the model.
+pub(super) fn allows(plan: &Plan, model: &ServedModel) -> bool {
+    let (id, name) = (model.qualified.id().to_string(), &model.qualified.manifest().name);
+    plan.models.as_ref().is_none_or(|models| models.iter().any(|m| m == name || *m == id))
 }
 
 impl PlanInForce {

@@ -2,8 +2,7 @@
 
 use super::error::RequestError;
 use super::live::{LiveRequests, StopRequest};
-use super::plan::allows;
-use super::plans::Plans;
+use super::plans::{Plans, allows};
 use super::recent::{RecentErrors, RecentLatencies};
 use crate::settings::Plan;
 use cresset_base::clock::Clock;

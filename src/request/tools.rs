@@ -2,14 +2,14 @@
 //! then.
 
 use super::error::RequestError;
-use super::plan::GenerationInput;
+use super::generation_input::{AskedFormat, AskedTools, GenerationInput, ToolChoice};
 use crate::settings::Plan;
 use cresset_engine::{TokenGrammar, TokenMask};
 use cresset_ledger::{Sha256Bytes, TokenDigest};
 use cresset_pool::ServedModel;
 use cresset_text::{
-    self, AnswerFormat, AnswerReader, CallRule, CompiledGrammar, FormatRefused, GrammarPlace,
-    MOST_CALLS, PromptExtras, TextModel, ThinkingEffort, ThinkingStart, ToolDefinition, Unwanted,
+    self, AnswerReader, CallRule, CompiledGrammar, FormatRefused, GrammarPlace, MOST_CALLS,
+    PromptExtras, TextModel, ThinkingEffort, ThinkingStart, ToolDefinition, Unwanted,
 };
 use serde_json::Value;
 use std::sync::Arc;
@@ -85,13 +85,6 @@ impl Capability {
     }
 }
 
-/// A format, and the field of the request that asks for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AskedFormat {
-    pub field: &'static str,
-    pub format: AnswerFormat,
-}
-
 impl AskedFormat {
     /// The format's grammar over the model's tokens, which begins when the model has thought.
     /// Blocking, as `TextModel::compile` is.
@@ -105,27 +98,6 @@ impl AskedFormat {
             .map(|grammar| Arc::new(AnswerGrammar(grammar)) as Arc<dyn TokenGrammar>)
             .map_err(|FormatRefused(why)| RequestError::refused(self.field, why))
     }
-}
-
-/// The tools that a request offers, and how they may be used.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AskedTools {
-    pub definitions: Vec<ToolDefinition>,
-    /// The definitions as templates read them.
-    pub shown: Value,
-    pub choice: ToolChoice,
-    /// Whether one answer may have several calls.
-    pub parallel: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ToolChoice {
-    Auto,
-    /// The model is not told of the tools.
-    None,
-    Required,
-    /// The place of the function in the definitions.
-    Named(usize),
 }
 
 impl AskedTools {

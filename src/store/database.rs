@@ -2,14 +2,14 @@
 
 use super::backend::{Backend, MoveSource};
 use super::{
-    AuditPolicy, AuditReport, Limits, MoveHooks, MoveReport, OpenProgress, Store, StoreConfig,
-    StoreError, StoreResult,
+    AuditPolicy, AuditReport, Limits, OpenProgress, Store, StoreConfig, StoreError, StoreResult,
 };
 use cresset_base::clock::{Clock, UnixMillis};
 use cresset_base::ids::BootId;
+use cresset_ledger::audit::AuditProgress;
 use std::any::Any;
 use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -52,6 +52,26 @@ pub trait DatabasePlace: Debug + Send + Sync {
         now: UnixMillis,
         hooks: &MoveHooks<'_>,
     ) -> StoreResult<MoveReport>;
+}
+
+/// What a move tells the command that asked for it, and what it lets it do.
+pub struct MoveHooks<'a> {
+    /// Hears the step in words, and how many of its rows are done.
+    pub progress: &'a dyn Fn(&'static str, AuditProgress),
+    /// Makes the configuration name the database. It runs before the commit.
+    pub configure: &'a dyn Fn() -> StoreResult,
+}
+
+/// What a move did.
+#[derive(Debug, Default)]
+pub struct MoveReport {
+    /// What the audit in the database read; `None` where an earlier run had moved everything and
+    /// this one only put the files away.
+    pub rows: Option<AuditReport>,
+    /// Stored answers that were moved.
+    pub answers: u64,
+    /// The names under which the files of the folder are kept.
+    pub files: Vec<PathBuf>,
 }
 
 /// How the store is to be started on a backend.

@@ -5,34 +5,13 @@
 use super::backend::MoveSource;
 use super::embedded::Disk;
 use super::{
-    AuditPolicy, AuditReport, DatabasePlace, EmbeddedBackend, EmbeddedConfig, Limits, OpenProgress,
-    Store, StoreError, StoreResult, embedded,
+    AuditPolicy, AuditReport, DatabasePlace, EmbeddedBackend, EmbeddedConfig, Limits, MoveHooks,
+    MoveReport, OpenProgress, Store, StoreError, StoreResult, embedded,
 };
 use cresset_base::clock::Clock;
 use cresset_base::failpoint;
-use cresset_ledger::audit::{self, AuditProgress};
-use std::path::PathBuf;
+use cresset_ledger::audit;
 use std::sync::Arc;
-
-/// What a move tells the command that asked for it, and what it lets it do.
-pub struct MoveHooks<'a> {
-    /// Hears the step in words, and how many of its rows are done.
-    pub progress: &'a dyn Fn(&'static str, AuditProgress),
-    /// Makes the configuration name the database. It runs before the commit.
-    pub configure: &'a dyn Fn() -> StoreResult,
-}
-
-/// What a move did.
-#[derive(Debug, Default)]
-pub struct MoveReport {
-    /// What the audit in the database read; `None` where an earlier run had moved everything and
-    /// this one only put the files away.
-    pub rows: Option<AuditReport>,
-    /// Stored answers that were moved.
-    pub answers: u64,
-    /// The names under which the files of the folder are kept.
-    pub files: Vec<PathBuf>,
-}
 
 /// Moves a ledger that no process has open.
 pub(super) fn run(

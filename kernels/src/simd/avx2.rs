@@ -4,7 +4,7 @@
 //! instructions and are entered only after run-time detection.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{LANES, Lanes};
+use super::lanes::{LANES, Lanes};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! Every `unsafe` here is sound because all machines with this architecture have the instructions.
 #![allow(clippy::wildcard_imports, reason = "intrinsics are named by their prefix")]
 
-use super::{LANES, Lanes};
+use super::lanes::{LANES, Lanes};
 use std::arch::aarch64::*;
 use std::array::from_fn;
 

@@ -1,6 +1,6 @@
 //! Sixteen lanes as plain arrays, for any machine.
 
-use super::{LANES, Lanes, e4m3, e5m2};
+use super::lanes::{LANES, Lanes, e4m3, e5m2};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]

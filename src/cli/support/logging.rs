@@ -1,7 +1,7 @@
 //! Logs to stderr, as text or JSON lines. A log never holds a prompt, a key or a body.
 
+use super::bars::BesideBars;
 use super::output::{CommandError, CommandResult};
-use super::progress::BesideBars;
 use cresset_node::config::{LogFormat, LogSettings};
 use std::any::Any;
 use tracing_subscriber::EnvFilter;

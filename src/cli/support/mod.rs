@@ -1,5 +1,6 @@
 //! Parts that several commands share: output, the way to a node, values that people type.
 
+mod bars;
 pub(super) mod context;
 pub(super) mod database_settings;
 pub(super) mod listing;

@@ -1,6 +1,6 @@
 //! Output of the process: one document on stdout, for people or as JSON; everything else on stderr.
 
-use super::progress::BesideBars;
+use super::bars::BesideBars;
 use cresset_client::ClientError;
 use serde_json::{Value, json};
 use std::fmt::Display;

@@ -1,32 +1,15 @@
 //! Progress of long work on stderr: a bar on a terminal, elsewhere a line for every tenth.
 
+use super::bars::BARS;
 use super::output::{note, writes_json_lines};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use std::io::{self, IsTerminal, Write};
-use std::sync::LazyLock;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 const BYTES: &str = "{msg} [{bar:30}] {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 const STEPS: &str = "{msg} [{bar:30}] {percent:>3}% {pos}/{len} {elapsed}";
 /// Before the amount of work is known, and where it never is.
 const WAITING: &str = "{spinner} {msg} {elapsed}";
-
-/// The bars on the terminal. Other lines must not be written while one is drawn.
-static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
-
-/// Standard error for lines that may come while a bar is drawn: the bar goes, the line is written,
-/// the bar comes back below it.
-pub(crate) struct BesideBars;
-
-impl Write for BesideBars {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        BARS.suspend(|| io::stderr().lock().write_all(bytes).map(|()| bytes.len()))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().lock().flush()
-    }
-}
 
 /// The progress of one piece of work, shown until it is dropped.
 pub(crate) struct TaskProgress {

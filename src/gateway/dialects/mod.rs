@@ -14,8 +14,8 @@ mod ollama;
 mod responses;
 mod translated;
 
-use super::discovery::ANTHROPIC;
 use super::json_members::JsonMembers;
+use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 pub(super) use node_events::UpstreamError;
@@ -24,6 +24,8 @@ use serde_json::{Value, json};
 use std::fmt::Debug;
 pub(super) use translated::{TranslatedStream, whole};
 
+/// The header by which Anthropic's clients are known: both lists of models have one path.
+pub(super) const ANTHROPIC: HeaderName = HeaderName::from_static("anthropic-version");
 /// Why pictures and files are refused by every dialect.
 const TEXT_ONLY: &str = "Models here read text only: leave images and files out.";
 

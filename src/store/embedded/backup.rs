@@ -6,7 +6,6 @@ use super::EmbeddedConfig;
 use super::backup_seal;
 use super::carry::{self, ReplacedLedger};
 use super::disk::{self, File, LockedFolder};
-use super::files;
 use super::node_files;
 use super::rows::{CleanMarker, FileIdentity};
 use super::schema::{self, SCHEMA};
@@ -43,7 +42,7 @@ pub(super) fn write(snapshot: &EmbeddedSnapshot, scope: &BackupScope, to: &Path)
     disk::remove_leftover(&unfinished)?;
     let node_files = node_files::read(scope)?;
     let database = disk::create(&unfinished)?;
-    files::write(&database, |txn| {
+    tables::write(&database, |txn| {
         copy_all(&snapshot.ledger, txn, &tables::LEDGER_TABLES)?;
         join_journal(snapshot, txn)?;
         copy_all(&snapshot.bodies, txn, &ARCHIVE_TABLES)?;
@@ -126,16 +125,16 @@ fn answers(database: &Database) -> StateResult<u64> {
 /// new identity.
 fn split(database: &Database, folder: &LockedFolder, identity: FileIdentity) -> StoreResult {
     let bodies = disk::create(&folder.unfinished(File::Bodies))?;
-    files::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
+    tables::initialise(&bodies, &tables::BODIES_TABLES, identity)?;
     let source = database.begin_read().or_fault()?;
     let moved = [&ARCHIVE_TABLES[..], &ANSWER_TABLES].concat();
-    files::write(&bodies, |txn| copy_all(&source, txn, &moved))?;
+    tables::write(&bodies, |txn| copy_all(&source, txn, &moved))?;
     drop(source);
-    files::write(database, |txn| {
+    tables::write(database, |txn| {
         for table in moved.into_iter().chain([tables::NODE_FILES]) {
             txn.delete_table(table).or_fault()?;
         }
-        files::set_identity(txn, identity)?;
+        tables::set_identity(txn, identity)?;
         // The copy counts as closed. The next start releases the reservations that were open when
         // the backup was made.
         let mut meta = txn.open_table(tables::META).or_fault()?;
@@ -190,7 +189,7 @@ pub(crate) fn init(config: &EmbeddedConfig) -> StoreResult {
     for (file, tables) in contents {
         disk::remove_leftover(&folder.unfinished(file))?;
         let database = disk::create(&folder.unfinished(file))?;
-        files::initialise(&database, tables, identity)?;
+        tables::initialise(&database, tables, identity)?;
     }
     contents.into_iter().try_for_each(|(file, _)| folder.finish(file))
 }

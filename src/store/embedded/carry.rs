@@ -2,7 +2,6 @@
 //! backup was made stays locked out. It also finds what the backup does not know.
 
 use super::disk::{self, File, LockedFolder};
-use super::files;
 use super::schema;
 use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreResult;
@@ -70,7 +69,7 @@ pub(super) fn over(replaced: &ReplacedLedger, restored: &Database) -> StoreResul
         }
     }
     drop(copy);
-    files::write(restored, |txn| {
+    tables::write(restored, |txn| {
         let mut table = txn.open_table(tables::CREDENTIALS).or_fault()?;
         for row in &report.kept_revoked {
             tables::put(&mut table, row.id.0.as_bytes(), row)?;

@@ -3,7 +3,6 @@
 
 use super::rows::FileIdentity;
 use super::schema;
-use super::segments::SEGMENT_ENTRIES;
 use crate::settings::LedgerSettings;
 use crate::{StoreError, StoreResult};
 use cresset_base::durable_file;
@@ -23,6 +22,8 @@ use std::path::{Path, PathBuf};
 const WHOLE_CACHE_BYTES: usize = 128 << 20;
 /// The same for an open segment. Its inner pages fit.
 const SEGMENT_CACHE_BYTES: usize = 2 << 20;
+/// Entries of one segment. A segment of this many takes 66 MB on the disk.
+pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
 /// Bytes read at once where a file is read from front to back.
 const READ_BYTES: usize = 1 << 20;
 /// The first bytes of every redb file.

@@ -3,15 +3,15 @@
 use super::disk::{Disk, File};
 use super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::schema::{self, SchemaStep};
-use super::segments::SegmentShelf;
-use super::tables::{self, Definition, OrFault, Writable};
+use super::segment_shelf::SegmentShelf;
+use super::tables::{self, OrFault, Writable};
 use crate::codec::StoredField;
 use crate::{StoreError, StoreResult};
 use cresset_base::clock::UnixMillis;
 use cresset_base::failpoint;
 use cresset_base::ids::BootId;
 use cresset_ledger::state::StateResult;
-use redb::{Database, ReadTransaction, ReadableDatabase, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableDatabase};
 use std::sync::Arc;
 
 /// Which pages are checked when a ledger is opened.
@@ -73,7 +73,7 @@ impl Files {
     /// Makes `now` the latest time stored. Where that sets it back, the last entry is recorded,
     /// after which entries may begin at an earlier time.
     pub(super) fn set_time(&self, now: UnixMillis) -> StateResult {
-        write(&self.ledger, |txn| {
+        tables::write(&self.ledger, |txn| {
             let mut meta = txn.open_table(tables::META).or_fault()?;
             let position: JournalPosition =
                 tables::get(&meta, tables::PROGRESS)?.unwrap_or_default();
@@ -97,7 +97,7 @@ impl Files {
     }
 
     pub(super) fn set_seal(&self, seal: Option<SealedPosition>) -> StateResult {
-        write(&self.ledger, |txn| {
+        tables::write(&self.ledger, |txn| {
             let mut meta = txn.open_table(tables::META).or_fault()?;
             match seal {
                 Some(seal) => tables::put(&mut meta, tables::SEALED, &seal),
@@ -146,36 +146,9 @@ fn set_clean_marker(
     marker: CleanMarker,
     with: impl FnOnce(&mut Writable<'_>) -> StateResult,
 ) -> StateResult {
-    write(ledger, |txn| {
+    tables::write(ledger, |txn| {
         let mut meta = txn.open_table(tables::META).or_fault()?;
         with(&mut meta)?;
         tables::put(&mut meta, tables::CLEAN_MARKER, &marker)
     })
-}
-
-/// Gives an empty database its tables and identity.
-pub(super) fn initialise(
-    database: &Database,
-    tables: &[Definition],
-    identity: FileIdentity,
-) -> StateResult {
-    write(database, |txn| {
-        tables::create(txn, tables)?;
-        set_identity(txn, identity)
-    })
-}
-
-pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
-    let mut meta = txn.open_table(tables::META).or_fault()?;
-    tables::put(&mut meta, tables::FORMAT, &identity)
-}
-
-/// One durable transaction, abandoned when `change` fails.
-pub(super) fn write(
-    database: &Database,
-    change: impl FnOnce(&WriteTransaction) -> StateResult,
-) -> StateResult {
-    let txn = database.begin_write().or_fault()?;
-    change(&txn)?;
-    txn.commit().or_fault()
 }

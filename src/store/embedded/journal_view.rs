@@ -2,7 +2,7 @@
 //! closed is read from its segment, so live rows that were not removed yet do not matter.
 
 use super::rows::{JournalPosition, SealedPosition};
-use super::segments::Segment;
+use super::segment_shelf::Segment;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, OrFault, ReadOnly, get};
 use cresset_base::ids::AccountId;

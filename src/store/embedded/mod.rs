@@ -16,6 +16,7 @@ mod node_files;
 mod retention;
 mod rows;
 mod schema;
+mod segment_shelf;
 mod segments;
 mod set_aside;
 mod snapshot;

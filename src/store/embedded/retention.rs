@@ -2,7 +2,7 @@
 //! old crashes are removed in the end. The journal stays.
 
 use super::bodies::{self, AnswerTable};
-use super::files::{self, Files};
+use super::files::Files;
 use super::tables::{self, OrFault, Writable, due_key, due_subject, get, put};
 use crate::limits::Limits;
 use cresset_base::clock::UnixMillis;
@@ -37,7 +37,7 @@ pub(super) fn sweep(files: &Files, now: UnixMillis, limits: &Limits) -> StateRes
     }
     if !ended.is_empty() {
         failpoint!("store::archived");
-        files::write(&files.ledger, |txn| forget(txn, &ended))?;
+        tables::write(&files.ledger, |txn| forget(txn, &ended))?;
         failpoint!("store::forgotten");
     }
     // A node may wait long for its first command; its next start must find that it ran until now.
@@ -58,7 +58,7 @@ fn forget_crashes(files: &Files, now: UnixMillis, crash_block_ms: u64) -> StateR
     });
     let old: Vec<Vec<u8>> = old.take(MAX_ROWS).collect::<StateResult<_>>()?;
     if !old.is_empty() {
-        files::write(&files.ledger, |txn| {
+        tables::write(&files.ledger, |txn| {
             let mut table = txn.open_table(tables::CRASHES).or_fault()?;
             old.iter().try_for_each(|key| table.remove(key.as_slice()).map(drop).or_fault())
         })?;

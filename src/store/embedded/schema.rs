@@ -2,7 +2,6 @@
 //! steps that bring older files up to its own.
 
 use super::disk::{self, File};
-use super::files;
 use super::rows::FileIdentity;
 use super::tables::{self, OrFault, fault};
 use crate::{StoreError, StoreResult};
@@ -38,9 +37,9 @@ pub(super) fn upgrade(
         };
         let schema = found.schema + 1;
         tracing::info!(name, schema, "bringing the ledger up to this build's schema");
-        files::write(database, |txn| {
+        tables::write(database, |txn| {
             contents.iter().try_for_each(|&file| step(file, txn))?;
-            files::set_identity(txn, FileIdentity { schema, ..found })?;
+            tables::set_identity(txn, FileIdentity { schema, ..found })?;
             failpoint!("store::upgraded");
             Ok(())
         })?;

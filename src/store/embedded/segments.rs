@@ -6,120 +6,27 @@
 //! ledgers have a segment in common exactly where they have the history in common. So no restore
 //! can make two files want one name, and none is ever deleted or written over.
 
-use super::disk::Disk;
-use super::files::{self, Files};
+use super::files::Files;
 use super::rows::FileIdentity;
 use super::schema::SCHEMA;
+use super::segment_shelf::{Segment, SegmentShelf};
 use super::snapshot::EmbeddedSnapshot;
-use super::tables::{self, OrFault, ReadOnly};
+use super::tables::{self, OrFault};
 use crate::StoreResult;
 use cresset_base::failpoint;
 use cresset_ledger::JournalEntry;
 use cresset_ledger::audit::{AuditPace, AuditProgress, AuditSource, JournalChain};
 use cresset_ledger::journal;
 use cresset_ledger::state::{JournalHead, StateError, StateResult};
-use parking_lot::Mutex;
-use redb::{
-    AccessGuard, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
-    WriteTransaction,
-};
-use std::fmt;
-use std::sync::Arc;
+use redb::{ReadTransaction, ReadableDatabase, ReadableTableMetadata, WriteTransaction};
 
-/// Entries of one segment. A segment of this many takes 66 MB on the disk.
-pub(super) const SEGMENT_ENTRIES: u64 = 262_144;
 /// Live entries removed in one pass, after their segment was registered.
 const MAX_TRIMMED: usize = 1_000;
 /// Entries copied from one snapshot. Entries never change, and pages that the writer frees cannot
 /// be used again while an older snapshot is held: the live file would grow.
 const VIEW_ENTRIES: u64 = 4_096;
-/// Segments kept open. Statements and audits go through them in order.
-const MAX_OPEN: usize = 4;
-
-/// A closed part of the journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
-    /// The sequence of its first entry.
-    pub first: u64,
-    /// Its last entry.
-    pub last: JournalHead,
-}
-
-/// The name of its file.
-impl fmt::Display for Segment {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "journal-{:012}-{}.redb", self.first, hex::encode(self.last.hash))
-    }
-}
-
-impl Segment {
-    fn contains(&self, sequence: u64) -> bool {
-        (self.first..=self.last.sequence).contains(&sequence)
-    }
-
-    fn damaged(&self, how: &dyn fmt::Display) -> StateError {
-        StateError::Corrupt(format!("{self}, a closed part of the journal, {how}"))
-    }
-}
-
-/// The closed parts of a ledger's journal, and those that are being closed.
-pub(super) struct SegmentShelf {
-    disk: Arc<dyn Disk>,
-    /// Segments that were read last, the latest at the end.
-    open: Mutex<Vec<(Segment, Arc<ReadTransaction>)>>,
-    /// A finished one that the ledger does not know yet.
-    finished: Mutex<Option<Segment>>,
-    /// Entries of one segment.
-    length: u64,
-}
 
 impl SegmentShelf {
-    pub(super) fn new(disk: Arc<dyn Disk>) -> Self {
-        let length = disk.segment_entries();
-        Self { disk, open: Mutex::default(), finished: Mutex::default(), length }
-    }
-
-    /// A reading of the segment. Its file is opened where it is not open already.
-    fn read(&self, segment: &Segment) -> StateResult<Arc<ReadTransaction>> {
-        let mut open = self.open.lock();
-        if let Some(place) = open.iter().position(|(found, _)| found == segment) {
-            let found = open.remove(place);
-            let txn = Arc::clone(&found.1);
-            open.push(found);
-            return Ok(txn);
-        }
-        let database = self
-            .disk
-            .open_segment(&segment.to_string())
-            .map_err(|error| segment.damaged(&error))?;
-        let txn = Arc::new(database.begin_read().or_fault()?);
-        if open.len() >= MAX_OPEN {
-            open.remove(0);
-        }
-        open.push((*segment, Arc::clone(&txn)));
-        Ok(txn)
-    }
-
-    pub(super) fn entries(&self, segment: &Segment) -> StateResult<ReadOnly> {
-        tables::open(&*self.read(segment)?, tables::ENTRIES)
-    }
-
-    pub(super) fn entries_by_account(&self, segment: &Segment) -> StateResult<ReadOnly> {
-        tables::open(&*self.read(segment)?, tables::ENTRIES_BY_ACCOUNT)
-    }
-
-    /// Checks that the segment's file is there and ends as it should.
-    pub(super) fn check(&self, segment: &Segment) -> StateResult {
-        let entries = self.entries(segment)?;
-        let Segment { first, last } = *segment;
-        let ends =
-            (sequence_of(entries.first().or_fault()?), sequence_of(entries.last().or_fault()?));
-        let found: Option<JournalEntry> = tables::get(&entries, &last.sequence.to_be_bytes())?;
-        let whole = ends == (Some(first), Some(last.sequence))
-            && found.is_some_and(|found| found.hash == last.hash);
-        if whole { Ok(()) } else { Err(segment.damaged(&"is not what it was when it was closed")) }
-    }
-
     /// Copies the oldest live entries into a segment, when there are enough that the seal covers.
     /// True when it did; the writer then registers it.
     pub(super) fn close_one(
@@ -135,7 +42,7 @@ impl SegmentShelf {
         };
         let name = segment.to_string();
         let database = self.disk.create_segment(&name)?;
-        files::write(&database, |txn| self.fill(views, &segment, txn, pace))?;
+        tables::write(&database, |txn| self.fill(views, &segment, txn, pace))?;
         drop(database);
         failpoint!("store::segment_written");
         let copied = self.disk.open_unfinished_segment(&name)?.begin_read();
@@ -171,7 +78,7 @@ impl SegmentShelf {
     ) -> StateResult {
         tables::create(txn, &[tables::META, tables::ENTRIES, tables::ENTRIES_BY_ACCOUNT])?;
         // The schema says how its rows are laid out; a segment belongs to every epoch.
-        files::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 0 })?;
+        tables::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 0 })?;
         let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
         let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?;
         let mut source = views()?.table(tables::ENTRIES)?;
@@ -188,13 +95,6 @@ impl SegmentShelf {
         }
         Ok(())
     }
-}
-
-/// The sequence of an entry as a table gave it.
-fn sequence_of(
-    row: Option<(AccessGuard<'_, &'static [u8]>, AccessGuard<'_, &'static [u8]>)>,
-) -> Option<u64> {
-    row.and_then(|(key, _)| key.value().first_chunk().copied()).map(u64::from_be_bytes)
 }
 
 /// Checks that a copied segment is one chain from `before` to its last entry.
@@ -228,7 +128,7 @@ fn prove(
 /// that are still live. True when more is due.
 pub(super) fn sweep(files: &Files) -> StateResult<bool> {
     if let Some(segment) = files.segments.finished.lock().take() {
-        files::write(&files.ledger, |txn| {
+        tables::write(&files.ledger, |txn| {
             let mut segments = txn.open_table(tables::SEGMENTS).or_fault()?;
             tables::put(&mut segments, &segment.first.to_be_bytes(), &segment.last)
         })?;
@@ -248,7 +148,7 @@ pub(super) fn sweep(files: &Files) -> StateResult<bool> {
     if left.is_empty() {
         return Ok(false);
     }
-    files::write(&files.ledger, |txn| {
+    tables::write(&files.ledger, |txn| {
         let mut entries = txn.open_table(tables::ENTRIES).or_fault()?;
         let mut places = txn.open_table(tables::ENTRIES_BY_ACCOUNT).or_fault()?;
         for key in &left {

@@ -2,7 +2,7 @@
 
 use super::disk::CONTRADICTION;
 use super::files::Files;
-use super::segments::SegmentShelf;
+use super::segment_shelf::SegmentShelf;
 use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreError;
 use crate::backend::{ReadFuture, Snapshot};

@@ -1,11 +1,12 @@
-//! Tables and keys of the two files. Keys are big-endian bytes, so their order is the order of what
-//! they name.
+//! Tables and keys of the two files, and transactions over them. Keys are big-endian bytes, so
+//! their order is the order of what they name.
 
+use super::rows::FileIdentity;
 use crate::codec::{self, StoredField};
 pub(super) use crate::rows::{crash_key, entry_key, grant_key, request_key, request_prefix};
 use cresset_base::clock::UnixMillis;
 use cresset_ledger::state::{StateError, StateResult};
-use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 
 pub(super) type Definition = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -205,4 +206,31 @@ pub(super) fn fault(error: redb::Error) -> StateError {
         }
         other => StateError::Io(other.to_string()),
     }
+}
+
+/// Gives an empty database its tables and identity.
+pub(super) fn initialise(
+    database: &Database,
+    tables: &[Definition],
+    identity: FileIdentity,
+) -> StateResult {
+    write(database, |txn| {
+        create(txn, tables)?;
+        set_identity(txn, identity)
+    })
+}
+
+pub(super) fn set_identity(txn: &WriteTransaction, identity: FileIdentity) -> StateResult {
+    let mut meta = txn.open_table(META).or_fault()?;
+    put(&mut meta, FORMAT, &identity)
+}
+
+/// One durable transaction, abandoned when `change` fails.
+pub(super) fn write(
+    database: &Database,
+    change: impl FnOnce(&WriteTransaction) -> StateResult,
+) -> StateResult {
+    let txn = database.begin_write().or_fault()?;
+    change(&txn)?;
+    txn.commit().or_fault()
 }

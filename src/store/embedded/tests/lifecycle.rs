@@ -1,9 +1,8 @@
 //! Creating, opening and using ledgers on real files.
 
 use super::super::disk;
-use super::super::files;
 use super::*;
-use crate::embedded::tables::OrFault;
+use crate::embedded::tables::{self, OrFault};
 use crate::limits::Limits;
 use crate::{AuditPolicy, OpenProgress};
 use cresset_ledger::{AttemptState, RequestRecord};
@@ -225,9 +224,9 @@ fn a_changed_balance_is_not_served() {
     let path = fixture.dir.path().join("ledger.redb");
     let database = disk::open_existing(&path).unwrap();
     let rich = cresset_ledger::Balances::default();
-    files::write(&database, |txn| {
-        let mut balances = txn.open_table(super::super::tables::BALANCES).or_fault()?;
-        super::super::tables::put(&mut balances, id(1).as_bytes(), &rich)
+    tables::write(&database, |txn| {
+        let mut balances = txn.open_table(tables::BALANCES).or_fault()?;
+        tables::put(&mut balances, id(1).as_bytes(), &rich)
     })
     .unwrap();
     drop(database);
@@ -250,10 +249,10 @@ fn a_damaged_row_stops_admissions_but_not_its_neighbours() {
     .unwrap();
     store.submit_blocking(admit(1, 1, store.boot(), 10)).unwrap();
     store.submit_blocking(admit(2, 2, store.boot(), 10)).unwrap();
-    let raw = super::super::tables::request_key(&key(1));
+    let raw = tables::request_key(&key(1));
     let spoiled = backend.with_files(|files| {
-        files::write(&files.ledger, |txn| {
-            let mut requests = txn.open_table(super::super::tables::REQUESTS).or_fault()?;
+        tables::write(&files.ledger, |txn| {
+            let mut requests = txn.open_table(tables::REQUESTS).or_fault()?;
             requests.insert(raw.as_slice(), b"junk".as_slice()).or_fault()?;
             Ok(())
         })

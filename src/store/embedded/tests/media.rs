@@ -1,11 +1,10 @@
 //! A simulated disk: writes that were not synced may be lost, torn or kept when the power goes, and
 //! any operation can be made to fail. Everything is decided by a seed.
 
-use super::super::disk::{Disk, File};
+use super::super::disk::{Disk, File, SEGMENT_ENTRIES};
 use super::super::rows::FileIdentity;
-use super::super::segments::SEGMENT_ENTRIES;
-use super::super::tables::{BODIES_TABLES, LEDGER_TABLES};
-use super::super::{files, schema};
+use super::super::schema;
+use super::super::tables::{self, BODIES_TABLES, LEDGER_TABLES};
 use super::{TestClock, opening};
 use crate::{Limits, LockedPlace, LockedStore, OpenProgress, Store, StoreError, StoreResult};
 use cresset_ledger::state::StateResult;
@@ -156,7 +155,7 @@ impl SimulatedDisk {
             [(File::Ledger, LEDGER_TABLES.as_slice()), (File::Bodies, BODIES_TABLES.as_slice())];
         for (file, tables) in tables {
             let database = disk.database(file).unwrap();
-            files::initialise(&database, tables, identity).unwrap();
+            tables::initialise(&database, tables, identity).unwrap();
         }
         disk
     }
@@ -277,7 +276,7 @@ impl SimulatedDisk {
 
     /// Changes rows of a closed file.
     pub fn change(&self, name: &str, change: impl FnOnce(&WriteTransaction) -> StateResult) {
-        files::write(&self.database_named(name).unwrap(), change).unwrap();
+        tables::write(&self.database_named(name).unwrap(), change).unwrap();
     }
 
     fn drive(&self, name: &str) -> Drive {

@@ -2,7 +2,6 @@
 //! they are.
 
 use super::super::disk;
-use super::super::files;
 use super::super::rows::FileIdentity;
 use super::super::schema::SCHEMA;
 use super::super::tables;
@@ -100,8 +99,10 @@ fn files_of_newer_builds_are_refused_and_left_alone() {
         let fixture = Fixture::new(50);
         let path = fixture.dir.path().join(file.name());
         let database = disk::open_existing(&path).unwrap();
-        files::write(&database, |txn| files::set_identity(txn, FileIdentity { schema, epoch: 1 }))
-            .unwrap();
+        tables::write(&database, |txn| {
+            tables::set_identity(txn, FileIdentity { schema, epoch: 1 })
+        })
+        .unwrap();
         drop(database);
         let read = || File::ALL.map(|file| fs::read(fixture.dir.path().join(file.name())).unwrap());
         let before = read();
@@ -121,7 +122,7 @@ const OLDER: &str = "has a format from before version 0.2.0 and is left as it is
 /// Gives a file the mark of the formats before schemas began at 1, with one of their numbers.
 fn age(path: &Path, schema: u32) {
     let database = disk::open_existing(path).unwrap();
-    files::write(&database, |txn| {
+    tables::write(&database, |txn| {
         let mut meta = txn.open_table(tables::META).or_fault()?;
         meta.remove(tables::FORMAT).or_fault()?;
         tables::put(&mut meta, tables::OLDER_FORMAT, &FileIdentity { schema, epoch: 1 })
@@ -192,8 +193,8 @@ fn strange_databases_are_refused() {
     let fixture = Fixture::new(50);
     let path = fixture.dir.path().join("ledger.redb");
     let database = disk::open_existing(&path).unwrap();
-    files::write(&database, |txn| {
-        files::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 2 })
+    tables::write(&database, |txn| {
+        tables::set_identity(txn, FileIdentity { schema: SCHEMA, epoch: 2 })
     })
     .unwrap();
     drop(database);

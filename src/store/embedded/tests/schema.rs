@@ -2,11 +2,11 @@
 //! schema to the next. The steps are planted here, as rows of an earlier version are.
 
 use super::super::disk::{Disk, LockedFolder, open_existing};
-use super::super::files::{Files, write};
+use super::super::files::Files;
 use super::super::rows::{CleanMarker, FileIdentity, JournalPosition, SealedPosition};
 use super::super::schema::{SCHEMA, SchemaStep, identity, upgrade};
-use super::super::segments::SegmentShelf;
-use super::super::tables;
+use super::super::segment_shelf::SegmentShelf;
+use super::super::tables::{self, write};
 use super::media::{Random, SimulatedDisk};
 use super::*;
 use crate::codec::{Malformed, Reader, StoredField, decode, encode};

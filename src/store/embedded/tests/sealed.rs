@@ -2,7 +2,7 @@
 //! leaves the rest to the audit of everything.
 
 use super::super::disk::{self, Disk, LockedFolder};
-use super::super::files::{self, Files, PageCheck};
+use super::super::files::{Files, PageCheck};
 use super::super::rows::SealedPosition;
 use super::super::tables::{self, Definition, OrFault};
 use super::*;
@@ -46,7 +46,7 @@ fn with_news() -> Fixture {
 
 fn change(fixture: &Fixture, change: impl FnOnce(&WriteTransaction) -> StateResult) {
     let path = fixture.dir.path().join("ledger.redb");
-    files::write(&disk::open_existing(&path).unwrap(), change).unwrap();
+    tables::write(&disk::open_existing(&path).unwrap(), change).unwrap();
 }
 
 fn seal_of(fixture: &Fixture) -> Option<SealedPosition> {

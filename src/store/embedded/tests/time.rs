@@ -326,7 +326,7 @@ fn time_goes_back_only_where_an_operator_set_it_back() {
     backend.set_time(UnixMillis(500)).unwrap();
     backend
         .with_files(|files| {
-            super::super::files::write(&files.ledger, |txn| {
+            super::super::tables::write(&files.ledger, |txn| {
                 let mut meta = txn.open_table(tables::META).or_fault()?;
                 tables::put(&mut meta, tables::SET_BACK, &vec![0_u64])
             })

@@ -1,0 +1,40 @@
+//! The node's stream as one whole answer.
+
+use super::answer::{GatewayBody, JSON, SHOULD_RETRY, watched};
+use super::calls::Exchange;
+use super::dialects::{self, AnswerWriter};
+use super::log_line::GatewayLine;
+use super::{GatewayRefusal, upstream};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde_json::json;
+
+/// The node's stream as one object, which `writer` makes.
+pub(super) async fn assembled(
+    response: Response<Incoming>,
+    exchange: Option<Exchange>,
+    writer: Box<dyn AnswerWriter>,
+    model: String,
+    line: &mut GatewayLine,
+) -> Result<Response<GatewayBody>, GatewayRefusal> {
+    let (mut head, stream) = upstream::collected(response).await?.into_parts();
+    line.count_tokens(&stream);
+    let (status, text) = match dialects::whole(writer, model, &stream) {
+        Ok(answer) => (StatusCode::OK, answer),
+        Err(error) => {
+            head.headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
+            let late = error.code == "deadline_exceeded";
+            let failed = StatusCode::INTERNAL_SERVER_ERROR;
+            let status = if late { StatusCode::GATEWAY_TIMEOUT } else { failed };
+            (status, json!({ "error": error }))
+        }
+    };
+    head.status = status;
+    // A stored answer of the node has a length, which is not this one's.
+    head.headers.remove(CONTENT_LENGTH);
+    head.headers.insert(CONTENT_TYPE, JSON);
+    let body = Full::new(text.to_string().into());
+    Ok(watched(Response::from_parts(head, Either::Right(body)), exchange, None))
+}
