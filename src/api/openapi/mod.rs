@@ -6,7 +6,7 @@ mod answers;
 use crate::ApiSettings;
 use crate::error::ApiError;
 use crate::headers::IDEMPOTENCY_KEY;
-use crate::wire::chat_schema::{self, CompletionBody, UUID};
+use crate::wire::chat_schema::{self, BODY, UUID};
 use crate::wire::completion::{Chunk, Completion};
 use crate::wire::objects::{Me, ModelObject, ModelPage};
 use crate::wire::query::Page;
@@ -21,21 +21,14 @@ const ABOUT: &str = "Text generation with accounts, keys and exact credits. Amou
 
 /// The whole document, for a surface with these settings.
 pub fn document(settings: &ApiSettings) -> Value {
-    let generator = |contract: fn(SchemaSettings) -> SchemaSettings| {
-        contract(
-            SchemaSettings::draft2020_12()
-                .with(|s| s.definitions_path = "/components/schemas".into()),
-        )
-    };
-    let mut sent = generator(SchemaSettings::for_serialize).into_generator();
-    let mut read = generator(SchemaSettings::for_deserialize)
-        .with_transform(chat_schema::unknown_members_are_null())
-        .into_generator();
-    let body = read.subschema_for::<CompletionBody>();
-    let paths = paths(settings, &mut sent, &json!(body));
+    let sent = SchemaSettings::draft2020_12().for_serialize();
+    let mut sent =
+        sent.with(|s| s.definitions_path = "/components/schemas".into()).into_generator();
+    let paths =
+        paths(settings, &mut sent, &json!({ "$ref": format!("#/components/schemas/{BODY}") }));
     sent.subschema_for::<Chunk>();
     let mut schemas = sent.take_definitions(true);
-    schemas.extend(read.take_definitions(true));
+    schemas.extend(chat_schema::published());
     schemas.sort_keys();
     json!({
         "openapi": "3.1.0",

@@ -1,160 +1,40 @@
-//! The JSON Schema of a completion request's body. `ChatRequest` reads bodies; that both agree is
-//! tested here value by value, and by a property-based client over HTTP.
+//! What the body of a completion request may have. `chat_request.json` states it once, as JSON
+//! Schema: the parser reads it here, and so does the public document.
 //!
 //! `null` means absent, under any name: every optional member may be null, and so may unknown
-//! members.
+//! members. The file leaves that out, and the members that `SAMPLING_NUMBERS` lists.
+//!
+//! Keywords with `x-` before them are for the parser alone, and go before the plain ones. Besides:
+//! `x-must`, `x-few`: what is said of other values, and of too few items; `x-members`: what the
+//! members of a map are called; `x-form`: what a text is, where a pattern says it to clients;
+//! `x-by-hand`: shapes that no table tells apart, or that depend on other members. Their readers
+//! check them.
 
-#![expect(dead_code, reason = "of these types only the schemas are used")]
-
-use super::answer_format;
-use super::chat_request as body;
-use super::messages;
-use super::tools;
+use super::json::{JsonField, JsonTree, missing, refuse_rest};
+use crate::error::ApiError;
 use cresset_engine::{NumberField, SAMPLING_NUMBERS, SamplingNumber};
-use schemars::JsonSchema;
-use schemars::transform::RecursiveTransform;
-use schemars::{Schema, json_schema};
+use cresset_text::is_of_name;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use uuid::Uuid;
+use std::sync::LazyLock;
 
 /// The only form of a UUID that is read.
 pub const UUID: &str = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$";
+pub const BODY: &str = "ChatCompletionRequest";
+/// The description of members that are checked and ignored.
+const IGNORED: &str = "Has no effect.";
 
-/// The change that the generator of request schemas makes to each object.
-pub fn unknown_members_are_null() -> RecursiveTransform<fn(&mut Schema)> {
-    RecursiveTransform(|schema| {
-        if schema.get("type").is_some() && schema.get("properties").is_some() {
-            schema.insert("additionalProperties".into(), json!({ "type": "null" }));
+static SCHEMAS: LazyLock<Map<String, Value>> = LazyLock::new(|| {
+    let read = serde_json::from_str(include_str!("chat_request.json"));
+    let mut schemas: Map<String, Value> = read.expect("invariant: the file has schemas by name");
+    if let Some(members) = schemas[BODY]["properties"].as_object_mut() {
+        let place = members.keys().position(|name| name == "seed").unwrap_or_default();
+        for number in SAMPLING_NUMBERS.iter().rev() {
+            members.shift_insert(place, number.name.to_owned(), sampling_member(number));
         }
-    })
-}
-
-/// The body of a completion request. `null` means absent. Everything that is not named here is
-/// refused. Whole numbers are written without fraction or exponent.
-#[derive(JsonSchema)]
-#[schemars(rename = "ChatCompletionRequest")]
-#[schemars(extend(
-    "if" = { "required": ["top_logprobs"], "properties": { "top_logprobs": { "type": "integer" } } },
-    "then" = { "required": ["logprobs"], "properties": { "logprobs": { "const": true } } },
-))]
-pub struct CompletionBody {
-    /// Id of a model, as `GET /v1/models` lists it.
-    #[schemars(regex(pattern = UUID))]
-    model: Uuid,
-    #[schemars(length(min = 1, max = messages::MAX_MESSAGES))]
-    messages: Vec<MessageSchema>,
-    /// Answer with server-sent events instead of one object.
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    /// One answer is made.
-    #[schemars(range(min = 1, max = 1))]
-    n: Option<u32>,
-    /// Output tokens at most, within the model's `max_output_tokens`. Absent: 512, or as many as
-    /// the context has room for.
-    #[schemars(range(min = 1, max = body::MAX_COUNT))]
-    max_tokens: Option<u32>,
-    /// Another name for `max_tokens`. Both given must agree.
-    #[schemars(range(min = 1, max = body::MAX_COUNT))]
-    max_completion_tokens: Option<u32>,
-    /// Output tokens before the answer may end; not above `max_tokens`.
-    #[schemars(range(max = body::MAX_COUNT))]
-    min_tokens: Option<u32>,
-    /// Goes on after an end-of-text token.
-    ignore_eos: Option<bool>,
-    /// The answer ends before the first of these texts.
-    stop: Option<Stop>,
-    #[schemars(flatten)]
-    sampling: SamplingSchema,
-    /// The same input with the same seed gives the same answer.
-    #[schemars(range(min = i64::MIN, max = i64::MAX))]
-    seed: Option<i64>,
-    /// Additions to the logits of tokens, by token id.
-    #[schemars(extend(
-        "maxProperties" = body::MAX_LOGIT_BIASES,
-        "propertyNames" = { "pattern": "^(0|[1-9][0-9]{0,9})$" },
-        "additionalProperties" = { "type": "number", "minimum": -100, "maximum": 100 },
-    ))]
-    logit_bias: Option<BTreeMap<String, f64>>,
-    logprobs: Option<bool>,
-    /// Needs `logprobs: true`.
-    #[schemars(range(min = 0, max = 20))]
-    top_logprobs: Option<u8>,
-    /// Has no effect.
-    #[schemars(length(max = body::MAX_LABEL))]
-    user: Option<String>,
-    /// Has no effect.
-    #[schemars(length(max = body::MAX_LABEL))]
-    safety_identifier: Option<String>,
-    /// Has no effect.
-    #[schemars(extend(
-        "maxProperties" = body::MAX_METADATA,
-        "propertyNames" = { "maxLength": body::MAX_METADATA_KEY },
-        "additionalProperties" = { "type": "string", "maxLength": body::MAX_LABEL },
-    ))]
-    metadata: Option<BTreeMap<String, String>>,
-    /// Whether one answer may call several tools. Absent: true. Without tools it has no effect.
-    parallel_tool_calls: Option<bool>,
-    /// Has no effect.
-    #[schemars(extend("enum" = [false, null]))]
-    store: Option<bool>,
-    /// Has no effect.
-    #[schemars(extend("enum" = ["auto", null]))]
-    service_tier: Option<String>,
-    /// Without tools `none` and `auto` alone are taken, and have no effect.
-    tool_choice: Option<ToolChoiceSchema>,
-    /// Functions that the model may call. A model without the capability `tools` refuses them; an
-    /// empty list has no effect.
-    #[schemars(length(max = tools::MAX_TOOLS))]
-    tools: Option<Vec<ToolSchema>>,
-    /// Variables of the model's chat template, such as `enable_thinking`. One that the template
-    /// does not read is refused.
-    #[schemars(extend(
-        "maxProperties" = body::MAX_VARIABLES,
-        "propertyNames" = { "pattern": "^[A-Za-z0-9_]{0,64}$" },
-        "additionalProperties" = { "type": ["boolean", "integer", "string"] },
-    ))]
-    chat_template_kwargs: Option<BTreeMap<String, Value>>,
-    /// How much the model thinks, where its chat template has a switch for it.
-    #[schemars(extend("enum" = ["none", "minimal", "low", "medium", "high", "xhigh", null]))]
-    reasoning_effort: Option<String>,
-    /// Functions are not supported; an empty list has no effect.
-    #[schemars(length(max = 0))]
-    functions: Option<Vec<serde_json::Value>>,
-    /// Has no effect.
-    #[schemars(length(max = 1))]
-    modalities: Option<Vec<Text>>,
-    /// What the answer keeps to. One request has one format.
-    response_format: Option<ResponseFormat>,
-    /// The same in vLLM's words.
-    structured_outputs: Option<StructuredOutputs>,
-    /// The same as `structured_outputs.json`.
-    guided_json: Option<SchemaText>,
-    /// The same as `structured_outputs.regex`.
-    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
-    guided_regex: Option<String>,
-    /// The same as `structured_outputs.choice`.
-    #[schemars(length(min = 1, max = answer_format::MAX_CHOICES))]
-    guided_choice: Option<Vec<String>>,
-    /// The same as `structured_outputs.grammar`.
-    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
-    guided_grammar: Option<String>,
-}
-
-/// The members that `SAMPLING_NUMBERS` lists.
-struct SamplingSchema;
-
-impl JsonSchema for SamplingSchema {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Sampling".into()
     }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
-        let member = |number: &SamplingNumber| (number.name.to_owned(), sampling_member(number));
-        let members = SAMPLING_NUMBERS.iter().map(member);
-        json_schema!({ "type": "object", "properties": members.collect::<Map<_, _>>() })
-    }
-}
+    schemas
+});
 
 fn sampling_member(number: &SamplingNumber) -> Value {
     let whole = |bound: f64| match bound as i64 {
@@ -165,236 +45,265 @@ fn sampling_member(number: &SamplingNumber) -> Value {
         NumberField::Count(_) => ("integer", "int64"),
         NumberField::Real(_) | NumberField::RealAbove(_) => ("number", "double"),
     };
-    let mut member = json!({ "type": [kind, "null"], "format": format });
-    let mut add = |name: &str, value: Value| member[name] = value;
-    number.about.into_iter().for_each(|about| add("description", json!(about)));
-    if let NumberField::RealAbove(_) = number.field {
-        add("maximum", whole(number.most));
-        add("exclusiveMinimum", whole(number.least));
-    } else {
-        add("minimum", whole(number.least));
-        add("maximum", whole(number.most));
+    let mut member = json!({ "type": kind, "format": format });
+    if let Some(about) = number.about {
+        member["description"] = json!(about);
+    }
+    let bounds = match number.field {
+        NumberField::RealAbove(_) => [("maximum", number.most), ("exclusiveMinimum", number.least)],
+        _ => [("minimum", number.least), ("maximum", number.most)],
+    };
+    for (name, bound) in bounds {
+        member[name] = whole(bound);
     }
     member
 }
 
-#[derive(JsonSchema)]
-struct StreamOptions {
-    /// A chunk of its own at the end carries the usage.
-    include_usage: Option<bool>,
-    /// Has no effect.
-    continuous_usage_stats: Option<bool>,
-    /// Has no effect.
-    include_obfuscation: Option<bool>,
+/// A schema by its name in the document.
+pub(super) fn schema(name: &str) -> &'static Value {
+    &SCHEMAS[name]
 }
 
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-enum Stop {
-    One(StopText),
-    Many(#[schemars(length(max = body::MAX_STOPS))] Vec<StopText>),
+/// The members of the body.
+pub(super) fn body_members() -> &'static Value {
+    &schema(BODY)["properties"]
 }
 
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct StopText(#[schemars(length(min = 1, max = body::MAX_STOP_CHARACTERS))] String);
-
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct ResponseFormat {
-    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
-    r#type: String,
-    json_schema: Option<DescribedSchema>,
+/// All schemas as the public document has them.
+pub fn published() -> Map<String, Value> {
+    SCHEMAS.iter().map(|(name, schema)| (name.clone(), without_marks(schema))).collect()
 }
 
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct DescribedSchema {
-    name: Option<String>,
-    description: Option<String>,
-    /// A JSON schema. One that cannot be kept to is refused.
-    schema: Value,
-    /// Every object must require all its properties and allow no others.
-    strict: Option<bool>,
-}
-
-/// One of these.
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct StructuredOutputs {
-    json: Option<SchemaText>,
-    /// A regular expression that matches the whole answer.
-    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
-    regex: Option<String>,
-    /// The answer is one of these texts.
-    #[schemars(length(min = 1, max = answer_format::MAX_CHOICES))]
-    choice: Option<Vec<String>>,
-    /// A grammar in Lark syntax.
-    #[schemars(length(min = 1, max = answer_format::MAX_FORMAT))]
-    grammar: Option<String>,
-}
-
-/// A JSON schema, or its text.
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct SchemaText(Value);
-
-#[derive(JsonSchema)]
-#[schemars(untagged, inline)]
-enum ToolChoiceSchema {
-    Word(#[schemars(extend("enum" = ["none", "auto", "required"]))] String),
-    Named(NamedTool),
-}
-
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct NamedTool {
-    #[schemars(extend("const" = "function"))]
-    r#type: String,
-    function: ToolName,
-}
-
-#[derive(JsonSchema)]
-#[schemars(inline)]
-struct ToolName {
-    #[schemars(length(max = tools::MAX_TOOL_NAME))]
-    name: String,
-}
-
-/// A function that the model may call.
-#[derive(JsonSchema)]
-#[schemars(rename = "Tool")]
-struct ToolSchema {
-    #[schemars(extend("const" = "function"))]
-    r#type: String,
-    function: ToolFunction,
-}
-
-#[derive(JsonSchema)]
-struct ToolFunction {
-    #[schemars(regex(pattern = "^[A-Za-z0-9_.-]{1,64}$"))]
-    name: String,
-    #[schemars(length(max = tools::MAX_TOOL_DESCRIPTION))]
-    description: Option<String>,
-    /// The JSON schema of an object, of at most 16 KiB. One that cannot be kept to is refused.
-    parameters: Option<serde_json::Map<String, Value>>,
-    /// Every object must require all its properties and allow no others.
-    strict: Option<bool>,
-}
-
-/// The one word `text`.
-struct Text;
-
-impl JsonSchema for Text {
-    fn inline_schema() -> bool {
-        true
+/// The schema without the marks for the parser, and with the rule of nulls.
+fn without_marks(schema: &Value) -> Value {
+    let keywords = match schema {
+        Value::Object(keywords) => keywords,
+        Value::Array(items) => return items.iter().map(without_marks).collect(),
+        _ => return schema.clone(),
+    };
+    let plain = keywords.iter().filter(|(keyword, _)| !keyword.starts_with("x-"));
+    let mut all: Map<_, _> = plain.map(|(name, it)| (name.clone(), without_marks(it))).collect();
+    if let (true, Some(Value::Object(members))) =
+        (schema["type"] == "object", all.get_mut("properties"))
+    {
+        let optional = members.iter_mut().filter(|(name, _)| !names(&schema["required"], name));
+        optional.for_each(|(_, member)| *member = or_null(member.take()));
+        all.insert("additionalProperties".into(), json!({ "type": "null" }));
     }
+    Value::Object(all)
+}
 
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Text".into()
+fn or_null(mut member: Value) -> Value {
+    if let Some(kind) = member.get_mut("type") {
+        *kind = json!([kind, "null"]);
+        if let Some(Value::Array(words)) = member.get_mut("enum") {
+            words.push(Value::Null);
+        }
+    } else if let Value::Object(keywords) = &mut member
+        && (keywords.contains_key("$ref") || keywords.contains_key("anyOf"))
+    {
+        let about = keywords.shift_remove("description");
+        member = json!({ "anyOf": [member, { "type": "null" }] });
+        if let Some(about) = about {
+            member["description"] = about;
+        }
     }
+    member
+}
 
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
-        json_schema!({ "const": "text" })
+/// A keyword of a schema, as the parser reads it.
+fn rule<'a>(schema: &'a Value, keyword: &str) -> &'a Value {
+    schema.get(format!("x-{keyword}")).unwrap_or(&schema[keyword])
+}
+
+fn must(schema: &Value) -> &str {
+    schema["x-must"].as_str().unwrap_or_default()
+}
+
+fn names(list: &Value, name: &str) -> bool {
+    list.as_array().is_some_and(|all| all.iter().any(|one| one == name))
+}
+
+/// A bound of lengths, items or members.
+pub(super) fn count(schema: &Value, keyword: &str) -> Option<usize> {
+    rule(schema, keyword).as_u64().map(|count| count as usize)
+}
+
+pub(super) fn only(field: &JsonField, holds: bool, must: &str) -> Result<(), ApiError> {
+    if holds { Ok(()) } else { Err(field.refuse(must)) }
+}
+
+/// Refuses a value that the schema does not allow. Paths of members that have no effect go to
+/// `ignored`.
+pub(super) fn check(
+    schema: &Value,
+    field: &JsonField,
+    ignored: &mut Vec<String>,
+) -> Result<(), ApiError> {
+    let schema = resolved(schema);
+    if schema["x-by-hand"] == true {
+        return Ok(());
+    }
+    if schema["description"] == IGNORED {
+        ignored.push(field.path.clone());
+    }
+    if let Some(shapes) = rule(schema, "anyOf").as_array() {
+        let found = shapes.iter().find(|shape| shape["type"] == type_of(field.value));
+        return check(found.ok_or_else(|| field.refuse(must(schema)))?, field, ignored);
+    }
+    match schema["type"].as_str().unwrap_or_default() {
+        "boolean" => drop(field.bool()?),
+        "integer" => {
+            let bound = |keyword: &str| schema[keyword].as_i64().unwrap_or_default();
+            field.integer(bound("minimum")..=bound("maximum"))?;
+        }
+        "number" => check_number(schema, field)?,
+        "string" => check_text(schema, field)?,
+        "array" => check_items(schema, field, ignored)?,
+        "object" if schema["properties"].is_object() => {
+            check_members(schema, field, field.members()?, ignored)?;
+        }
+        "object" => check_map(schema, field, ignored)?,
+        _ => {}
+    }
+    only(field, words(schema).is_empty() || is_word(schema, field.value), must(schema))
+}
+
+fn resolved(schema: &Value) -> &Value {
+    let name = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next());
+    name.map_or(schema, |name| self::schema(name))
+}
+
+fn type_of(value: &JsonTree) -> &'static str {
+    match value {
+        JsonTree::Null => "null",
+        JsonTree::Bool(_) => "boolean",
+        JsonTree::Number(_) => "integer",
+        JsonTree::String(_) => "string",
+        JsonTree::Array(_) => "array",
+        JsonTree::Object(_) => "object",
     }
 }
 
-/// A turn of the conversation. Other members may be there when they are null, so that replies can
-/// be sent back as they came.
-#[derive(JsonSchema)]
-#[schemars(untagged, rename = "Message")]
-enum MessageSchema {
-    /// What the system or the user says.
-    #[schemars(title = "system or user")]
-    Plain {
-        #[schemars(extend("enum" = ["system", "user"]))]
-        role: String,
-        content: MessageContent,
-        #[schemars(length(max = messages::MAX_NAME))]
-        name: Option<String>,
-    },
-    /// What the assistant said.
-    #[schemars(title = "assistant")]
-    Said {
-        #[schemars(extend("const" = "assistant"))]
-        role: String,
-        content: MessageContent,
-        #[schemars(length(max = messages::MAX_TOOL_CALLS))]
-        tool_calls: Option<Vec<ToolCall>>,
-        #[schemars(length(max = messages::MAX_NAME))]
-        name: Option<String>,
-        /// What the model thought before; refused by a model that does not think.
-        reasoning_content: Option<String>,
-    },
-    /// What the assistant called, with or without a text.
-    #[schemars(title = "assistant with tool calls")]
-    Called {
-        #[schemars(extend("const" = "assistant"))]
-        role: String,
-        content: Option<MessageContent>,
-        #[schemars(length(min = 1, max = messages::MAX_TOOL_CALLS))]
-        tool_calls: Vec<ToolCall>,
-        #[schemars(length(max = messages::MAX_NAME))]
-        name: Option<String>,
-        /// What the model thought before; refused by a model that does not think.
-        reasoning_content: Option<String>,
-    },
-    /// What a tool answered.
-    #[schemars(title = "tool")]
-    Answered {
-        #[schemars(extend("const" = "tool"))]
-        role: String,
-        content: MessageContent,
-        #[schemars(length(max = messages::MAX_NAME))]
-        tool_call_id: String,
-        #[schemars(length(max = messages::MAX_NAME))]
-        name: Option<String>,
-    },
+fn check_number(schema: &Value, field: &JsonField) -> Result<(), ApiError> {
+    let bound = |keyword: &str| schema[keyword].as_f64().unwrap_or_default();
+    let (least, most) = (bound("minimum"), bound("maximum"));
+    let Some(least) = schema["exclusiveMinimum"].as_f64() else {
+        return field.number(least..=most).map(drop);
+    };
+    let holds = field.number(least..=most).is_ok_and(|number| number > least);
+    only(field, holds, &format!("must be above {least} and at most {most}"))
 }
 
-/// A text, whole or in parts. The size of the body bounds it.
-#[derive(JsonSchema)]
-#[schemars(untagged, rename = "Content")]
-enum MessageContent {
-    Whole(String),
-    Parts(#[schemars(length(max = messages::MAX_PARTS))] Vec<TextPart>),
+fn check_text(schema: &Value, field: &JsonField) -> Result<(), ApiError> {
+    if schema["format"] == "uuid" {
+        return field.uuid().map(drop);
+    }
+    let most = count(schema, "maxLength");
+    // Of words, a length tells that other texts and values are refused as such.
+    if most.is_none() && !words(schema).is_empty() {
+        return Ok(());
+    }
+    let text = field.text(most.unwrap_or(usize::MAX))?;
+    only(field, text.len() >= count(schema, "minLength").unwrap_or(0), "must not be empty")?;
+    only(field, has_form(schema, text), must(schema))
 }
 
-#[derive(JsonSchema)]
-#[schemars(rename = "ContentPart")]
-struct TextPart {
-    r#type: Text,
-    text: String,
+/// Whether a text is what its pattern says.
+fn has_form(schema: &Value, text: &str) -> bool {
+    match schema["x-form"].as_str().unwrap_or_default() {
+        "function name" => !text.is_empty() && text.chars().all(is_of_name),
+        // An id has one spelling: `5`, `05` and `+5` would be one token with three biases.
+        "token id" => text.parse().is_ok_and(|id: u32| id.to_string() == text),
+        "variable" => text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
+        _ => true,
+    }
 }
 
-#[derive(JsonSchema)]
-struct ToolCall {
-    #[schemars(length(max = messages::MAX_NAME))]
-    id: String,
-    #[schemars(extend("const" = "function"))]
-    r#type: String,
-    function: FunctionCall,
+/// The words that a schema lists, if it lists any.
+fn words(schema: &Value) -> Vec<&Value> {
+    let all = schema["enum"].as_array().into_iter().flatten();
+    all.chain(schema.get("const")).collect()
 }
 
-#[derive(JsonSchema)]
-struct FunctionCall {
-    #[schemars(length(max = messages::MAX_NAME))]
-    name: String,
-    #[schemars(length(max = messages::MAX_ARGUMENTS))]
-    arguments: String,
+/// Whether a value is one of the schema's words.
+pub(super) fn is_word(schema: &Value, value: &JsonTree) -> bool {
+    words(schema).iter().any(|word| match value {
+        JsonTree::Bool(flag) => *word == flag,
+        _ => *word == value.text(),
+    })
+}
+
+fn check_items(
+    schema: &Value,
+    field: &JsonField,
+    ignored: &mut Vec<String>,
+) -> Result<(), ApiError> {
+    let items = field.items(count(schema, "maxItems").unwrap_or(usize::MAX))?;
+    let enough = items.len() >= count(schema, "minItems").unwrap_or(0);
+    only(field, enough, schema["x-few"].as_str().unwrap_or_default())?;
+    let mut checked = items.iter().map(|item| check(&schema["items"], item, ignored));
+    match must(schema) {
+        "" => checked.collect(),
+        must => only(field, checked.all(|item| item.is_ok()), must),
+    }
+}
+
+fn check_map(schema: &Value, field: &JsonField, ignored: &mut Vec<String>) -> Result<(), ApiError> {
+    let members = field.members()?;
+    let most = count(schema, "maxProperties").unwrap_or(usize::MAX);
+    let called = schema["x-members"].as_str().unwrap_or("entries");
+    only(field, members.len() <= most, &format!("must have at most {most} {called}"))?;
+    let names = &schema["propertyNames"];
+    let longest = count(names, "maxLength").unwrap_or(usize::MAX);
+    members.into_iter().try_for_each(|(name, value)| {
+        let holds = name.chars().count() <= longest && has_form(names, name);
+        only(field, holds, must(schema))?;
+        check(&schema["additionalProperties"], &value, ignored)
+    })
+}
+
+/// Checks the members of an object in the order of its schema, then that there are no others, then
+/// what is in objects.
+pub(super) fn check_members(
+    schema: &Value,
+    of: &JsonField,
+    mut members: BTreeMap<&str, JsonField>,
+    ignored: &mut Vec<String>,
+) -> Result<(), ApiError> {
+    let is_deep = |member: &Value| {
+        member["type"] == "object" || member["type"].is_null() && words(member).is_empty()
+    };
+    let all = schema["properties"].as_object().into_iter().flatten();
+    let (deep, flat): (Vec<_>, Vec<_>) = all.partition(|(_, member)| is_deep(member));
+    let mut later = Vec::new();
+    for (name, member) in flat.into_iter().chain(deep) {
+        match members.remove(name.as_str()) {
+            Some(found) if is_deep(member) => later.push((member, found)),
+            Some(found) => check(member, &found, ignored)?,
+            None if names(rule(schema, "required"), name) => return Err(missing(of, name)),
+            None => {}
+        }
+    }
+    refuse_rest(&members)?;
+    later.iter().try_for_each(|(member, found)| check(member, found, ignored))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::chat_request::ChatRequest;
-    use crate::wire::json::JsonTree;
+    use uuid::Uuid;
+
+    fn parsed(name: &str, value: &Value) -> Result<ChatRequest, ApiError> {
+        let mut body = json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
+        body[name] = value.clone();
+        ChatRequest::parse(&JsonTree::parse(body.to_string().as_bytes()).unwrap())
+    }
 
     /// Whether the parser takes a body with this member.
     fn accepts(name: &str, value: &Value) -> bool {
-        let mut body = json!({ "model": Uuid::nil(), "messages": [{ "role": "user", "content": "hi" }], "logprobs": true });
-        body[name] = value.clone();
-        ChatRequest::parse(&JsonTree::parse(body.to_string().as_bytes()).unwrap()).is_ok()
+        parsed(name, value).is_ok()
     }
 
     /// Values at each bound of a schema and just beyond it, and whether they are inside.
@@ -447,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_parser_keeps_every_bound() {
-        let schema = schemars::schema_for!(CompletionBody).to_value();
+        let schema = &published()[BODY];
         let mut probed = 0;
         for (name, property) in schema["properties"].as_object().unwrap() {
             let by_itself = ["messages", "tools", "tool_choice"].contains(&name.as_str());
@@ -458,5 +367,45 @@ mod tests {
         }
         assert!(probed > 100, "{probed}");
         assert!(accepts("no_such_member", &Value::Null) && !accepts("no_such_member", &json!(1)));
+    }
+
+    /// A misspelt keyword would be a bound that nobody keeps.
+    #[test]
+    fn the_parser_knows_every_keyword() {
+        const KNOWN: &str = "$ref type format description pattern properties required title if then const enum items \
+            minItems maxItems minLength maxLength minimum maximum exclusiveMinimum anyOf additionalProperties \
+            maxProperties propertyNames x-must x-few x-members x-form x-by-hand x-required x-anyOf x-minLength x-maxLength";
+        fn look(schema: &Value) {
+            for (keyword, value) in schema.as_object().into_iter().flatten() {
+                assert!(KNOWN.split_whitespace().any(|known| known == keyword), "{keyword}");
+                match value {
+                    Value::Object(members) if keyword == "properties" => {
+                        members.values().for_each(look);
+                    }
+                    Value::Array(items) => items.iter().for_each(look),
+                    one => look(one),
+                }
+            }
+        }
+        SCHEMAS.values().for_each(look);
+    }
+
+    /// Each member changes the request, or is named as one that does not.
+    #[test]
+    fn every_member_has_an_effect() {
+        let shown = |name: &str, value: &Value| Some(format!("{:?}", parsed(name, value).ok()?));
+        let plain = shown("user", &Value::Null);
+        let more = json!(["x", {}, { "5": 1 }, { "5": "x" }, { "include_usage": true }]);
+        for (name, member) in body_members().as_object().unwrap() {
+            let mut values: Vec<Value> =
+                probes(member).into_iter().map(|(value, _)| value).collect();
+            values.extend(more.as_array().unwrap().clone());
+            let changes = |value: &Value| shown(name, value).is_some_and(|it| Some(it) != plain);
+            let by_itself = ["model", "messages", "n"].contains(&name.as_str());
+            assert!(
+                values.iter().any(changes) || by_itself || member["x-by-hand"] == true,
+                "{name}"
+            );
+        }
     }
 }

@@ -3,9 +3,8 @@
 
 mod json;
 
-use super::chat_request::{ChatRequest, MAX_STOPS};
+use super::chat_request::ChatRequest;
 use super::json::JsonTree;
-use super::messages::MAX_MESSAGES;
 use crate::error::ApiError;
 use crate::headers;
 use axum::http::{HeaderMap, HeaderValue};
@@ -25,6 +24,8 @@ const BODIES: &[&[u8]] = &[
     br#"{"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}]}"#,
 ];
 
+const MAX_MESSAGES: usize = 64;
+const MAX_STOPS: usize = 8;
 /// Longest sentence of a refusal, in characters: texts do not grow with what they refuse.
 const LONGEST_REFUSAL: usize = 600;
 

@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -78,6 +79,44 @@ impl JsonTree {
     /// The canonical text: no white space, the shortest escapes.
     pub fn canonical(&self) -> String {
         serde_json::to_string(self).expect("invariant: a tree has only string keys")
+    }
+
+    pub fn is_true(&self) -> bool {
+        *self == Self::Bool(true)
+    }
+
+    /// The string; empty of any other value.
+    pub fn text(&self) -> &str {
+        if let Self::String(text) = self { text } else { "" }
+    }
+
+    /// The strings of an array, or this one.
+    pub fn texts(&self) -> Vec<String> {
+        self.items().iter().map(|item| item.text().to_owned()).collect()
+    }
+
+    /// The items of an array, or this one; none of null.
+    pub fn items(&self) -> &[Self] {
+        match self {
+            Self::Array(items) => items,
+            Self::Null => &[],
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// A number that was checked before; 0 of any other value.
+    pub fn number<T: FromStr + Default>(&self) -> T {
+        self.parsed().unwrap_or_default()
+    }
+
+    fn parsed<T: FromStr>(&self) -> Option<T> {
+        if let Self::Number(literal) = self { literal.parse().ok() } else { None }
+    }
+
+    /// A member of an object; null of any other value.
+    pub fn get(&self, name: &str) -> &Self {
+        let found = if let Self::Object(members) = self { members.get(name) } else { None };
+        found.unwrap_or(&Self::Null)
     }
 
     /// The text with the members of objects in the order in which they came.
@@ -243,35 +282,23 @@ impl<'a> JsonField<'a> {
     }
 
     pub fn uuid(&self) -> Result<Uuid, ApiError> {
-        let text = match self.value {
-            JsonTree::String(text) => text.as_str(),
-            _ => "",
-        };
-        hyphenated(text)
+        hyphenated(self.value.text())
             .ok_or_else(|| self.refuse("must be a hyphenated UUID, as GET /v1/models lists it"))
     }
 
     /// A whole number written without fraction or exponent.
     pub fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
-        let number = match self.value {
-            JsonTree::Number(literal) => literal.parse().ok(),
-            _ => None,
-        };
         let must = || match (range.start(), range.end()) {
             (least, most) if least == most => self.refuse(&format!("must be {least}")),
             (least, most) => self.refuse(&format!("must be a whole number from {least} to {most}")),
         };
-        number.filter(|n| range.contains(n)).ok_or_else(must)
+        self.value.parsed().filter(|n| range.contains(n)).ok_or_else(must)
     }
 
     pub fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
-        let number: Option<f64> = match self.value {
-            JsonTree::Number(literal) => literal.parse().ok(),
-            _ => None,
-        };
         let must =
             || self.refuse(&format!("must be a number from {} to {}", range.start(), range.end()));
-        number.filter(|n| range.contains(n)).ok_or_else(must)
+        self.value.parsed().filter(|n| range.contains(n)).ok_or_else(must)
     }
 
     /// The items of an array of at most `max`.
@@ -319,12 +346,12 @@ impl<'a> JsonField<'a> {
 pub fn required<'a>(
     of: &JsonField<'_>,
     members: &mut BTreeMap<&'a str, JsonField<'a>>,
-    name: &'static str,
+    name: &str,
 ) -> Result<JsonField<'a>, ApiError> {
     members.remove(name).ok_or_else(|| missing(of, name))
 }
 
-pub fn missing(of: &JsonField<'_>, name: &'static str) -> ApiError {
+pub fn missing(of: &JsonField<'_>, name: &str) -> ApiError {
     let path = of.path_of(name);
     ApiError::invalid(path.clone(), format!("{path} is required."))
 }

@@ -3,30 +3,20 @@
 //! Bounds are checked at once. What else is wrong with a definition is told only of a model that
 //! has tools: every other one refuses them all.
 
-use super::json::{JsonField, JsonTree, refuse_rest, required};
+use super::chat_schema::{body_members, check, check_members, count, only, schema};
+use super::json::{JsonField, JsonTree, refuse_rest};
 use super::json_schema;
 use crate::error::ApiError;
 use cresset_request::{AskedTools, RequestError, ToolChoice};
-use cresset_text::{ToolDefinition, is_of_name};
+use cresset_text::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-pub(super) const MAX_TOOLS: usize = 64;
-pub(super) const MAX_TOOL_NAME: usize = 64;
-pub(super) const MAX_TOOL_DESCRIPTION: usize = 4 * 1024;
 /// Bytes of one tool's schema, and of all together.
 const MAX_TOOL_SCHEMA: usize = 16 * 1024;
 const MAX_SCHEMAS: usize = 64 * 1024;
 /// A function without parameters.
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
-
-/// The members of a request that are about tools.
-#[derive(Default)]
-pub(super) struct ToolFields<'a> {
-    tools: Option<JsonField<'a>>,
-    choice: Option<JsonField<'a>>,
-    parallel: Option<JsonField<'a>>,
-}
 
 /// A choice, before the definitions that it may name were read.
 enum AskedChoice {
@@ -36,46 +26,27 @@ enum AskedChoice {
     Named(String),
 }
 
-impl<'a> ToolFields<'a> {
-    /// Takes a member; false when it is none of these.
-    pub(super) fn take(&mut self, name: &str, field: &JsonField<'a>) -> bool {
-        let place = match name {
-            "tools" => &mut self.tools,
-            "tool_choice" => &mut self.choice,
-            "parallel_tool_calls" => &mut self.parallel,
-            _ => return false,
-        };
-        *place = Some(field.clone());
-        true
+/// The tools that are asked for. Without any, the other members have no effect and go to `ignored`.
+pub(super) fn read(
+    members: &BTreeMap<&str, JsonField>,
+    ignored: &mut Vec<String>,
+) -> Result<Option<Result<AskedTools, RequestError>>, ApiError> {
+    let fields = ["parallel_tool_calls", "tool_choice", "tools"].map(|name| members.get(name));
+    let [parallel, choice, tools] = fields;
+    let items = tools.map(items).transpose()?.unwrap_or_default();
+    let parallel = parallel.map(JsonField::bool).transpose()?.unwrap_or(true);
+    let choice = choice.map(|choice| choice_of(choice, !items.is_empty())).transpose()?;
+    if items.is_empty() {
+        ignored.extend(fields.into_iter().flatten().map(|field| field.path.clone()));
+        return Ok(None);
     }
-
-    /// The tools that are asked for. Without any, the other members have no effect and go to
-    /// `ignored`.
-    pub(super) fn read(
-        self,
-        ignored: &mut Vec<String>,
-    ) -> Result<Option<Result<AskedTools, RequestError>>, ApiError> {
-        let items = self.tools.as_ref().map(|tools| tools.items(MAX_TOOLS)).transpose()?;
-        let items = items.unwrap_or_default();
-        items.iter().try_for_each(check_bounds)?;
-        let parallel = self.parallel.as_ref().map(JsonField::bool).transpose()?.unwrap_or(true);
-        let choice = self.choice.as_ref().map(|choice| choice_of(choice, !items.is_empty()));
-        let choice = choice.transpose()?.unwrap_or(AskedChoice::Auto);
-        if items.is_empty() {
-            let fields = [self.parallel, self.choice, self.tools];
-            ignored.extend(fields.into_iter().flatten().map(|field| field.path));
-            return Ok(None);
-        }
-        let mut without_effect = Vec::new();
-        let read = definitions(&items, choice, parallel, &mut without_effect);
-        Ok(Some(match read {
-            Ok(asked) => {
-                ignored.extend(without_effect);
-                Ok(asked)
-            }
-            Err(error) => Err(told_later(error)),
-        }))
+    let mut without_effect = Vec::new();
+    let choice = choice.unwrap_or(AskedChoice::Auto);
+    let read = definitions(&items, choice, parallel, &mut without_effect).map_err(told_later);
+    if read.is_ok() {
+        ignored.extend(without_effect);
     }
+    Ok(Some(read))
 }
 
 /// An error of a definition, for the model to tell if it has tools.
@@ -89,46 +60,34 @@ fn told_later(error: ApiError) -> RequestError {
 }
 
 fn choice_of(field: &JsonField, has_tools: bool) -> Result<AskedChoice, ApiError> {
-    let word = match field.value {
-        JsonTree::String(word) => word.as_str(),
-        _ => "",
-    };
-    match (word, field.value) {
+    match (field.value.text(), field.value) {
         ("auto", _) => Ok(AskedChoice::Auto),
         ("none", _) => Ok(AskedChoice::None),
         _ if !has_tools => Err(field.refuse("can only be none or auto without tools")),
         ("required", _) => Ok(AskedChoice::Required),
         (_, JsonTree::Object(_)) => {
-            let mut members = field.members()?;
-            is_function(&mut members)?;
-            let function = required(field, &mut members, "function")?;
-            refuse_rest(&members)?;
-            let mut members = function.members()?;
-            let name = required(&function, &mut members, "name")?.text(MAX_TOOL_NAME)?;
-            refuse_rest(&members)?;
-            Ok(AskedChoice::Named(name.to_owned()))
+            check(&body_members()["tool_choice"]["anyOf"][1], field, &mut Vec::new())?;
+            Ok(AskedChoice::Named(field.value.get("function").get("name").text().to_owned()))
         }
         _ => Err(field.refuse("must be none, auto, required or a function of tools")),
     }
 }
 
-fn is_function(members: &mut BTreeMap<&str, JsonField>) -> Result<(), ApiError> {
-    match members.remove("type") {
-        Some(kind) if kind.text(MAX_TOOL_NAME) != Ok("function") => {
-            Err(kind.refuse("must be function"))
-        }
-        _ => Ok(()),
-    }
+/// The definitions of a list, within their bounds.
+pub(super) fn items<'a>(field: &JsonField<'a>) -> Result<Vec<JsonField<'a>>, ApiError> {
+    let most = count(&body_members()["tools"], "maxItems");
+    let items = field.items(most.unwrap_or_default())?;
+    items.iter().try_for_each(check_bounds).map(|()| items)
 }
 
 /// Reads either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
-pub(super) fn check_bounds(field: &JsonField) -> Result<(), ApiError> {
+fn check_bounds(field: &JsonField) -> Result<(), ApiError> {
+    let rows = &schema("ToolFunction")["properties"];
     let mut members = function_of(field)?.members()?;
-    if let Some(name) = members.remove("name") {
-        name.text(MAX_TOOL_NAME)?;
-    }
-    if let Some(description) = members.remove("description") {
-        description.text(MAX_TOOL_DESCRIPTION)?;
+    for name in ["name", "description"] {
+        if let Some(text) = members.remove(name) {
+            text.text(count(&rows[name], "maxLength").unwrap_or_default())?;
+        }
     }
     match members.remove("parameters") {
         Some(schema) if schema_size(schema.value) > MAX_TOOL_SCHEMA => {
@@ -181,30 +140,25 @@ fn definition(
     ignored: &mut Vec<String>,
 ) -> Result<(ToolDefinition, Value), ApiError> {
     let function = function_of(item)?;
-    if function.path != item.path {
-        let mut outer = item.members()?;
-        is_function(&mut outer)?;
-        outer.remove("function");
-        refuse_rest(&outer)?;
-    }
     let mut members = function.members()?;
-    if function.path == item.path {
-        is_function(&mut members)?;
+    let mut outer = item.members()?;
+    if outer.remove("function").is_none() {
+        // The bare function has the members of both.
+        outer.retain(|name, _| *name == "type");
+        members.remove("type");
     }
-    let name = required(&function, &mut members, "name")?;
-    let text = name.text(MAX_TOOL_NAME)?;
-    if text.is_empty() || !text.chars().all(is_of_name) {
-        return Err(name.refuse("must have letters, digits, _, - and . alone"));
+    if let Some(kind) = outer.remove("type") {
+        check(&schema("Tool")["properties"]["type"], &kind, ignored)?;
     }
-    members.remove("description");
-    let strict = members.remove("strict").map(|strict| strict.bool()).transpose()?;
-    let parameters = members.remove("parameters");
-    refuse_rest(&members)?;
+    refuse_rest(&outer)?;
+    let (strict, parameters) = (function.value.get("strict"), members.get("parameters").cloned());
+    check_members(schema("ToolFunction"), &function, members, ignored)?;
     let parameters = match &parameters {
-        Some(schema) => parameters_of(schema, strict.unwrap_or_default(), ignored)?,
+        Some(schema) => parameters_of(schema, strict.is_true(), ignored)?,
         None => NO_PARAMETERS.to_owned(),
     };
-    Ok((ToolDefinition { name: text.to_owned(), parameters }, shown(&function)))
+    let name = function.value.get("name").text().to_owned();
+    Ok((ToolDefinition { name, parameters }, shown(&function)))
 }
 
 fn parameters_of(
@@ -213,14 +167,8 @@ fn parameters_of(
     ignored: &mut Vec<String>,
 ) -> Result<String, ApiError> {
     json_schema::check(schema, strict, ignored)?;
-    let is_object = schema.all_members().is_ok_and(|members| {
-        members.get("type").is_some_and(|kind| kind.text(MAX_TOOL_NAME) == Ok("object"))
-    });
-    if is_object {
-        Ok(schema.value.in_order())
-    } else {
-        Err(schema.refuse("must be of type object"))
-    }
+    only(schema, schema.value.get("type").text() == "object", "must be of type object")?;
+    Ok(schema.value.in_order())
 }
 
 /// The function as the client wrote it, without members that are null.
