@@ -67,10 +67,10 @@ pub(super) async fn run(services: Arc<Services>, plan: RequestPlan) {
         }
         Ok(_) => guard.not_admitted(Admission::Superseded),
         Err(error @ (StoreError::Refused(_) | StoreError::Overloaded)) => {
-            if let StoreError::Refused(refusal) = &error {
-                if let Some(limit) = limit_of(refusal) {
-                    services.metrics.limit_reached(&plan.account_plan.name, limit);
-                }
+            if let StoreError::Refused(refusal) = &error
+                && let Some(limit) = limit_of(refusal)
+            {
+                services.metrics.limit_reached(&plan.account_plan.name, limit);
             }
             guard.not_admitted(Admission::Refused(error.into()));
         }
