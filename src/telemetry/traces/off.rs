@@ -14,15 +14,15 @@ pub fn probe(_: &TraceSettings) -> Option<Result<(), String>> {
 
 /// The tracing of a process, which does nothing.
 #[derive(Clone, Debug, Default)]
-pub struct NoTraces;
+pub struct NoTraces(());
 
 impl NoTraces {
     pub fn start(_: &TraceSettings, _: &'static str, _: SpanCounts) -> Self {
-        Self
+        Self(())
     }
 
     pub fn request(&self, _: Option<&Method>, _: &str, _: &HeaderMap) -> NoSpan {
-        NoSpan
+        NoSpan(())
     }
 
     #[expect(clippy::unused_async, reason = "with the feature spans are sent")]
@@ -31,11 +31,11 @@ impl NoTraces {
 
 /// The span of what is not traced.
 #[derive(Clone, Debug, Default)]
-pub struct NoSpan;
+pub struct NoSpan(());
 
 impl NoSpan {
     pub fn child(&self, _: impl FnOnce() -> String, _: SystemTime) -> Self {
-        Self
+        Self(())
     }
 
     pub fn is_recorded(&self) -> bool {
