@@ -63,6 +63,7 @@ async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
 }
 
 #[cfg(not(feature = "gateway"))]
+#[expect(clippy::unused_async, reason = "with the feature it waits")]
 async fn open_gateway(_: &mut node_client::NodeClient) -> CommandResult {
     Ok(())
 }

@@ -110,6 +110,7 @@ async fn ledger(context: &Context, statement: &ReceiptStatement) -> CommandResul
 }
 
 #[cfg(not(feature = "prover"))]
+#[expect(clippy::unused_async, reason = "with the feature it waits")]
 async fn rerun(_: &Context, _: ReceiptStatement, _: Vec<u8>) -> CommandResult<Value> {
     Err(crate::without::refused("--rerun is given", "prover"))
 }

@@ -47,11 +47,13 @@ pub(crate) mod qualify {
         pub(crate) fn lower_priority(&self) {}
     }
 
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
     pub(crate) async fn run(_: &Context, _: Arguments) -> CommandResult {
         Err(refused("cresset qualify is given", "prover"))
     }
 
     /// Fails where the release is not qualified already.
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
     pub(crate) async fn ensure_qualified(
         _: &Context,
         assembly: &Assembly,

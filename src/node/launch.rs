@@ -99,6 +99,7 @@ impl Assembly {
 
     /// Without the operator's socket nobody gives listeners away.
     #[cfg(not(feature = "console"))]
+    #[expect(clippy::unused_async, reason = "with the feature it waits")]
     pub async fn take_over(&self, _: &[String], _: Watcher<'_>) -> Result<RunningNode, NodeError> {
         Err(NodeError::without("console", "--take-over is given"))
     }

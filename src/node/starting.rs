@@ -72,6 +72,10 @@ impl StartingNode {
 
     /// Opens the operator's surfaces: `operator` and the socket in `data_dir`, whose ledger this
     /// process holds. `public` is the address at which clients are accepted later.
+    #[cfg_attr(
+        not(feature = "console"),
+        expect(clippy::needless_pass_by_value, reason = "with the feature it is served")
+    )]
     pub(super) fn new(
         config: Arc<Config>,
         data_dir: &Path,

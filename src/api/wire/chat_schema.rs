@@ -372,9 +372,10 @@ mod tests {
     /// A misspelt keyword would be a bound that nobody keeps.
     #[test]
     fn the_parser_knows_every_keyword() {
-        const KNOWN: &str = "$ref type format description pattern properties required title if then const enum items \
-            minItems maxItems minLength maxLength minimum maximum exclusiveMinimum anyOf additionalProperties \
-            maxProperties propertyNames x-must x-few x-members x-form x-by-hand x-required x-anyOf x-minLength x-maxLength";
+        const KNOWN: &str = "$ref type format description pattern properties required title if then \
+            const enum items minItems maxItems minLength maxLength minimum maximum \
+            exclusiveMinimum anyOf additionalProperties maxProperties propertyNames x-must x-few \
+            x-members x-form x-by-hand x-required x-anyOf x-minLength x-maxLength";
         fn look(schema: &Value) {
             for (keyword, value) in schema.as_object().into_iter().flatten() {
                 assert!(KNOWN.split_whitespace().any(|known| known == keyword), "{keyword}");
