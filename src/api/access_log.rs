@@ -4,9 +4,8 @@
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use axum::http::{Method, Request};
-use cresset_base::ids::{AccountId, ApplicationId, ModelId};
-use cresset_request::AnswerFigures;
-use cresset_request::Caller;
+use cresset_base::{AccountId, ApplicationId, ModelId};
+use cresset_request::{AnswerFigures, Caller};
 use cresset_telemetry::traces::{TraceSpan, Traces};
 use cresset_transport::{known_method, route};
 use parking_lot::Mutex;

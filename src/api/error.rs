@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::{BudgetPeriod, LimitKind, LimitReached, Microcredits, Refusal};
 use cresset_request::RequestError;
 use cresset_store::StoreError;

@@ -5,7 +5,7 @@ use crate::Api;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use cresset_base::ids::{RequestId, SessionId, hyphenated};
+use cresset_base::{RequestId, SessionId, hyphenated};
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";

@@ -11,16 +11,28 @@
     )
 )]
 
-pub mod clock;
+mod clock;
 pub mod durable_file;
-pub mod engine_stats;
+mod engine_stats;
 pub mod failpoint;
-pub mod file_lock;
-pub mod ids;
+mod file_lock;
+mod ids;
 pub mod memory;
 #[cfg(feature = "testing")]
-pub mod mutate;
-pub mod recent;
-pub mod server_sent_events;
+mod mutate;
+mod recent;
+mod server_sent_events;
 pub mod settings;
 pub mod text_table;
+
+pub use clock::{Clock, SystemClock, UnixMillis, built_at, shown_now};
+pub use engine_stats::EngineStats;
+pub use file_lock::FileLock;
+pub use ids::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+    hyphenated,
+};
+#[cfg(feature = "testing")]
+pub use mutate::{Mutation, mutated};
+pub use recent::Recent;
+pub use server_sent_events::{EventReader, ServerEvent};

@@ -2,7 +2,7 @@
 
 /// A change: its place, its kind, and a byte for it. Any three numbers are a valid change, so no
 /// input of a fuzzer is wasted.
-pub type Edit = (u32, u8, u8);
+type Edit = (u32, u8, u8);
 
 /// The choice of a fuzzer: a seed, how many changes, and the changes.
 pub type Mutation = (u8, Vec<Edit>);

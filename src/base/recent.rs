@@ -3,20 +3,20 @@
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
-/// The last values that were noted, `MOST` of them.
+/// The last values that were noted, `CAPACITY` of them.
 #[derive(Debug)]
-pub struct Recent<T, const MOST: usize>(Mutex<VecDeque<T>>);
+pub struct Recent<T, const CAPACITY: usize>(Mutex<VecDeque<T>>);
 
-impl<T, const MOST: usize> Default for Recent<T, MOST> {
+impl<T, const CAPACITY: usize> Default for Recent<T, CAPACITY> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T: Clone, const MOST: usize> Recent<T, MOST> {
+impl<T: Clone, const CAPACITY: usize> Recent<T, CAPACITY> {
     pub fn note(&self, value: T) {
         let mut kept = self.0.lock();
-        if kept.len() == MOST {
+        if kept.len() == CAPACITY {
             kept.pop_front();
         }
         kept.push_back(value);

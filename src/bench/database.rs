@@ -8,7 +8,7 @@ use super::ledger::{LedgerClient, measure, open_accounts, stored_answers};
 use crate::Arguments;
 use crate::MeasureProgress;
 use crate::Result;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_commands::Operator;
 use cresset_node::NodeError;
 use cresset_node::config::Config;

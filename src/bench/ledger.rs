@@ -8,13 +8,13 @@ use crate::Arguments;
 use crate::MeasureProgress;
 use crate::Result;
 use bytes::Bytes;
-use cresset_base::clock::{SystemClock, UnixMillis};
-use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use cresset_base::{
+    AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId, SystemClock, UnixMillis,
+};
 use cresset_commands::{AdminCommand, Operator};
-use cresset_ledger::commands::SettleEnd;
 use cresset_ledger::{
-    AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, TokenQuotas,
-    Usage,
+    AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, SettleEnd,
+    TokenQuotas, Usage,
 };
 use cresset_node::NodeError;
 use cresset_node::config::Config;

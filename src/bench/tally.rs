@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures time")]
 
 use super::figures::{Times, per_second};
-use cresset_base::server_sent_events::EventReader;
+use cresset_base::EventReader;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

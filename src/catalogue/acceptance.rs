@@ -4,9 +4,8 @@
 
 use super::records::{CLOCK_SLACK_SECONDS, files_ending, folder_of};
 use super::{Catalogue, Error, Result, folder, node_key};
-use cresset_base::clock::UnixMillis;
-use cresset_qualification::envelope;
-use cresset_qualification::{Identity, Record};
+use cresset_base::UnixMillis;
+use cresset_qualification::{Identity, Record, envelope};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,7 @@
 
 use super::manifest::MANIFEST;
 use super::{Error, Manifest, Result};
-use cresset_base::durable_file;
-use cresset_base::file_lock::FileLock;
+use cresset_base::{FileLock, durable_file};
 use cresset_models::ModelSource;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -42,7 +42,7 @@ pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
 pub use receipts::{NodePublicKey, ReceiptSigner, claimed};
 pub use settings::HubSettings;
 
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
 use folder::ReleaseFolder;

@@ -1,7 +1,7 @@
 //! The manifest of a release: identity, files with digests, limits, prices and sources.
 
 use super::{Error, Result, sampling_defaults};
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_ledger::Prices;
 use cresset_qualification::Origin;

@@ -3,7 +3,7 @@
 
 use super::folder::{ReleaseFolder, write_whole};
 use super::{Catalogue, Error, Manifest, Result};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::Prices;
 use serde::{Deserialize, Serialize};
 use std::fs;

@@ -3,8 +3,7 @@
 
 use super::records::{CLOCK_SLACK_SECONDS, StoredRecord};
 use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::ModelId;
+use cresset_base::{ModelId, UnixMillis};
 use cresset_ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;

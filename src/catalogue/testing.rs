@@ -1,7 +1,7 @@
 //! A release that counts as qualified without any check, for tests with scripted engines.
 
 use super::{Catalogue, DoorRules, QualifiedModel, describe_host};
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_qualification::testing::records;
 use cresset_qualification::{Grade, Record, Verdict};
 use std::path::Path;

@@ -3,7 +3,7 @@
 
 use super::records::folder_of;
 use super::{Catalogue, Error, Result, folder, node_key};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_qualification::envelope::{self, EnvelopeFault};
 use cresset_qualification::{Suite, UnfinishedRun};
 use std::fs;

@@ -5,7 +5,7 @@ use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
 use clap::{Args, Subcommand};
-use cresset_base::ids::{CredentialId, RequestId};
+use cresset_base::{CredentialId, RequestId};
 use cresset_commands::AdminCommand;
 use cresset_ledger::BudgetPeriod;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{text, values};
 use clap::Subcommand;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
+use cresset_base::{AccountId, ApplicationId, CredentialId};
 use cresset_commands::AdminCommand;
 use serde_json::json;
 use std::time::Duration;

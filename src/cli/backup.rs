@@ -5,7 +5,7 @@ use super::support::context::{Context, Globals, config_file};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use clap::Args;
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::{Clock, SystemClock, UnixMillis};
 use cresset_commands::{AdminCommand, view};
 use cresset_store::{RestoreScope, Store, StoreConfig};
 use serde_json::json;

@@ -3,8 +3,8 @@
 use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
-use cresset_base::clock::{UnixMillis, shown_now};
 use cresset_base::memory::memory_bytes;
+use cresset_base::{UnixMillis, shown_now};
 use cresset_catalogue::QualifiedModel;
 use cresset_commands::AdminCommand;
 use cresset_node::config::Config;

@@ -6,7 +6,7 @@ use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
 use clap::Subcommand;
-use cresset_base::ids::CredentialId;
+use cresset_base::CredentialId;
 use cresset_commands::AdminCommand;
 use std::time::Duration;
 

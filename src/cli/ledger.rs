@@ -6,7 +6,7 @@ use super::support::context::{Context, Globals};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use clap::Subcommand;
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_commands::{AdminCommand, view};
 use cresset_ledger::{Account, Credential};
 use cresset_store::{ReplacedState, RestoreReport, RestoreScope, Store};

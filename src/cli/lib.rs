@@ -47,7 +47,7 @@ mod upgrade;
 mod without;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use cresset_base::clock::built_at;
+use cresset_base::built_at;
 use ledger::LedgerCommand;
 use models::ModelsCommand;
 use std::env::consts::{ARCH, OS};

@@ -6,11 +6,9 @@ use super::support::output::{CommandError, CommandResult, Render};
 use super::support::progress::TaskProgress;
 use super::support::{text, values};
 use clap::{Args, Subcommand};
-use cresset_base::clock::{Clock, SystemClock};
-use cresset_base::ids::ModelId;
-use cresset_catalogue::HubSettings;
+use cresset_base::{Clock, ModelId, SystemClock};
 use cresset_catalogue::{
-    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, Manifest, NotQualified,
+    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, HubSettings, Manifest, NotQualified,
     QualifiedModel,
 };
 use cresset_commands::AdminCommand;

@@ -8,7 +8,7 @@ use cresset_catalogue::{Catalogue, NodePublicKey, claimed};
 use cresset_commands::AdminCommand;
 #[cfg(feature = "prover")]
 use cresset_prover::{Prover, RerunOutcome};
-use cresset_request::documents::receipt::ReceiptStatement;
+use cresset_request::ReceiptStatement;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 

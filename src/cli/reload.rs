@@ -4,7 +4,7 @@
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_commands::AdminCommand;
 use serde_json::{Value, json};
 use std::fmt::Write;

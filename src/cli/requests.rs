@@ -5,8 +5,7 @@ use super::support::output::{CommandResult, Render};
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
 use clap::{Args, Subcommand};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{ApplicationId, RequestId};
+use cresset_base::{ApplicationId, RequestId, UnixMillis};
 use cresset_commands::{AdminCommand, RequestScope};
 use cresset_ledger::AttemptState;
 

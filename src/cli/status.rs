@@ -4,7 +4,7 @@ use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
 use clap::Args;
-use cresset_base::clock::shown_now;
+use cresset_base::shown_now;
 use cresset_catalogue::{Catalogue, NodePublicKey};
 use cresset_commands::{AdminCommand, certificate_to_renew, stopped};
 use serde_json::Value;

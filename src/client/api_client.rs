@@ -4,7 +4,7 @@
 use crate::ClientError;
 use crate::http::{HttpCall, accepted, json, refusal};
 use bytes::Bytes;
-use cresset_base::server_sent_events::EventReader;
+use cresset_base::EventReader;
 use cresset_tls::NodeAddress;
 use http_body_util::BodyExt;
 use hyper::Response;

@@ -2,7 +2,7 @@
 
 use super::lists;
 use super::{AdminError, Operator};
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use serde_json::{Value, json};
 
 impl Operator<'_> {
@@ -43,9 +43,8 @@ impl Operator<'_> {
 mod tests {
     use super::*;
     use crate::AdminCommand;
-    use cresset_base::clock::SystemClock;
-    use cresset_store::RequestSettings;
-    use cresset_store::{Limits, Store, StoreConfig};
+    use cresset_base::SystemClock;
+    use cresset_store::{Limits, RequestSettings, Store, StoreConfig};
     use std::sync::Arc;
 
     #[tokio::test]

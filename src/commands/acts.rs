@@ -6,7 +6,7 @@ use super::command::AdminCommand;
 use super::error::AdminError;
 use super::role::Role;
 use super::roles::{Actor, Need};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::VecDeque;

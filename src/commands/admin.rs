@@ -5,8 +5,7 @@ use super::error::AdminError;
 use super::lists::{self, RequestFilter, find_account};
 use super::operator::Operator;
 use super::{Actor, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::{
     AccountChange, AccountStatus, BucketAmounts, BudgetOwner, Budgets, CalendarUse, Command,
     Credential, CredentialKind, Microcredits, Outcome, Refusal, RequestRecord, secret,

@@ -2,11 +2,10 @@
 
 use super::error::AdminError;
 use super::operator::Operator;
-use cresset_base::clock::UnixMillis;
-use cresset_ledger::budgets::PeriodUse;
+use cresset_base::UnixMillis;
 use cresset_ledger::{
     Account, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Command, CredentialKind,
-    Microcredits, Refusal, SpendingLimit, TokenQuotas,
+    Microcredits, PeriodUse, Refusal, SpendingLimit, TokenQuotas,
 };
 use cresset_request::Plan;
 use cresset_store::BudgetNotice;

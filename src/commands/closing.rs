@@ -6,7 +6,7 @@ use super::error::AdminError;
 use super::lists;
 use super::operator::Operator;
 use super::view;
-use cresset_base::ids::{AccountId, RequestId};
+use cresset_base::{AccountId, RequestId};
 use cresset_ledger::{AccountStatus, Bucket, Command, Credential, Refusal};
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -3,10 +3,9 @@
 
 use super::jobs::ModelJob;
 use super::role::Role;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::{AttemptState, Bucket, BudgetPeriod};
-use cresset_request::documents::receipt::ReceiptStatement;
+use cresset_request::ReceiptStatement;
 use cresset_store::NodeFile;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 //! own, so that its faults and its memory end with it, and it does what the command line does.
 
 use super::error::AdminError;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

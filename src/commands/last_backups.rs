@@ -1,8 +1,7 @@
 //! When the node and its ledger were backed up last: a small file of the data folder, so that it is
 //! known after a restart, and after a backup that was made while no node ran.
 
-use cresset_base::clock::UnixMillis;
-use cresset_base::durable_file;
+use cresset_base::{UnixMillis, durable_file};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

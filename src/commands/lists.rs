@@ -3,8 +3,7 @@
 
 use super::error::AdminError;
 use super::view;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::{
     Account, AttemptState, Credential, CredentialKind, JournalEntry, Refusal, RequestRecord,
 };
@@ -223,13 +222,11 @@ pub(super) async fn requests_by_id(
 mod tests {
     use super::*;
     use crate::{AdminCommand, Operator};
-    use cresset_base::clock::SystemClock;
-    use cresset_base::ids::{AttemptId, ModelId, SessionId};
-    use cresset_ledger::AdmissionRate;
-    use cresset_ledger::commands::ReleaseCause;
-    use cresset_ledger::{Admit, Command, FailureCode, Prices, RequestKey, TokenQuotas};
-    use cresset_store::RequestSettings;
-    use cresset_store::{Limits, StoreConfig};
+    use cresset_base::{AttemptId, ModelId, SessionId, SystemClock};
+    use cresset_ledger::{
+        AdmissionRate, Admit, Command, FailureCode, Prices, ReleaseCause, RequestKey, TokenQuotas,
+    };
+    use cresset_store::{Limits, RequestSettings, StoreConfig};
     use futures_util::future::join_all;
     use std::sync::Arc;
     use uuid::Uuid;

@@ -1,11 +1,11 @@
 //! The node's metrics, sampled when they are asked for.
 
 use super::Live;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_engine::EngineStats;
 use cresset_pool::DeviceView;
 use cresset_request::Services;
-use cresset_telemetry::metrics::{DeviceSample, ProcessSample};
+use cresset_telemetry::{DeviceSample, ProcessSample};
 
 /// The text that a scrape gets.
 pub async fn text(services: &Services) -> String {

@@ -4,12 +4,10 @@
 use super::error::AdminError;
 use super::lists::{self, PAGE_ROWS};
 use super::view;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_catalogue::NodePublicKey;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::{JournalEntry, ReceiptFacts, RequestRecord};
-use cresset_request::documents::UsageObject;
-use cresset_request::documents::receipt::{ReceiptPredicate, ReceiptStatement};
+use cresset_ledger::{EntryKind, JournalEntry, ReceiptFacts, RequestRecord};
+use cresset_request::{ReceiptPredicate, ReceiptStatement, UsageObject};
 use cresset_store::{Snapshot, Store};
 use serde_json::{Value, json};
 
@@ -149,10 +147,10 @@ fn tokens(usage: &UsageObject) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::clock::UnixMillis;
+    use cresset_base::UnixMillis;
     use cresset_catalogue::{Catalogue, NodePublicKey};
     use cresset_ledger::{Balances, Microcredits};
-    use cresset_request::documents::receipt::testing::completed;
+    use cresset_request::testing::completed;
 
     fn key() -> NodePublicKey {
         let folder = tempfile::tempdir().unwrap();
@@ -206,7 +204,7 @@ mod tests {
                 kept.row.as_mut().unwrap().fingerprint = [2; 32];
             }),
             ("session", |_, kept| {
-                kept.row.as_mut().unwrap().session = cresset_base::ids::SessionId::generate();
+                kept.row.as_mut().unwrap().session = cresset_base::SessionId::generate();
             }),
             ("that of the stored answer", |receipt, _| {
                 receipt.predicate.verdict.grade = "reference".into();

@@ -3,8 +3,7 @@
 
 use super::role::Role;
 use super::roles::Actor;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::AccountId;
+use cresset_base::{AccountId, UnixMillis};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use subtle::ConstantTimeEq;

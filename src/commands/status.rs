@@ -1,12 +1,11 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
 use super::{Live, StartState, budgets, view};
-use cresset_base::clock::{UnixMillis, shown_now};
 use cresset_base::memory::resident_bytes;
+use cresset_base::{UnixMillis, shown_now};
 use cresset_engine::EngineStats;
 use cresset_pool::{DeviceView, ModelView};
-use cresset_request::Services;
-use cresset_request::recent::RecentError;
+use cresset_request::{RecentError, Services};
 use cresset_tls::{ListenerName, ends_soon};
 use serde_json::{Value, json};
 

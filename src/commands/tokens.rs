@@ -5,8 +5,7 @@
 use super::error::AdminError;
 use super::role::Role;
 use super::roles::Actor;
-use cresset_base::clock::UnixMillis;
-use cresset_base::durable_file;
+use cresset_base::{UnixMillis, durable_file};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -2,14 +2,12 @@
 //! as integer strings.
 
 use super::budgets;
-use cresset_base::clock::UnixMillis;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::state::Crashes;
+use cresset_base::UnixMillis;
 use cresset_ledger::{
-    Account, Application, Attempt, Balances, Bucket, BucketAmounts, Credential, JournalEntry,
-    Microcredits, RequestRecord, TokenQuotas,
+    Account, Application, Attempt, Balances, Bucket, BucketAmounts, Crashes, Credential, EntryKind,
+    JournalEntry, Microcredits, RequestRecord, TokenQuotas,
 };
-use cresset_request::documents::{CreditBalance, RequestObject};
+use cresset_request::{CreditBalance, RequestObject};
 use cresset_store::{AuditReport, StoreStats};
 use serde_json::{Value, json};
 

@@ -47,7 +47,7 @@ pub(super) fn unavailable(reason: Option<&str>) -> Response {
 
 /// The public surface as this node is configured.
 async fn openapi(State(live): State<Arc<Console>>) -> Json<Value> {
-    Json(live.openapi.clone())
+    Json((live.openapi)())
 }
 
 async fn scrape(State(live): State<Arc<Console>>, headers: HeaderMap) -> Response {

@@ -33,12 +33,17 @@ pub struct Console {
     history: NodeHistory,
     /// The public surface, which the page's chat asks.
     public: Router,
-    /// The OpenAPI document of the public surface.
-    openapi: Value,
+    /// Makes the OpenAPI document of the public surface, which few ever ask for.
+    openapi: Box<dyn Fn() -> Value + Send + Sync>,
 }
 
 impl Console {
-    pub fn new(live: Arc<Live>, public: Router, openapi: Value) -> Arc<Self> {
+    pub fn new(
+        live: Arc<Live>,
+        public: Router,
+        openapi: impl Fn() -> Value + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let openapi = Box::new(openapi);
         Arc::new(Self { live, history: NodeHistory::default(), public, openapi })
     }
 }

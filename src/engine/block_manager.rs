@@ -12,11 +12,11 @@
 mod pool;
 mod states;
 
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 use cresset_models::cache_kinds::{CacheKinds, NO_BLOCK, first_kept};
 use pool::{BlockContent, BlockPool};
 use sha2::{Digest, Sha256};
-pub use states::StateMove;
+pub(crate) use states::StateMove;
 use states::StateTable;
 
 /// The first 128 bits of SHA-256.

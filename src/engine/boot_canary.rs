@@ -112,7 +112,7 @@ fn wrong(id: SequenceId, at: usize, wanted: u32, found: u32, margin: f32) -> Eng
 
 fn request(answer: &KnownAnswer) -> GenerateRequest {
     GenerateRequest {
-        account: cresset_base::ids::AccountId(uuid::Uuid::nil()),
+        account: cresset_base::AccountId(uuid::Uuid::nil()),
         application: None,
         priority: 0,
         prompt: Arc::new(answer.prompt.clone()),

@@ -15,7 +15,7 @@ use super::runner::{RowResult, Runner};
 use super::scheduler::EngineOptions;
 use super::sequence::SequenceId;
 use super::speculation::{DraftCost, Proposer, Wanted};
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_kernels::sampling::params::RowSampling;
 use cresset_models::ForwardBatch;
 use std::collections::BTreeMap;

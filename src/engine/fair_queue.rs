@@ -9,7 +9,7 @@
 //! account starves.
 
 use super::sequence::SequenceId;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// Tokens an account earns each time its turn passes. It is small beside a step's token budget, so
@@ -51,7 +51,7 @@ impl AccountQueue {
 }
 
 #[derive(Debug)]
-pub struct FairQueue {
+pub(crate) struct FairQueue {
     accounts: HashMap<AccountId, AccountQueue>,
     /// The accounts in the order of their turns.
     turns: VecDeque<AccountId>,
@@ -63,7 +63,7 @@ pub struct FairQueue {
 }
 
 impl FairQueue {
-    pub fn new(max_batched_tokens: usize) -> Self {
+    pub(crate) fn new(max_batched_tokens: usize) -> Self {
         Self {
             accounts: HashMap::new(),
             turns: VecDeque::new(),
@@ -73,32 +73,32 @@ impl FairQueue {
     }
 
     /// Counts a step. Ranks rise with the steps.
-    pub fn begin_step(&mut self) {
+    pub(crate) fn begin_step(&mut self) {
         self.now += 1;
     }
 
     /// Queues a new sequence, to be forgotten with `forget` when it ends.
-    pub fn add(&mut self, account: AccountId, id: SequenceId, priority: u8) {
+    pub(crate) fn add(&mut self, account: AccountId, id: SequenceId, priority: u8) {
         self.push_waiting(account, id, priority);
         self.queue_of(account).live += 1;
     }
 
     /// Queues a live sequence that holds no blocks. The latest `priority` of an account is that of
     /// all its sequences.
-    pub fn push_waiting(&mut self, account: AccountId, id: SequenceId, priority: u8) {
+    pub(crate) fn push_waiting(&mut self, account: AccountId, id: SequenceId, priority: u8) {
         let queue = self.queue_of(account);
         queue.priority = priority;
         queue.waiting.insert(id);
     }
 
     /// Queues a running sequence with more prompt to compute.
-    pub fn push_partial(&mut self, account: AccountId, id: SequenceId) {
+    pub(crate) fn push_partial(&mut self, account: AccountId, id: SequenceId) {
         self.queue_of(account).partial.insert(id);
     }
 
     /// Takes out the next sequence to be given tokens; `may_start` says whether it may be one that
     /// waits.
-    pub fn pop(&mut self, may_start: bool) -> Option<SequenceId> {
+    pub(crate) fn pop(&mut self, may_start: bool) -> Option<SequenceId> {
         let now = self.now;
         let ready = self.accounts.values().filter(|queue| queue.first(may_start).is_some());
         let highest = ready.map(|queue| queue.rank(now)).max()?;
@@ -118,7 +118,7 @@ impl FairQueue {
     }
 
     /// Takes tokens that the account was given off its balance.
-    pub fn charge(&mut self, account: AccountId, tokens: usize) {
+    pub(crate) fn charge(&mut self, account: AccountId, tokens: usize) {
         let (lowest, now) = (self.lowest_balance, self.now);
         let queue = self.queue_of(account);
         queue.served = now;
@@ -126,17 +126,17 @@ impl FairQueue {
     }
 
     /// 0 for an account without sequences.
-    pub fn rank(&self, account: AccountId) -> u64 {
+    pub(crate) fn rank(&self, account: AccountId) -> u64 {
         self.accounts.get(&account).map_or(0, |queue| queue.rank(self.now))
     }
 
     /// Takes a sequence out of the queue. It stays live.
-    pub fn remove(&mut self, account: AccountId, id: SequenceId) {
+    pub(crate) fn remove(&mut self, account: AccountId, id: SequenceId) {
         self.queue_of(account).remove(id);
     }
 
     /// Forgets a sequence that has ended, and with an account's last one the account's balance.
-    pub fn forget(&mut self, account: AccountId, id: SequenceId) {
+    pub(crate) fn forget(&mut self, account: AccountId, id: SequenceId) {
         let queue = self.queue_of(account);
         queue.remove(id);
         queue.live -= 1;
@@ -146,7 +146,7 @@ impl FairQueue {
         }
     }
 
-    pub fn contains(&self, account: AccountId, id: SequenceId) -> bool {
+    pub(crate) fn contains(&self, account: AccountId, id: SequenceId) -> bool {
         self.accounts
             .get(&account)
             .is_some_and(|queue| queue.partial.contains(&id) || queue.waiting.contains(&id))

@@ -12,7 +12,7 @@ use super::runner::Runner;
 use super::scheduler::EngineOptions;
 use super::sequence::{Finished, GenerateRequest, SequenceId};
 use super::worker::Worker;
-use cresset_base::engine_stats::EngineStats;
+use cresset_base::EngineStats;
 use cresset_kernels::sampling::params::TokenLogprobs;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;

@@ -24,25 +24,25 @@
     )
 )]
 
-pub mod batch;
-pub mod block_manager;
+mod batch;
+mod block_manager;
 pub mod boot_canary;
-pub mod draft_model;
-pub mod error;
-pub mod fair_queue;
-pub mod grammar;
-pub mod handle;
-pub mod model_runner;
+mod draft_model;
+mod error;
+mod fair_queue;
+mod grammar;
+mod handle;
+mod model_runner;
 mod own_guesses;
 mod panics;
-pub mod queue_limits;
-pub mod rate;
-pub mod runner;
-pub mod scheduler;
-pub mod sequence;
+mod queue_limits;
+mod rate;
+mod runner;
+mod scheduler;
+mod sequence;
 mod sequence_id;
 mod settings;
-pub mod speculation;
+mod speculation;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod worker;
@@ -50,15 +50,19 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use cresset_base::engine_stats::EngineStats;
+pub use batch::forward_batch;
+pub use cresset_base::EngineStats;
 pub use cresset_kernels::sampling::params::{
     NumberField, RowSampling, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenLogprobs,
     TokenMask,
 };
+pub use draft_model::DraftModel;
 pub use error::EngineError;
 pub use grammar::TokenGrammar;
 pub use handle::{EngineHandle, EnginePhase, EngineProgress, SequenceEvent};
+pub use model_runner::{LoadedInfo, ModelRunner};
 pub use queue_limits::Refused;
-pub use scheduler::EngineOptions;
+pub use runner::{RowResult, Runner, nothing_launched};
+pub use scheduler::{EngineOptions, Scheduler};
 pub use sequence::{Finished, GenerateRequest, SequenceId, StopCause};
 pub use settings::{DeviceSetting, EngineSettings, InstructionSetSetting, KvTypeSetting};

@@ -28,7 +28,7 @@ pub enum Refused {
 
 /// The work that an engine has taken on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EngineLoad {
+pub(crate) struct EngineLoad {
     /// Sequences running or waiting.
     pub live: usize,
     /// Tokens of all sequences that are known and not computed yet.
@@ -41,7 +41,7 @@ pub struct EngineLoad {
 
 impl EngineLoad {
     /// Counts a request that has been queued.
-    pub fn add(&mut self, request: &GenerateRequest) {
+    pub(crate) fn add(&mut self, request: &GenerateRequest) {
         self.live += 1;
         self.prompt_tokens += request.prompt.len();
         self.output_tokens += request.max_tokens as usize;
@@ -61,7 +61,10 @@ impl EngineLoad {
 }
 
 /// Refuses a request that can never run, whatever the load.
-pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<(), Refused> {
+pub(crate) fn check_size(
+    options: &EngineOptions,
+    request: &GenerateRequest,
+) -> Result<(), Refused> {
     let prompt = request.prompt.len();
     let longest = (prompt + request.max_tokens as usize).min(options.max_context);
     let blocks = options.blocks_for(longest);
@@ -83,7 +86,7 @@ pub fn check_size(options: &EngineOptions, request: &GenerateRequest) -> Result<
 
 /// Refuses a request when the queue is full, or when it would wait past its deadline or longer than
 /// `MAX_WAIT`.
-pub fn check_wait(
+pub(crate) fn check_wait(
     options: &EngineOptions,
     load: &EngineLoad,
     request: &GenerateRequest,

@@ -11,14 +11,14 @@ const BUCKET: Duration = Duration::from_millis(250);
 
 /// Events per second over the last 5 seconds, idle time included.
 #[derive(Debug, Default)]
-pub struct RateMeter {
+pub(crate) struct RateMeter {
     /// Start and count of each bucket, oldest first.
     buckets: VecDeque<(Instant, u64)>,
 }
 
 impl RateMeter {
     /// Counts `count` events at `now`.
-    pub fn record(&mut self, now: Instant, count: u64) {
+    pub(crate) fn record(&mut self, now: Instant, count: u64) {
         match self.buckets.back_mut() {
             Some((start, total)) if now.saturating_duration_since(*start) < BUCKET => {
                 *total += count;
@@ -31,7 +31,7 @@ impl RateMeter {
     }
 
     /// The rate at `now`; 0 when nothing was counted in the window.
-    pub fn per_second(&self, now: Instant) -> f64 {
+    pub(crate) fn per_second(&self, now: Instant) -> f64 {
         let age = |start: &Instant| now.saturating_duration_since(*start);
         let recent = || self.buckets.iter().filter(|(start, _)| age(start) <= WINDOW);
         let Some((first, _)) = recent().next() else {
@@ -46,7 +46,7 @@ impl RateMeter {
 /// Tokens computed per second of work, idle time not included. A step's weight falls by a tenth
 /// with each later step.
 #[derive(Debug, Default)]
-pub struct Throughput {
+pub(crate) struct Throughput {
     tokens: f64,
     seconds: f64,
 }
@@ -55,13 +55,13 @@ impl Throughput {
     const FADE: f64 = 0.9;
 
     /// Counts a step that computed `tokens` tokens in the time `spent`.
-    pub fn record(&mut self, tokens: usize, spent: Duration) {
+    pub(crate) fn record(&mut self, tokens: usize, spent: Duration) {
         self.tokens = self.tokens * Self::FADE + tokens as f64;
         self.seconds = self.seconds * Self::FADE + spent.as_secs_f64();
     }
 
     /// 0 before the first step.
-    pub fn per_second(&self) -> f64 {
+    pub(crate) fn per_second(&self) -> f64 {
         if self.seconds > 0.0 { self.tokens / self.seconds } else { 0.0 }
     }
 }

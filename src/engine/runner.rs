@@ -65,7 +65,7 @@ impl From<SampleError> for EngineError {
 }
 
 /// Converts an error of a step; `what` says what failed and begins the text.
-pub fn step_error(what: &str, error: &ModelError) -> EngineError {
+pub(crate) fn step_error(what: &str, error: &ModelError) -> EngineError {
     kind_of(error)(format!("{what}: {error}"))
 }
 

@@ -26,7 +26,7 @@ use super::fair_queue::FairQueue;
 use super::sequence::{Finished, GenerateRequest, Sequence, SequenceId, SequenceState, StopCause};
 use super::speculation::{Estimate, Proposer, StepCosts};
 use crate::settings::EngineSettings;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -5,7 +5,7 @@ use super::error::EngineError;
 use super::grammar::TokenGrammar;
 pub use super::sequence_id::SequenceId;
 use super::speculation::{Drafts, Wanted};
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 use cresset_kernels::sampling::params::{RowSampling, SamplingParams, TokenMask};
 use std::sync::Arc;
 use std::time::Instant;

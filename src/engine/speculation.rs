@@ -65,32 +65,32 @@ const FADE_BY_MEASUREMENT: f64 = 0.9;
 
 /// The time that a proposer takes for a draft, as far as it was measured.
 #[derive(Debug, Default)]
-pub struct DraftCost {
+pub(crate) struct DraftCost {
     /// The mean, seconds; later drafts count more. It is 0 before the first one and infinite after
     /// a failure.
     seconds: f64,
 }
 
 impl DraftCost {
-    pub fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.seconds
     }
 
     /// Notes the time of one draft, or the mean time of several, seconds.
-    pub fn note(&mut self, spent: f64) {
+    pub(crate) fn note(&mut self, spent: f64) {
         let before = if self.seconds > 0.0 { self.seconds } else { spent };
         self.seconds = before * FADE_BY_MEASUREMENT + spent * (1.0 - FADE_BY_MEASUREMENT);
     }
 
     /// After a failure no draft is worth its cost any more.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.seconds = f64::INFINITY;
     }
 }
 
 /// How often drafts were right. Earlier ones count less than later ones.
 #[derive(Debug, Default)]
-pub struct Estimate {
+pub(crate) struct Estimate {
     compared: f64,
     right: f64,
 }
@@ -106,7 +106,7 @@ impl Estimate {
         self.right *= by;
     }
 
-    pub fn note(&mut self, right: bool) {
+    pub(crate) fn note(&mut self, right: bool) {
         self.fade(FADE_BY_DRAFT);
         self.compared += 1.0;
         self.right += f64::from(u8::from(right));
@@ -114,7 +114,7 @@ impl Estimate {
 
     /// The share of a proposer's drafts that are expected to be right in a new sequence, one step
     /// later.
-    pub fn of_next_step(&mut self) -> f64 {
+    pub(crate) fn of_next_step(&mut self) -> f64 {
         self.fade(FADE_BY_PROPOSAL);
         self.chance(PRIOR_CHANCE)
     }
@@ -129,7 +129,7 @@ fn worth(chance: f64, most: usize, price: f64) -> usize {
 
 /// The drafts of one sequence.
 #[derive(Debug, Default)]
-pub struct Drafts {
+pub(crate) struct Drafts {
     /// Those of the row in flight.
     tokens: Vec<u32>,
     /// How many of `tokens` were drawn.
@@ -144,7 +144,7 @@ pub struct Drafts {
 impl Drafts {
     /// Looks for at most `most` tokens that may follow `text`, as many as are worth `price`: what a
     /// draft costs, as a share of what a token of this sequence costs without drafts.
-    pub fn look_up(&mut self, text: &[u32], most: usize, price: f64) -> &[u32] {
+    pub(crate) fn look_up(&mut self, text: &[u32], most: usize, price: f64) -> &[u32] {
         self.clear();
         self.proposed = false;
         self.from_text.fade(FADE_BY_STEP);
@@ -158,38 +158,38 @@ impl Drafts {
     /// How many drafts of a proposer, at most `most`, are worth `price`. `assumed` is the share of
     /// its drafts that are right in other sequences. What did not pay is not tried again in this
     /// sequence.
-    pub fn worth_proposing(&self, most: usize, price: f64, assumed: f64) -> usize {
+    pub(crate) fn worth_proposing(&self, most: usize, price: f64, assumed: f64) -> usize {
         worth(self.from_proposer.chance(assumed), most, price)
     }
 
     /// Takes over a proposer's drafts.
-    pub fn take(&mut self, tokens: Vec<u32>) {
+    pub(crate) fn take(&mut self, tokens: Vec<u32>) {
         self.clear();
         (self.tokens, self.proposed) = (tokens, true);
     }
 
     /// Gives up all drafts but the first `most`.
-    pub fn truncate(&mut self, most: usize) {
+    pub(crate) fn truncate(&mut self, most: usize) {
         self.tokens.truncate(most);
     }
 
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.tokens.clear();
         self.accepted = 0;
     }
 
-    pub fn tokens(&self) -> &[u32] {
+    pub(crate) fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
     /// Whether the next token will be compared with a draft of a proposer.
-    pub fn awaits_proposed(&self) -> bool {
+    pub(crate) fn awaits_proposed(&self) -> bool {
         self.proposed && self.accepted < self.tokens.len()
     }
 
     /// Compares the token that was drawn with the draft in its place. True when they are the same:
     /// then the next result is a token too.
-    pub fn accept(&mut self, token: u32) -> bool {
+    pub(crate) fn accept(&mut self, token: u32) -> bool {
         let Some(draft) = self.tokens.get(self.accepted) else { return false };
         let right = *draft == token;
         let estimate = if self.proposed { &mut self.from_proposer } else { &mut self.from_text };
@@ -238,7 +238,7 @@ const FADE: f64 = 0.97;
 /// The cost of decoding steps by their number of tokens: a straight line through the latest steps,
 /// weighted least squares, in seconds.
 #[derive(Debug, Default)]
-pub struct StepCosts {
+pub(crate) struct StepCosts {
     weight: f64,
     tokens: f64,
     seconds: f64,
@@ -248,7 +248,7 @@ pub struct StepCosts {
 
 impl StepCosts {
     /// Counts a step that computed one token of each of its sequences, and their drafts.
-    pub fn record(&mut self, tokens: usize, spent: Duration) {
+    pub(crate) fn record(&mut self, tokens: usize, spent: Duration) {
         let (tokens, seconds) = (tokens as f64, spent.as_secs_f64());
         for (sum, value) in [
             (&mut self.weight, 1.0),
@@ -264,7 +264,7 @@ impl StepCosts {
     /// What a draft costs beside `rows` sequences that decode, as a share of what each of their
     /// tokens costs. From 1 on, no draft pays. `guessing`: the seconds that it cost before its
     /// step.
-    pub fn price(&self, rows: usize, guessing: f64) -> f64 {
+    pub(crate) fn price(&self, rows: usize, guessing: f64) -> f64 {
         if self.weight <= 0.0 {
             return PRIOR_SLOPE * rows as f64;
         }

@@ -11,7 +11,7 @@ mod own_guesses;
 mod speculation;
 
 use super::*;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_kernels::sampling::params::SamplingParams;
 use cresset_models::ModelSource;
 use cresset_models::cache_kinds::CacheKinds;

@@ -16,7 +16,7 @@ const MAX_CALLS: usize = 4_096;
 /// Time for which a call is remembered after its last connection. Clients wait up to ten minutes
 /// for an answer and at most a minute between two tries. A person who asks the same again later
 /// than this wants another answer.
-const KEPT: Duration = Duration::from_mins(15);
+const RETENTION: Duration = Duration::from_mins(15);
 
 /// The digest of all that makes two requests equal.
 pub(super) type InputDigest = [u8; 32];
@@ -56,7 +56,7 @@ impl Calls {
         now: Instant,
     ) -> Exchange {
         let mut calls = self.0.lock();
-        calls.retain(|call| call.waiting > 0 || now.duration_since(call.last_seen) < KEPT);
+        calls.retain(|call| call.waiting > 0 || now.duration_since(call.last_seen) < RETENTION);
         let repeated = calls
             .iter()
             .position(|call| call.input == input && call.is_cut_off())
@@ -163,7 +163,7 @@ mod tests {
         let calls = Arc::new(Calls::default());
         let now = Instant::now();
         drop(join(&calls, 1, false));
-        let late = calls.join(INPUT, true, Uuid::from_u128(2), now + KEPT * 2);
+        let late = calls.join(INPUT, true, Uuid::from_u128(2), now + RETENTION * 2);
         assert_eq!(late.key, Uuid::from_u128(2), "the first is forgotten");
         let others: Vec<_> = (0..2 * MAX_CALLS as u128)
             .map(|n| calls.join([3; 32], false, Uuid::from_u128(10 + n), now))

@@ -33,10 +33,9 @@ use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use calls::{Calls, Exchange};
-use cresset_telemetry::metrics::GatewayMetrics;
+use cresset_telemetry::GatewayMetrics;
 use cresset_telemetry::traces::Traces;
-use cresset_transport::HostGuard;
-use cresset_transport::HttpSettings;
+use cresset_transport::{HostGuard, HttpSettings};
 use dialects::{ApiDialect, Asked, Question, TranslatedStream};
 use http_body_util::{BodyExt, Limited};
 use hyper::header::{

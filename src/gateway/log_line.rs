@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use super::dialects::ApiDialect;
-use cresset_telemetry::metrics::GatewayMetrics;
+use cresset_telemetry::GatewayMetrics;
 use cresset_telemetry::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
 use hyper::{Method, Response};

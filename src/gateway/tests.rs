@@ -155,7 +155,7 @@ fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
         tls: cresset_tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
-        metrics: cresset_telemetry::metrics::RelayMetrics::new(0).gateway,
+        metrics: cresset_telemetry::RelayMetrics::new(0).gateway,
         traces: Traces::default(),
         counter: None,
         upstream: upstream.parse().unwrap(),

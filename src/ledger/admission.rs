@@ -11,7 +11,7 @@ use super::records::{
 };
 use super::state::{LedgerState, Reservation};
 use super::{budget_rules, invariants, journal};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 
 pub(super) fn admit(state: &mut impl LedgerState, admit: &Admit, now: UnixMillis) -> ApplyResult {
     let (account, credential) = authorize(state, admit, now)?;
@@ -245,9 +245,7 @@ mod tests {
     use super::super::amounts::Prices;
     use super::super::records::{FailureCode, RequestKey};
     use super::*;
-    use cresset_base::ids::{
-        AccountId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
-    };
+    use cresset_base::{AccountId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId};
 
     /// A record of `attempts` attempts; the last one has `state` and ended at 1 000, if it ended.
     fn record(state: AttemptState, attempts: u32) -> RequestRecord {

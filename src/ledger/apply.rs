@@ -12,8 +12,7 @@ use super::records::{
 };
 use super::state::{Adjustment, LedgerState};
 use super::{admission, budget_rules, invariants, journal, resolution};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, CredentialId};
+use cresset_base::{AccountId, CredentialId, UnixMillis};
 
 /// Applies `command` at `now`, which is never before any time already stored.
 ///

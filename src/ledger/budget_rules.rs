@@ -8,7 +8,7 @@ use super::commands::{Admit, Outcome, Refusal};
 use super::error::ApplyResult;
 use super::records::{Account, Credential};
 use super::state::LedgerState;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 
 /// Refuses what would pass a quota or a budget, with what running requests reserve of it.
 pub(super) fn check(

@@ -3,8 +3,7 @@
 
 use super::amounts::Microcredits;
 use chrono::{DateTime, Datelike, Days, Months, NaiveDate, NaiveTime};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, CredentialId};
+use cresset_base::{AccountId, CredentialId, UnixMillis};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -8,9 +8,8 @@ use super::budgets::{
 use super::records::{
     AccountStatus, Bucket, Credential, FailureCode, FinishReason, RequestKey, RequestRecord,
 };
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{
-    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId,
+use cresset_base::{
+    AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId, UnixMillis,
 };
 
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use super::error::ApplyResult;
 pub use super::error::Violation;
 use super::records::{Attempt, Balance, Balances, RequestKey};
 use super::state::{LedgerState, Reservation};
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 
 /// Makes the violation of a rule by a request.
 pub(super) fn broken(rule: &'static str, key: &RequestKey) -> Violation {

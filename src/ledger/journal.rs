@@ -5,8 +5,7 @@ use super::amounts::BucketAmounts;
 use super::error::ApplyError;
 use super::records::{Balance, Balances, EntryKind, JournalEntry, RequestKey};
 use super::state::{JournalHead, LedgerState};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, AttemptId};
+use cresset_base::{AccountId, AttemptId, UnixMillis};
 use sha2::{Digest, Sha256};
 
 /// Appends one entry after the head of the account's chain and stores the resulting balances.

@@ -13,21 +13,21 @@
 
 pub mod admission;
 mod admission_rate;
-pub mod amounts;
+mod amounts;
 pub mod apply;
 pub mod audit;
 mod budget_rules;
-pub mod budgets;
-pub mod commands;
+mod budgets;
+mod commands;
 mod error;
 pub mod invariants;
 pub mod journal;
 mod receipt_facts;
-pub mod records;
+mod records;
 mod resolution;
 mod schemas;
 pub mod secret;
-pub mod state;
+mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
@@ -38,13 +38,17 @@ pub use admission_rate::AdmissionRate;
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,
-    LimitReached, SpendingLimit, TokenQuotas,
+    LimitReached, PeriodUse, SpendingLimit, TokenQuotas,
 };
-pub use commands::{AccountChange, Admit, Command, Outcome, Refusal};
+pub use commands::{AccountChange, Admit, Command, Outcome, Refusal, ReleaseCause, SettleEnd};
 pub use receipt_facts::{
     AskedGeneration, ReceiptFacts, ReceiptProof, SamplingValue, Sha256Bytes, TokenDigest,
 };
 pub use records::{
     Account, AccountStatus, Application, Attempt, AttemptState, Balance, Balances, Bucket,
-    Credential, CredentialKind, FailureCode, FinishReason, JournalEntry, RequestKey, RequestRecord,
+    Credential, CredentialKind, EntryKind, FailureCode, FinishReason, JournalEntry, RequestKey,
+    RequestRecord,
+};
+pub use state::{
+    Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateError, StateResult,
 };

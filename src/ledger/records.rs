@@ -2,9 +2,9 @@
 
 use super::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use super::budgets::{Budgets, CalendarUse, Consumption};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{
+use cresset_base::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+    UnixMillis,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;

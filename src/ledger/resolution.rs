@@ -10,8 +10,7 @@ use super::records::{
 };
 use super::state::{Crashes, LedgerState, Reservation};
 use super::{invariants, journal};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, AttemptId, BootId};
+use cresset_base::{AccountId, AttemptId, BootId, UnixMillis};
 use uuid::Uuid;
 
 pub(super) fn start(

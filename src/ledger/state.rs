@@ -5,8 +5,7 @@ use super::amounts::{BucketAmounts, Microcredits};
 use super::records::{
     Account, Application, Balances, Bucket, Credential, JournalEntry, RequestKey, RequestRecord,
 };
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, AttemptId, BootId, CredentialId};
+use cresset_base::{AccountId, ApplicationId, AttemptId, BootId, CredentialId, UnixMillis};
 
 /// The error when rows cannot be read or written: then nothing may be decided.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@ use crate::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use crate::state::{Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateResult};
-use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use cresset_base::{AccountId, ApplicationId, BootId, CredentialId};
 use std::collections::{BTreeMap, HashMap};
 
 #[derive(Clone, Debug, Default, PartialEq)]

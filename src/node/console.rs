@@ -46,7 +46,8 @@ impl OperatorSurfaces {
     /// Passes operators on to the assembled node.
     pub(super) fn pass_on(&self, running: &mut RunningNode) {
         let (api, stop) = (running.api(), running.stop.clone());
-        let openapi = document(&api.settings);
+        let settings = api.settings.clone();
+        let openapi = move || document(&settings);
         let console = Console::new(running.live.clone(), cresset_api::router(api), openapi);
         running.surfaces.spawn(cresset_console::sample(console.clone(), stop));
         self.0.pass_on(&console);

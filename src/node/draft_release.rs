@@ -7,9 +7,7 @@
 use super::Assembly;
 use super::release_files::{card, text};
 use cresset_catalogue::{Manifest, QualifiedModel};
-use cresset_engine::draft_model::DraftModel;
-use cresset_engine::model_runner::{LoadedInfo, ModelRunner};
-use cresset_engine::{EngineError, EngineOptions};
+use cresset_engine::{DraftModel, EngineError, EngineOptions, LoadedInfo, ModelRunner};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_text::TextModel;
 

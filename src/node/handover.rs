@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// Listeners that are passed on at most.
-const MOST: usize = 4;
+const MAX_LISTENERS: usize = 4;
 
 /// Other handles of a node's listeners, in the order of `Listeners`.
 pub(super) struct SharedListeners {
@@ -69,7 +69,7 @@ pub(super) async fn give(
 }
 
 fn send(to: &UnixStream, listeners: &SharedListeners) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LISTENERS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let handles: Vec<_> = listeners.handles.iter().map(AsFd::as_fd).collect();
     if !control.push(SendAncillaryMessage::ScmRights(&handles)) {
@@ -106,7 +106,7 @@ pub(super) fn take(data_dir: &Path) -> Result<Listeners, NodeError> {
 /// The handles, and whether the third one is the gateway's.
 fn receive(from: &Path) -> io::Result<(Vec<OwnedFd>, bool)> {
     let stream = UnixStream::connect(from)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_LISTENERS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut letter = [0];
     recvmsg(&stream, &mut [IoSliceMut::new(&mut letter)], &mut control, RecvFlags::CMSG_CLOEXEC)?;

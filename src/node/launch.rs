@@ -13,8 +13,7 @@ use crate::starting::{ClientListeners, StartingNode};
 use crate::{
     Assembly, ComputeDevice, NodeError, cannot_load, cluster, ledger, open_files, private_files,
 };
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
-use cresset_base::ids::ModelId;
+use cresset_base::{Clock, ModelId, SystemClock, UnixMillis};
 use cresset_catalogue::QualifiedModel;
 use cresset_commands::StartPhase;
 use cresset_pool::ModelPool;

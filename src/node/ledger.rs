@@ -5,7 +5,7 @@ mod database;
 
 use super::NodeError;
 use crate::config::Config;
-use cresset_base::clock::{SystemClock, built_at};
+use cresset_base::{SystemClock, built_at};
 use cresset_catalogue::{Catalogue, Manifest};
 use cresset_commands::{Actor, AdminCommand, Operator, OperatorFiles};
 use cresset_store::{

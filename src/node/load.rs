@@ -6,12 +6,10 @@ use super::release_files::text;
 use super::{Assembly, ComputeDevice};
 use cresset_base::failpoint;
 use cresset_catalogue::{Manifest, QualifiedModel};
-use cresset_engine::EngineSettings;
-use cresset_engine::KvTypeSetting;
 use cresset_engine::boot_canary::{self, KnownAnswer};
-use cresset_engine::model_runner::ModelRunner;
-use cresset_engine::runner::Runner;
-use cresset_engine::{EngineError, EngineHandle, EngineOptions};
+use cresset_engine::{
+    EngineError, EngineHandle, EngineOptions, EngineSettings, KvTypeSetting, ModelRunner, Runner,
+};
 use cresset_kernels::gpu::{Gpu, Kind};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};

@@ -2,13 +2,11 @@
 
 use super::{Assembly, NodeError};
 use crate::config::GradeSetting;
-use cresset_base::clock::{Clock, SystemClock};
-use cresset_base::failpoint;
+use cresset_base::{Clock, SystemClock, failpoint};
 use cresset_catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
-use cresset_engine::EngineSettings;
-use cresset_engine::KvTypeSetting;
+use cresset_engine::{EngineSettings, KvTypeSetting};
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
 use cresset_qualification::{Grade, HostIdentity, ServingSettings};

@@ -4,7 +4,7 @@
 #![expect(clippy::disallowed_methods, reason = "what is due is told by the time that has passed")]
 
 use crate::config::QualificationSettings;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_models::{Error, Result};
 use cresset_pool::ModelPool;
 use std::collections::BTreeMap;
@@ -64,9 +64,8 @@ impl Rechecks {
 mod tests {
     use super::*;
     use cresset_catalogue::testing;
-    use cresset_engine::EngineHandle;
-    use cresset_engine::EngineSettings;
     use cresset_engine::testing::{ScriptedRunner, small_options};
+    use cresset_engine::{EngineHandle, EngineSettings};
     use cresset_models::testing::TinyLlama;
     use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
     use cresset_text::TextModel;

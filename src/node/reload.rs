@@ -5,7 +5,7 @@
 use super::recheck::Rechecks;
 use super::{Assembly, NodeError};
 use crate::config::{Config, SettingChange, changes};
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_catalogue::{Catalogue, Error, Manifest, NotQualified, QualifiedModel};
 use cresset_commands::StartState;
 use cresset_pool::ServedModel;

@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use cresset_api::Api;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_catalogue::Catalogue;
 use cresset_pool::{DeviceBudget, ModelPool};
 use cresset_request::{ServiceParts, Services};

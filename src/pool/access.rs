@@ -6,7 +6,7 @@ use super::lease::EngineLease;
 use super::placement::Place;
 use super::state::PoolState;
 use super::{ModelPool, ServedModel};
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_engine::{
     EngineError, Finished, GenerateRequest, Refused, SequenceEvent, SequenceId, StopCause,
 };

@@ -2,7 +2,7 @@
 //! client is sent to it until a request of the pool's own, the canary, has been answered.
 
 use super::{ModelPool, ServedModel};
-use cresset_base::ids::{AccountId, ModelId};
+use cresset_base::{AccountId, ModelId};
 use cresset_engine::{EngineError, GenerateRequest, SamplingParams, SequenceEvent, StopCause};
 use cresset_text::ChatMessage;
 use std::sync::{Arc, Weak};

@@ -6,7 +6,7 @@
 //! model; if none is idle, the least recently used busy one takes no new requests until its work
 //! is done. Pinned models stay.
 
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,10 +36,9 @@ pub use view::{DeviceView, ModelView};
 
 use access::EngineAccess;
 use canary::LatestEnds;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_catalogue::QualifiedModel;
-use cresset_engine::EngineSettings;
-use cresset_engine::{EngineError, EngineHandle, Refused};
+use cresset_engine::{EngineError, EngineHandle, EngineSettings, Refused};
 use cresset_text::TextModel;
 use parking_lot::Mutex;
 use placement::Place;

@@ -4,7 +4,7 @@
 //! holds how they begin. Otherwise the device takes them on which the fewest wait. A model is
 //! loaded on a further device once requests wait on each that has it, one device at a time.
 
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use std::cmp::Reverse;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use uuid::Uuid;

@@ -9,7 +9,7 @@ use super::withheld::Withheld;
 use super::{
     DeviceBudget, LoadedEngine, ModelPool, RELOAD_PAUSE, ServedModel, not_served, too_large,
 };
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_engine::{EngineError, EngineHandle, Refused};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The pool with scripted engines in place of models.
 
 use super::*;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_catalogue::testing;
 use cresset_engine::testing::{ScriptedRunner, small_options};
 use cresset_engine::{GenerateRequest, SamplingParams, SequenceEvent, StopCause};

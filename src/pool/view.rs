@@ -3,7 +3,7 @@
 use super::eviction::{LoadPhase, ModelUsage};
 use super::state::{ModelEntry, PoolDevice, PoolState};
 use super::{ModelPool, ServedModel};
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_engine::{EngineHandle, EngineStats};
 use parking_lot::MutexGuard;
 use std::collections::BTreeMap;

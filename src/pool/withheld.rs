@@ -1,7 +1,7 @@
 //! Models that are not offered because what proved them does not hold any more.
 
 use super::ModelPool;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_engine::EngineError;
 use std::sync::Arc;
 

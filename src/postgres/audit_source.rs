@@ -9,11 +9,11 @@ use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, QueryAnswer, SessionKind};
 use super::snapshot::{by_id, by_request, entry, of_request, signed};
 use super::writing;
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 use cresset_ledger::audit::{AuditSource, JournalChain, JournalHeads, RowIter};
-use cresset_ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use cresset_ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Adjustment, Application, Balances, Credential, JournalEntry, JournalHead, RequestKey,
+    RequestRecord, Reservation, StateError, StateResult,
 };
 use cresset_store::rows::grant_key;
 use cresset_store::{StoreResult, StoredBody};

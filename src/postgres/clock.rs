@@ -4,7 +4,7 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
-use cresset_base::clock::{Clock, UnixMillis};
+use cresset_base::{Clock, UnixMillis};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 

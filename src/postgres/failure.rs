@@ -1,8 +1,7 @@
 //! What went wrong in the database, and what may be done about it.
 
-use cresset_ledger::state::StateError;
-use cresset_store::StoreError;
-use cresset_store::backend::BatchFailure;
+use cresset_ledger::StateError;
+use cresset_store::{BatchFailure, StoreError};
 use std::error::Error;
 use std::io::{self, ErrorKind};
 use tokio_postgres::Config;

@@ -1,8 +1,8 @@
 //! The keys of rows: those that a command needs, and their form as parameters and columns.
 
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId};
 use cresset_ledger::{BudgetOwner, Command, RequestKey};
-use cresset_store::backend::WriteAction;
+use cresset_store::WriteAction;
 use std::collections::BTreeSet;
 use tokio_postgres::Row;
 use uuid::Uuid;

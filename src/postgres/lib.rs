@@ -48,17 +48,12 @@ mod writing;
 use audit_source::AuditReading;
 use clock::DatabaseClock;
 pub use config::PostgresConfig;
-use cresset_base::clock::{Clock, UnixMillis};
-use cresset_base::failpoint;
-use cresset_base::ids::{AccountId, BootId, RequestId};
+use cresset_base::{AccountId, BootId, Clock, RequestId, UnixMillis, failpoint};
 use cresset_ledger::audit::{AuditPace, AuditSource};
-use cresset_ledger::state::{StateError, StateResult};
-use cresset_ledger::{Account, Credential, RequestKey};
-use cresset_store::backend::{
-    Backend, BatchFailure, LedgerReader, OtherNodes, ReadFuture, Seal, Snapshot, WriteAction,
-};
+use cresset_ledger::{Account, Credential, RequestKey, StateError, StateResult};
 use cresset_store::{
-    BackupScope, Limits, ListedNode, NodeFacts, ReleasePrices, StoreError, StoreResult, StoredBody,
+    Backend, BackupScope, BatchFailure, LedgerReader, Limits, ListedNode, NodeFacts, OtherNodes,
+    ReadFuture, ReleasePrices, Seal, Snapshot, StoreError, StoreResult, StoredBody, WriteAction,
 };
 use driver::Driver;
 use failure::Failure;

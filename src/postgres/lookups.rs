@@ -4,8 +4,7 @@
 use super::failure::Failure;
 use super::rows::{AccountRow, content, fixed};
 use super::session::{Ask, Connector, DatabaseSession, SessionKind};
-use cresset_ledger::state::StateResult;
-use cresset_ledger::{Account, Credential};
+use cresset_ledger::{Account, Credential, StateResult};
 use cresset_store::StoreResult;
 use std::collections::HashMap;
 use std::sync::Arc;

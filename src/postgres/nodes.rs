@@ -14,7 +14,7 @@ use super::reading::ACTIVE;
 use super::session::{Ask, Connector, DatabaseSession};
 use super::session::{QueryAnswer, SessionKind};
 use super::watch::{OtherLease, Watch};
-use cresset_base::ids::BootId;
+use cresset_base::BootId;
 use cresset_store::{NodeFacts, StoreError, StoreResult};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

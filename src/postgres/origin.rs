@@ -3,13 +3,11 @@
 
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, BootId};
+use cresset_base::{AccountId, BootId, UnixMillis};
 use cresset_ledger::audit::JournalChain;
-use cresset_ledger::state::{JournalHead, StateResult};
-use cresset_store::StoreResult;
+use cresset_ledger::{JournalHead, StateResult};
 use cresset_store::codec::encode;
-use cresset_store::row;
+use cresset_store::{StoreResult, row};
 
 const KEY: &str = "moved";
 const READ: &str = "select row from meta where key = $1";

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
-use cresset_base::ids::BootId;
+use cresset_base::BootId;
 use cresset_store::{ListedNode, NodeFacts};
 use parking_lot::Mutex;
 use tokio::sync;

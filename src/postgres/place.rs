@@ -4,13 +4,11 @@ use super::scratch::ScratchSchema;
 use super::{
     PostgresBackend, PostgresConfig, own_tools, schema, server, taking_over, with_session,
 };
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::BootId;
+use cresset_base::{BootId, UnixMillis};
 use cresset_ledger::audit;
-use cresset_store::backend::{Backend, LedgerReader, MoveSource};
 use cresset_store::{
-    AuditReport, DatabasePlace, MoveHooks, MoveReport, Store, StoreConfig, StoreError,
-    StoreOpening, StoreResult,
+    AuditReport, Backend, DatabasePlace, LedgerReader, MoveHooks, MoveReport, MoveSource, Store,
+    StoreConfig, StoreError, StoreOpening, StoreResult,
 };
 use std::any::Any;
 use std::path::Path;

@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::keys::{Keys, RequestColumns, request_at};
 use super::rows::{BatchRows, content, fixed};
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
+use cresset_base::{AccountId, ApplicationId, BootId, CredentialId};
 use cresset_ledger::RequestKey;
 use cresset_store::rows::{crash_key, grant_key, request_key};
 use std::collections::BTreeSet;

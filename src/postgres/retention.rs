@@ -5,8 +5,7 @@
 use super::failure::Failure;
 use super::session::{Ask, DatabaseSession};
 use super::snapshot::signed;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, RequestId};
+use cresset_base::{AccountId, RequestId, UnixMillis};
 use cresset_store::Limits;
 
 /// Rows of one kind deleted in one statement, which bounds how long their accounts are held.

@@ -1,12 +1,9 @@
 //! Rows as the tables hold them, and the rows that a transaction has in memory.
 
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
-use cresset_ledger::state::{
-    Adjustment, Crashes, JournalHead, Reservation, StateError, StateResult,
-};
+use cresset_base::{AccountId, ApplicationId, CredentialId, UnixMillis};
 use cresset_ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Adjustment, Application, Balances, Crashes, Credential, JournalEntry, JournalHead,
+    RequestKey, RequestRecord, Reservation, StateError, StateResult,
 };
 use cresset_store::codec::{StoredField, decode};
 use cresset_store::row;

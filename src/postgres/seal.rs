@@ -3,13 +3,11 @@
 use super::failure::Failure;
 use super::rows::content;
 use super::session::{Ask, DatabaseSession};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::AccountId;
+use cresset_base::{AccountId, UnixMillis};
 use cresset_ledger::audit::{JournalChain, JournalHeads};
-use cresset_ledger::state::{JournalHead, StateResult};
-use cresset_store::backend::Seal;
+use cresset_ledger::{JournalHead, StateResult};
 use cresset_store::codec::encode;
-use cresset_store::row;
+use cresset_store::{Seal, row};
 
 const KEY: &str = "seal";
 const READ: &str = "select row from meta where key = $1";

@@ -5,16 +5,14 @@ use super::keys::{application_column, request_at};
 use super::pool::{PooledSession, SessionPool};
 use super::rows::{AccountRow, content};
 use super::session::{Ask, DatabaseSession, QueryAnswer};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use cresset_ledger::state::{Crashes, StateResult};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Application, Balances, Crashes, Credential, JournalEntry, RequestKey, RequestRecord,
+    StateResult,
 };
-use cresset_store::StoredBody;
-use cresset_store::backend::{ReadFuture, Snapshot};
 use cresset_store::codec::StoredField;
 use cresset_store::rows::{crash_key, entry_key, request_key};
+use cresset_store::{ReadFuture, Snapshot, StoredBody};
 use std::sync::Arc;
 use tokio_postgres::Row;
 use uuid::Uuid;

@@ -7,15 +7,12 @@ use super::keys::{Keys, credential_named};
 use super::reading;
 use super::rows::{AccountRow, BatchRows, Rows};
 use super::session::DatabaseSession;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use cresset_ledger::state::{
-    Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateError, StateResult,
-};
+use cresset_base::{AccountId, ApplicationId, BootId, CredentialId, UnixMillis};
 use cresset_ledger::{
-    Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Adjustment, Application, Balances, Command, Crashes, Credential, JournalEntry,
+    JournalHead, LedgerState, RequestKey, RequestRecord, Reservation, StateError, StateResult,
 };
-use cresset_store::backend::LedgerTxn;
+use cresset_store::LedgerTxn;
 use std::cell::RefCell;
 use std::hash::Hash;
 

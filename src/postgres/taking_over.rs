@@ -8,14 +8,12 @@ use super::origin::{self, ChainPlace, MoveOrigin};
 use super::rows::{AccountRow, BatchRows};
 use super::session::{Ask, Connector, DatabaseSession, SessionKind};
 use super::{PostgresConfig, schema, seal, server, writing};
-use cresset_base::clock::UnixMillis;
-use cresset_base::failpoint;
-use cresset_base::ids::{AccountId, BootId};
+use cresset_base::{AccountId, BootId, UnixMillis, failpoint};
 use cresset_ledger::audit::{self, AuditProgress, JournalHeads, RowIter};
-use cresset_ledger::state::{JournalHead, StateError};
-use cresset_ledger::{JournalEntry, RequestKey, journal};
-use cresset_store::backend::{MoveSource, Seal};
-use cresset_store::{AuditReport, MoveHooks, MoveReport, StoreError, StoreResult, StoredBody};
+use cresset_ledger::{JournalEntry, JournalHead, RequestKey, StateError, journal};
+use cresset_store::{
+    AuditReport, MoveHooks, MoveReport, MoveSource, Seal, StoreError, StoreResult, StoredBody,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::Arc;

@@ -3,16 +3,14 @@
 use super::keys::RequestColumns;
 use super::rows::{AccountRates, AccountRow, BatchRows};
 use super::session::Ask;
-use cresset_base::ids::AccountId;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::state::Reservation;
+use cresset_base::AccountId;
 use cresset_ledger::{
-    Balance, Bucket, Command, JournalEntry, Microcredits, RequestKey, RequestRecord,
+    Balance, Bucket, Command, EntryKind, JournalEntry, Microcredits, RequestKey, RequestRecord,
+    Reservation,
 };
-use cresset_store::StoredBody;
-use cresset_store::backend::WriteAction;
 use cresset_store::codec::{StoredField, encode};
 use cresset_store::rows::{crash_key, entry_key, grant_key, request_key};
+use cresset_store::{StoredBody, WriteAction};
 use std::collections::{BTreeMap, HashSet};
 use uuid::Uuid;
 

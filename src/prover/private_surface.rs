@@ -5,7 +5,7 @@
 use super::http_client::{CompletionsClient, HttpBounds};
 #[cfg(feature = "self-test")]
 use super::self_test::SpoiledExchange;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_catalogue::{Catalogue, Manifest};
 use cresset_commands::{AdminCommand, Operator};
 use cresset_engine::EngineHandle;
@@ -13,8 +13,7 @@ use cresset_node::config::Config;
 use cresset_node::{Assembly, NodeError, api, limited, services};
 use cresset_pool::{LoadedEngine, ServedModel};
 use cresset_qualification::ApiManner;
-use cresset_request::Plan;
-use cresset_request::Services;
+use cresset_request::{Plan, Services};
 use cresset_store::{Limits, Store, StoreConfig};
 use cresset_text::TextModel;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -2,8 +2,7 @@
 
 use crate::Prover;
 use crate::subject::EngineSubject;
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
-use cresset_base::failpoint;
+use cresset_base::{Clock, SystemClock, UnixMillis, failpoint};
 use cresset_catalogue::Manifest;
 use cresset_node::{NodeError, cannot_load};
 use cresset_qualification::{

@@ -5,16 +5,15 @@ use crate::{Prover, UnqualifiedModel};
 use cresset_api::COMPLETIONS;
 use cresset_api::wire::chat_request::ChatRequest;
 use cresset_api::wire::json::{JsonTree, fingerprint};
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_catalogue::Manifest;
 use cresset_engine::{
     EngineHandle, GenerateRequest, SAMPLING_NUMBERS, SamplingParams, SequenceEvent, StopCause,
 };
-use cresset_node::NodeError;
-use cresset_node::cannot_load;
-use cresset_request::documents::receipt::{ReceiptPredicate, ReceiptStatement};
-use cresset_request::transcript::Transcript;
-use cresset_request::{GenerationInput, PreparedAnswer};
+use cresset_node::{NodeError, cannot_load};
+use cresset_request::{
+    GenerationInput, PreparedAnswer, ReceiptPredicate, ReceiptStatement, Transcript,
+};
 use cresset_text::{TextModel, Unwanted};
 use std::sync::Arc;
 

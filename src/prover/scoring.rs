@@ -5,8 +5,7 @@
 
 #[cfg(feature = "self-test")]
 use super::self_test::{EngineFault, FaultyRunner};
-use cresset_engine::runner::{RowResult, Runner};
-use cresset_engine::{EngineError, RowSampling, SamplingParams, TokenLogprobs};
+use cresset_engine::{EngineError, RowResult, RowSampling, Runner, SamplingParams, TokenLogprobs};
 use cresset_models::ForwardBatch;
 #[cfg(feature = "self-test")]
 use cresset_models::planted::OpFault;

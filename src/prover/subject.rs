@@ -5,7 +5,7 @@ use super::scoring::Scoring;
 use crate::{Prover, UnqualifiedModel};
 use cresset_api::wire::chat_request::ChatRequest;
 use cresset_api::wire::json::JsonTree;
-use cresset_base::ids::{AccountId, ModelId};
+use cresset_base::{AccountId, ModelId};
 use cresset_catalogue::Manifest;
 use cresset_engine::{
     EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
@@ -23,7 +23,7 @@ use cresset_qualification::subject::{
 use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
-use cresset_request::transcript::{PartDelta, Transcript};
+use cresset_request::{PartDelta, Transcript};
 use cresset_text::{AnswerPart, ChatMessage, ReadCall, TextModel, ToolDefinition, Unwanted};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -577,7 +577,7 @@ fn content(delta: PartDelta) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::clock::{Clock, SystemClock};
+    use cresset_base::{Clock, SystemClock};
     use cresset_catalogue::{FetchOptions, Manifest, NotQualified};
     use cresset_models::loader::gguf::Value as Metadata;
     use cresset_models::testing::TinyLlama;

@@ -1,7 +1,7 @@
 //! What a qualification means for a load.
 
 use crate::Prover;
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::Manifest;
 use cresset_engine::EngineSettings;
 use cresset_kernels::gpu::Emulator;

@@ -1,8 +1,7 @@
 //! What a request has come to, for the surface that renders it.
 
 use super::transcript::TokenScores;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{ModelId, RequestId};
+use cresset_base::{ModelId, RequestId, UnixMillis};
 use cresset_ledger::{FinishReason, Microcredits, Usage};
 use cresset_text::ReadCall;
 

@@ -2,7 +2,7 @@
 //! the surface's affair.
 
 use super::services::Services;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_ledger::RequestRecord;
 use cresset_store::{ListedNode, StoreError, StoreResult};
 use std::time::Duration;

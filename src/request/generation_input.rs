@@ -1,7 +1,7 @@
 //! What a client asks of a generation.
 
 use super::error::RequestError;
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_engine::{SAMPLING_NUMBERS, SamplingParams};
 use cresset_text::{AnswerFormat, ChatMessage, ThinkingEffort, ToolDefinition};
 use serde_json::{Map, Value};

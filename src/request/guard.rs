@@ -3,9 +3,8 @@
 use super::error::RequestError;
 use super::live::{Admission, LiveRequest};
 use super::services::Services;
-use cresset_base::ids::AttemptId;
-use cresset_ledger::commands::ReleaseCause;
-use cresset_ledger::{Command, FailureCode};
+use cresset_base::AttemptId;
+use cresset_ledger::{Command, FailureCode, ReleaseCause};
 use std::sync::Arc;
 
 /// Holds a request's place among the live ones and its reservation. When it is dropped in any

@@ -18,28 +18,32 @@
 )]
 
 mod complete_answer;
-pub mod documents;
+mod documents;
 mod elsewhere;
 mod error;
 mod find;
 mod generation_input;
 mod guard;
 mod lifecycle;
-pub mod live;
+mod live;
 mod other_nodes;
 mod plan;
-pub mod plans;
-pub mod recent;
+mod plans;
+mod recent;
 mod services;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod tools;
 mod trace;
-pub mod transcript;
+mod transcript;
 
 pub use complete_answer::{CompleteAnswer, Thought};
 pub use cresset_text::AnswerFormat;
+#[cfg(any(test, feature = "testing"))]
+pub use documents::receipt::testing;
+pub use documents::receipt::{ReceiptEnvelope, ReceiptPredicate, ReceiptStatement};
+pub use documents::{CreditBalance, RequestObject, UsageObject};
 pub use elsewhere::{lease_lost, owner};
 pub use error::RequestError;
 pub use find::{AnswerSource, find_or_start};
@@ -49,6 +53,9 @@ pub use generation_input::{
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use other_nodes::follow_cluster;
 pub use plan::{Caller, IncomingRequest, TokenLimits, count_prompt};
+pub use plans::PlanInForce;
+pub use recent::RecentError;
 pub use services::{ServiceParts, Services, cancel};
 pub use settings::Plan;
 pub use tools::{Capability, PreparedAnswer};
+pub use transcript::{PartDelta, ScoredToken, TokenScores, Transcript};

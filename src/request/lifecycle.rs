@@ -19,17 +19,15 @@ use super::services::Services;
 use super::trace::GenerationTrace;
 use super::transcript::Transcript;
 use bytes::Bytes;
-use cresset_base::clock::UnixMillis;
-use cresset_base::failpoint;
+use cresset_base::{UnixMillis, failpoint};
 use cresset_engine::{Finished, SequenceEvent, StopCause};
-use cresset_ledger::commands::{ReleaseCause, SettleEnd};
 use cresset_ledger::{
     AskedGeneration, Command, FailureCode, FinishReason, Microcredits, Outcome, ReceiptFacts,
-    Refusal, RequestKey, RequestRecord, Usage,
+    Refusal, ReleaseCause, RequestKey, RequestRecord, SettleEnd, Usage,
 };
 use cresset_pool::{ServedModel, SubmittedRequest};
 use cresset_store::{StoreError, StoredBody};
-use cresset_telemetry::metrics::ModelMetrics;
+use cresset_telemetry::ModelMetrics;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -539,7 +537,7 @@ fn outcome_of(
 mod tests {
     use super::super::tests::Setup;
     use super::*;
-    use cresset_base::ids::{AccountId, CredentialId};
+    use cresset_base::{AccountId, CredentialId};
     use cresset_engine::EngineError;
     use cresset_ledger::Prices;
 

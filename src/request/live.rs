@@ -7,8 +7,7 @@
 use super::error::RequestError;
 use super::transcript::{PartDelta, TokenScores};
 use bytes::Bytes;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, CredentialId};
+use cresset_base::{AccountId, CredentialId, UnixMillis};
 use cresset_ledger::{FinishReason, Microcredits, Refusal, RequestKey, Usage};
 use cresset_telemetry::traces::TraceSpan;
 use parking_lot::Mutex;
@@ -382,7 +381,7 @@ impl LiveRequests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::ids::RequestId;
+    use cresset_base::RequestId;
 
     const GRACE: Duration = Duration::from_millis(300);
 

@@ -3,7 +3,7 @@
 
 use super::live::{LiveRequest, StopRequest};
 use super::services::Services;
-use cresset_base::ids::{AccountId, CredentialId};
+use cresset_base::{AccountId, CredentialId};
 use cresset_ledger::{AccountStatus, Command};
 use cresset_pool::ServedModel;
 use cresset_store::{Snapshot, StoreResult};

@@ -12,8 +12,7 @@ use super::services::Services;
 use super::tools::{Capability, PreparedAnswer};
 use crate::settings::Plan;
 use bytes::Bytes;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AttemptId, RequestId, SessionId};
+use cresset_base::{AttemptId, RequestId, SessionId, UnixMillis};
 use cresset_engine::{
     GenerateRequest, NumberField, SAMPLING_NUMBERS, SamplingNumber, SamplingParams,
 };

@@ -2,7 +2,7 @@
 //! cell rate algorithm. Plans may change while the node runs.
 
 use crate::settings::Plan;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_ledger::{Account, Refusal, TokenQuotas};
 use cresset_pool::ServedModel;
 use governor::clock::Clock;
@@ -111,7 +111,7 @@ fn quota(per_minute: u32, burst: u32) -> Quota {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::clock::UnixMillis;
+    use cresset_base::UnixMillis;
 
     fn account(plan: &str) -> Account {
         let id = AccountId::generate();

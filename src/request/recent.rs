@@ -1,15 +1,14 @@
 //! What operators are told of the latest requests.
 
-use cresset_base::clock::UnixMillis;
-use cresset_base::recent::Recent;
+use cresset_base::{Recent, UnixMillis};
 use std::time::Duration;
 
 /// The latest failures of generations: enough for an operator to see whether one repeats, and few
 /// enough to print.
-pub type RecentErrors = Recent<RecentError, 16>;
+pub(crate) type RecentErrors = Recent<RecentError, 16>;
 
 /// How long the latest requests took: ten minutes of seven requests a second.
-pub type RecentLatencies = Recent<RequestLatency, 4_096>;
+pub(crate) type RecentLatencies = Recent<RequestLatency, 4_096>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecentError {

@@ -4,21 +4,19 @@ use super::guard::ReservationGuard;
 use super::live::{Admission, LiveRequest};
 use super::*;
 use bytes::Bytes;
-use cresset_base::clock::{SystemClock, UnixMillis};
-use cresset_base::ids::{AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId};
+use cresset_base::{
+    AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId, SystemClock, UnixMillis,
+};
 use cresset_catalogue::{Catalogue, testing};
-use cresset_engine::EngineError;
-use cresset_engine::EngineSettings;
-use cresset_ledger::AdmissionRate;
-use cresset_ledger::commands::{ReleaseCause, SettleEnd};
+use cresset_engine::{EngineError, EngineSettings};
 use cresset_ledger::{
-    Account, Admit, Attempt, AttemptState, BucketAmounts, Budgets, CalendarUse, Command,
-    Credential, CredentialKind, FailureCode, FinishReason, Prices, Refusal, TokenQuotas, Usage,
+    Account, AdmissionRate, Admit, Attempt, AttemptState, BucketAmounts, Budgets, CalendarUse,
+    Command, Credential, CredentialKind, FailureCode, FinishReason, Prices, Refusal, ReleaseCause,
+    SettleEnd, TokenQuotas, Usage,
 };
 use cresset_models::testing::TinyLlama;
 use cresset_pool::{DeviceBudget, ModelPool, ServedModel};
-use cresset_store::RequestSettings;
-use cresset_store::{Limits, Store, StoreConfig};
+use cresset_store::{Limits, RequestSettings, Store, StoreConfig};
 use cresset_telemetry::traces::TraceSettings;
 use cresset_telemetry::traces::TraceSpan;
 use cresset_text::TextModel;

@@ -7,7 +7,7 @@
 use super::shared::StoreShared;
 use super::{AuditReport, StoreResult};
 use cresset_ledger::audit::AuditProgress;
-use cresset_ledger::state::{StateError, StateResult};
+use cresset_ledger::{StateError, StateResult};
 use std::cell::Cell;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};

@@ -47,15 +47,14 @@
 use super::StoreResult;
 use super::cluster::{ListedNode, NodeFacts, ReleasePrices};
 use super::limits::Limits;
-pub use super::queue::WriteAction;
+pub(crate) use super::queue::WriteAction;
 use super::scope::BackupScope;
 use super::stored_body::StoredBody;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId, RequestId};
+use cresset_base::{AccountId, ApplicationId, BootId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::audit::{AuditPace, AuditSource, JournalHeads, RowIter};
-use cresset_ledger::state::{Crashes, LedgerState, StateError, StateResult};
 use cresset_ledger::{
-    Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Application, Balances, Command, Crashes, Credential, JournalEntry, LedgerState,
+    RequestKey, RequestRecord, StateError, StateResult,
 };
 use std::collections::BTreeMap;
 use std::path::Path;

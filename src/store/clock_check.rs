@@ -3,7 +3,7 @@
 //! early and keep every later time at that one.
 
 use crate::settings::ClockSettings;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 
 /// What a clock may show for a ledger to be opened.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 //! The layout is written by hand because the own layout of a database library or a serializer may
 //! change with its next version, and stored money may not.
 
-use cresset_ledger::state::{StateError, StateResult};
+use cresset_ledger::{StateError, StateResult};
 use uuid::Uuid;
 
 const CRC_BYTES: usize = 4;

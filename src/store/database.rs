@@ -4,8 +4,7 @@ use super::backend::{Backend, MoveSource};
 use super::{
     AuditPolicy, AuditReport, Limits, OpenProgress, Store, StoreConfig, StoreError, StoreResult,
 };
-use cresset_base::clock::{Clock, UnixMillis};
-use cresset_base::ids::BootId;
+use cresset_base::{BootId, Clock, UnixMillis};
 use cresset_ledger::audit::AuditProgress;
 use std::any::Any;
 use std::fmt::Debug;

@@ -22,7 +22,7 @@
 )]
 
 mod auditor;
-pub mod backend;
+mod backend;
 mod clock_check;
 mod cluster;
 pub mod codec;
@@ -44,25 +44,27 @@ pub mod testing;
 mod writer;
 
 use auditor::Auditor;
-use backend::Backend;
-pub use backend::Snapshot;
+pub use backend::{
+    Backend, BatchFailure, LedgerReader, LedgerTxn, MoveSource, OtherNodes, ReadFuture, Seal,
+    Snapshot,
+};
 pub use clock_check::ClockLimits;
 pub use cluster::{ListedNode, NodeFacts, ReleasePrices};
-use cresset_base::clock::{Clock, UnixMillis};
-use cresset_base::failpoint;
-use cresset_base::file_lock::FileLock;
-use cresset_base::ids::{AccountId, AttemptId, BootId, RequestId};
-use cresset_ledger::audit;
+use cresset_base::{
+    AccountId, AttemptId, BootId, Clock, FileLock, RequestId, UnixMillis, failpoint,
+};
 pub use cresset_ledger::audit::AuditReport;
-use cresset_ledger::state::StateError;
-use cresset_ledger::{Account, Command, Credential, Outcome, Refusal, RequestKey};
+use cresset_ledger::{
+    Account, Command, Credential, Outcome, Refusal, RequestKey, StateError, audit,
+};
 pub use database::{DatabasePlace, MoveHooks, MoveReport, StoreOpening};
 use embedded::EmbeddedBackend;
 pub use embedded::{EmbeddedConfig, SyncMeter};
 pub use limits::Limits;
 pub use open_progress::OpenProgress;
 use open_progress::OpenStep;
-use queue::{Queue, WriteAction, WriteJob};
+pub use queue::WriteAction;
+use queue::{Queue, WriteJob};
 pub use restore::{LostRows, ReplacedState, RestoreReport};
 pub use scope::{BackupScope, NodeFile, RestoreScope};
 pub use settings::{ClockSettings, LedgerSettings, RequestSettings};
@@ -358,7 +360,7 @@ impl Store {
         &self,
         key: RequestKey,
         content: bytes::Bytes,
-        expires_at: cresset_base::clock::UnixMillis,
+        expires_at: cresset_base::UnixMillis,
     ) -> StoreResult {
         let command = Command::Start { key, attempt: AttemptId::generate() };
         let body = Some((key, StoredBody::of(content, expires_at).await));

@@ -8,8 +8,7 @@ use super::{
     AuditPolicy, AuditReport, DatabasePlace, EmbeddedBackend, EmbeddedConfig, Limits, MoveHooks,
     MoveReport, OpenProgress, Store, StoreError, StoreResult, embedded,
 };
-use cresset_base::clock::Clock;
-use cresset_base::failpoint;
+use cresset_base::{Clock, failpoint};
 use cresset_ledger::audit;
 use std::sync::Arc;
 

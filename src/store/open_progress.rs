@@ -1,7 +1,7 @@
 //! What the opening of a ledger is doing, for the operator who waits for it.
 
 use cresset_ledger::audit::AuditProgress;
-use cresset_ledger::state::{StateError, StateResult};
+use cresset_ledger::{StateError, StateResult};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

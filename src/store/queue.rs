@@ -5,7 +5,7 @@
 //! of an account are in one batch at a time and keep their order.
 
 use super::{StoreError, StoreResult, StoredBody};
-use cresset_base::ids::AttemptId;
+use cresset_base::AttemptId;
 use cresset_ledger::{Command, Outcome, RequestKey};
 use parking_lot::{Condvar, Mutex};
 use std::cmp::Reverse;
@@ -262,9 +262,8 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::ids::{AccountId, BootId, RequestId};
-    use cresset_ledger::Usage;
-    use cresset_ledger::commands::SettleEnd;
+    use cresset_base::{AccountId, BootId, RequestId};
+    use cresset_ledger::{SettleEnd, Usage};
     use uuid::Uuid;
 
     const SOON: Duration = Duration::from_millis(1);

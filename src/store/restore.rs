@@ -1,7 +1,6 @@
 //! What a restore did, for the operator.
 
-use cresset_ledger::state::StateError;
-use cresset_ledger::{Account, Credential};
+use cresset_ledger::{Account, Credential, StateError};
 use std::path::PathBuf;
 
 /// Whether the replaced ledger could tell who was locked out since the backup was made.

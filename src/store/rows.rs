@@ -5,18 +5,16 @@
 use super::codec::{Malformed, Reader, StoredField, codes, wrapper};
 use crate::row;
 use crate::stored_body::{StoredBody, StoredContent};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{
+use cresset_base::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+    UnixMillis,
 };
-use cresset_ledger::budgets::PeriodUse;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::state::{Adjustment, Crashes, JournalHead, Reservation};
 use cresset_ledger::{
-    Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
-    Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Credential, CredentialKind,
-    FailureCode, FinishReason, JournalEntry, Microcredits, Prices, ReceiptFacts, ReceiptProof,
-    RequestKey, RequestRecord, SamplingValue, SpendingLimit, Usage,
+    Account, AccountStatus, Adjustment, Application, AskedGeneration, Attempt, AttemptState,
+    Balance, Balances, Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Crashes,
+    Credential, CredentialKind, EntryKind, FailureCode, FinishReason, JournalEntry, JournalHead,
+    Microcredits, PeriodUse, Prices, ReceiptFacts, ReceiptProof, RequestKey, RequestRecord,
+    Reservation, SamplingValue, SpendingLimit, Usage,
 };
 use std::sync::Arc;
 use uuid::Uuid;

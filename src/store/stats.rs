@@ -1,9 +1,8 @@
 //! Figures of the ledger for the node's metrics.
 
 use super::Store;
-use cresset_base::clock::UnixMillis;
-use cresset_ledger::commands::ReleaseCause;
-use cresset_ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode};
+use cresset_base::UnixMillis;
+use cresset_ledger::{BudgetAlert, BudgetOwner, BudgetPeriod, FailureCode, ReleaseCause};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

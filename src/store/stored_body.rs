@@ -4,7 +4,7 @@
 
 use crate::{StoreError, StoreResult};
 use bytes::Bytes;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::ReceiptFacts;
 use miniz_oxide::deflate::compress_to_vec;
 use miniz_oxide::inflate::decompress_to_vec_with_limit;

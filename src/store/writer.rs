@@ -13,14 +13,12 @@ use super::backend::{Backend, BatchFailure, LedgerTxn};
 use super::limits::Limits;
 use super::queue::{Taken, WriteAction, WriteJob};
 use super::{StoreError, StoreResult, StoreShared};
-use cresset_base::clock::UnixMillis;
-use cresset_base::failpoint;
-use cresset_base::ids::{AttemptId, BootId};
+use cresset_base::{AttemptId, BootId, UnixMillis, failpoint};
 use cresset_ledger::apply::{ApplyError, apply};
 use cresset_ledger::audit::{self, AuditSource};
-use cresset_ledger::commands::ReleaseCause;
-use cresset_ledger::state::{StateError, StateResult};
-use cresset_ledger::{Command, FailureCode, Outcome, RequestKey};
+use cresset_ledger::{
+    Command, FailureCode, Outcome, ReleaseCause, RequestKey, StateError, StateResult,
+};
 use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;

@@ -10,8 +10,11 @@
     )
 )]
 
-pub mod metrics;
+mod metrics;
 mod metrics_text;
 pub mod traces;
 
+pub use metrics::{
+    DeviceSample, GatewayMetrics, Metrics, ModelMetrics, ProcessSample, RelayMetrics,
+};
 pub use metrics_text::metrics_text;

@@ -531,7 +531,7 @@ fn told(registry: &Registry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cresset_base::engine_stats::EngineStats;
+    use cresset_base::EngineStats;
     use cresset_store::StoreStats;
     use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! The end of a certificate's validity, which rustls does not show.
 
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Unix time, seconds, after which the certificate is not valid; `None` if it cannot be read.

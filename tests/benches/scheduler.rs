@@ -4,10 +4,10 @@
 
 #![allow(clippy::disallowed_methods, unreachable_pub, reason = "a program that measures time")]
 
-use cresset_base::ids::AccountId;
-use cresset_engine::batch::forward_batch;
-use cresset_engine::scheduler::{EngineOptions, Scheduler};
-use cresset_engine::{GenerateRequest, SamplingParams, SequenceId};
+use cresset_base::AccountId;
+use cresset_engine::{
+    EngineOptions, GenerateRequest, SamplingParams, Scheduler, SequenceId, forward_batch,
+};
 use cresset_models::cache_kinds::CacheKinds;
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;

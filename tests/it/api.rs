@@ -5,7 +5,7 @@ use super::support::{
     CHAT, World, application, bearer, chat_headers, issue, issue_until, revoke, suspend,
 };
 use bytes::Bytes;
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use hyper::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;

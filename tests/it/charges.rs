@@ -2,7 +2,7 @@
 //! credentials is used.
 
 use super::support::{World, application, issue, issue_until, next_piece, read, revoke, suspend};
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::{Clock, SystemClock, UnixMillis};
 use cresset_engine::testing::ScriptedFailure;
 use cresset_request::Plan;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! A node in another program: the examples of the crate, as they are.
 
 use super::process::{Folder, get};
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_node::Assembly;
 use cresset_node::config::Config;
 use cresset_prover::Prover;

@@ -5,7 +5,7 @@ use super::raw::{Raw, ask};
 use super::support::{
     CHAT, SESSION, World, account, application, issue, issue_until, revoke, suspend,
 };
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::{CredentialKind, secret};
 use serde_json::json;
 use std::time::Duration;

@@ -2,10 +2,11 @@
 //! build folder.
 
 use super::process::Folder;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_catalogue::{Catalogue, FetchOptions};
-use cresset_engine::model_runner::ModelRunner;
-use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent};
+use cresset_engine::{
+    EngineHandle, EngineOptions, GenerateRequest, ModelRunner, SamplingParams, SequenceEvent,
+};
 use cresset_models::{ModelOptions, ModelSource};
 use cresset_node::inspect;
 use cresset_qualification::Goldens;

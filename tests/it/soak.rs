@@ -6,9 +6,10 @@
 //! `CRESSET_SOAK_MINUTES` sets the duration (default 5).
 
 use super::support::{World, next_piece, qualified, read};
-use cresset_base::ids::AccountId;
-use cresset_engine::model_runner::ModelRunner;
-use cresset_engine::{EngineHandle, EngineOptions, GenerateRequest, SamplingParams, SequenceEvent};
+use cresset_base::AccountId;
+use cresset_engine::{
+    EngineHandle, EngineOptions, GenerateRequest, ModelRunner, SamplingParams, SequenceEvent,
+};
 use cresset_models::ModelOptions;
 use cresset_pool::{LoadedEngine, ServedModel};
 use cresset_text::TextModel;

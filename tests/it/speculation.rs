@@ -1,11 +1,10 @@
 //! What drafts gain and cost with a real model: answers that repeat their prompt, and prose.
 
 use super::release::{fetch, run_tokens};
-use cresset_base::ids::AccountId;
-use cresset_engine::model_runner::ModelRunner;
-use cresset_engine::runner::{RowResult, Runner};
+use cresset_base::AccountId;
 use cresset_engine::{
-    EngineError, EngineHandle, EngineOptions, GenerateRequest, RowSampling, SamplingParams,
+    EngineError, EngineHandle, EngineOptions, GenerateRequest, ModelRunner, RowResult, RowSampling,
+    Runner, SamplingParams,
 };
 use cresset_models::{ForwardBatch, ModelOptions, ModelSource};
 use cresset_node::config::Config;

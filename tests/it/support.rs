@@ -2,8 +2,7 @@
 //! engine that follows a script.
 
 use bytes::Bytes;
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId};
+use cresset_base::{AccountId, ApplicationId, Clock, CredentialId, SystemClock, UnixMillis};
 use cresset_catalogue::{Catalogue, QualifiedModel, testing};
 use cresset_engine::testing::ScriptedRunner;
 use cresset_engine::{EngineError, EngineHandle, EngineOptions};

@@ -8,7 +8,7 @@ use super::file::FileReader;
 use super::gguf::GgufFile;
 use super::safetensors::{Checkpoint, SINGLE};
 use crate::testing::{GgufWriter, TinyLlama};
-use cresset_base::mutate::{Mutation, mutated};
+use cresset_base::{Mutation, mutated};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;

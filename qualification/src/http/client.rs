@@ -2,7 +2,7 @@
 
 use crate::checks::CheckInput;
 use crate::subject::{ApiAnswer, ApiManner, ChatTurn, Result, SubjectError};
-use cresset_base::server_sent_events::EventReader;
+use cresset_base::EventReader;
 use serde_json::{Value, json};
 
 /// A whole answer.

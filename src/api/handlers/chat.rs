@@ -13,9 +13,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use cresset_request::Plan;
-use cresset_request::plans::PlanInForce;
-use cresset_request::{AnswerSource, Caller, IncomingRequest, Services};
+use cresset_request::{AnswerSource, Caller, IncomingRequest, Plan, PlanInForce, Services};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,9 +3,7 @@
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::{Extension, State};
-use cresset_request::Caller;
-use cresset_request::Services;
-use cresset_request::documents::CreditBalance;
+use cresset_request::{Caller, CreditBalance, Services};
 use std::sync::Arc;
 
 pub async fn show(

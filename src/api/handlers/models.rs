@@ -6,9 +6,8 @@ use crate::wire::objects::{ModelObject, ModelPage};
 use crate::wire::query::{Page, PathId};
 use axum::Json;
 use axum::extract::{Extension, State};
-use cresset_base::ids::ModelId;
-use cresset_request::Caller;
-use cresset_request::Services;
+use cresset_base::ModelId;
+use cresset_request::{Caller, Services};
 use std::sync::Arc;
 
 pub async fn list(

@@ -11,12 +11,10 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use cresset_base::ids::RequestId;
+use cresset_base::RequestId;
 use cresset_catalogue::Catalogue;
 use cresset_ledger::{AttemptState, ReceiptFacts, RequestRecord};
-use cresset_request::documents::RequestObject;
-use cresset_request::documents::receipt::ReceiptStatement;
-use cresset_request::{Caller, Services};
+use cresset_request::{Caller, ReceiptStatement, RequestObject, Services};
 use std::sync::Arc;
 use tokio::task::spawn_blocking;
 

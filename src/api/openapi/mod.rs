@@ -11,8 +11,7 @@ use crate::wire::completion::{Chunk, Completion};
 use crate::wire::objects::{Me, ModelObject, ModelPage};
 use crate::wire::query::Page;
 use answers::{Answers, header_ref};
-use cresset_request::documents::receipt::ReceiptEnvelope;
-use cresset_request::documents::{CreditBalance, RequestObject};
+use cresset_request::{CreditBalance, ReceiptEnvelope, RequestObject};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 

@@ -7,7 +7,7 @@ use super::json::{JsonField, JsonTree};
 use super::messages;
 use super::tools;
 use crate::error::ApiError;
-use cresset_base::ids::{ModelId, hyphenated};
+use cresset_base::{ModelId, hyphenated};
 use cresset_engine::{NumberField, SAMPLING_NUMBERS};
 use cresset_request::{AskedFormat, GenerationInput};
 use cresset_text::ThinkingEffort;

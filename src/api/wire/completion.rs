@@ -1,11 +1,9 @@
 //! The answer as one `chat.completion` object, or as a series of `chat.completion.chunk` objects.
 
 use bytes::Bytes;
-use cresset_base::ids::{ModelId, RequestId};
+use cresset_base::{ModelId, RequestId};
 use cresset_ledger::{FinishReason, Microcredits};
-use cresset_request::documents::UsageObject;
-use cresset_request::transcript::{PartDelta, ScoredToken, TokenScores};
-use cresset_request::{CompleteAnswer, Delta};
+use cresset_request::{CompleteAnswer, Delta, PartDelta, ScoredToken, TokenScores, UsageObject};
 use cresset_text::{AnswerPart, ReadCall};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

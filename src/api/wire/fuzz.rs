@@ -8,7 +8,7 @@ use super::json::JsonTree;
 use crate::error::ApiError;
 use crate::headers;
 use axum::http::{HeaderMap, HeaderValue};
-use cresset_base::mutate::{Mutation, mutated};
+use cresset_base::{Mutation, mutated};
 use cresset_engine::SamplingParams;
 
 const BODIES: &[&[u8]] = &[

@@ -3,13 +3,11 @@
 
 use super::query::Page;
 use super::schemas::UpstreamSchema;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, ModelId};
+use cresset_base::{AccountId, ApplicationId, CredentialId, ModelId, UnixMillis};
 use cresset_catalogue::{Evidence, Upstream};
 use cresset_ledger::{Account, AccountStatus, Credential, CredentialKind, Microcredits};
 use cresset_pool::ServedModel;
-use cresset_request::Plan;
-use cresset_request::{Capability, TokenLimits};
+use cresset_request::{Capability, Plan, TokenLimits};
 use schemars::JsonSchema;
 use serde::Serialize;
 use uuid::Uuid;

@@ -5,7 +5,7 @@ use axum::extract::{FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use cresset_base::ids::hyphenated;
+use cresset_base::hyphenated;
 use uuid::Uuid;
 
 /// The part of a list that was asked for.

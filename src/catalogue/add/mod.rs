@@ -12,7 +12,7 @@ mod tests;
 use super::folder::{ReleaseFolder, is_gguf};
 use super::manifest::check_name;
 use super::{Catalogue, Error, Manifest, ManifestLimits, ReleaseFile, Result, Source, Upstream};
-use cresset_base::ids::ModelId;
+use cresset_base::ModelId;
 use cresset_ledger::Prices;
 use cresset_models::loader::gguf::ShardName;
 use sha2::{Digest, Sha256};

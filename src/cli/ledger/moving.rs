@@ -6,7 +6,7 @@ use crate::support::output::{CommandError, CommandResult};
 use crate::support::progress::TaskProgress;
 use crate::support::text;
 use clap::Args;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_commands::{AdminCommand, view};
 use cresset_ledger::audit::AuditProgress;
 use cresset_node::config::Override;

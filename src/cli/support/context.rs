@@ -4,7 +4,7 @@
 use super::output::{CommandError, CommandResult, Output, Render};
 use super::values::AccountArgument;
 use clap::Args;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_client::{HttpCall, json};
 use cresset_commands::{AdminCommand, AdminError, socket};
 use cresset_node::config::{self, Config, ConfigFile, ConfigSource, LoadedConfig, Override};

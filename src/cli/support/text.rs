@@ -1,6 +1,6 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_base::text_table::{align_from, reach};
 use serde_json::Value;
 use std::fmt::Write;

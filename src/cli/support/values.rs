@@ -2,8 +2,7 @@
 
 use chrono::{Months, NaiveDate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
-use cresset_base::ids::AccountId;
+use cresset_base::{AccountId, Clock, SystemClock, UnixMillis};
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
 #[cfg(feature = "prover")]

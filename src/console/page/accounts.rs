@@ -6,8 +6,7 @@ use super::layout::{
 use super::{HtmlPage, Visitor, plans};
 use crate::Console;
 use axum::extract::{Path, Query, State};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::AccountId;
+use cresset_base::{AccountId, UnixMillis};
 use cresset_commands::AdminCommand;
 use maud::{Markup, html};
 use serde::Deserialize;

@@ -7,7 +7,7 @@ use axum::Form;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_commands::{AdminCommand, ModelJob, Notice};
 use serde::de::DeserializeOwned;
 use serde_json::Value;

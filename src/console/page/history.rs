@@ -1,8 +1,7 @@
 //! The last minutes of a node, which the page draws as curves.
 
 use crate::Console;
-use cresset_base::clock::UnixMillis;
-use cresset_base::recent::Recent;
+use cresset_base::{Recent, UnixMillis};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;

@@ -1,7 +1,7 @@
 //! What all pages have: the frame, forms, and values as people read them.
 
 use super::{SCRIPT, STYLE};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_commands::{Notice, SessionView};
 use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use super::layout;
 use crate::Console;
-use cresset_request::plans::PlanInForce;
+use cresset_request::PlanInForce;
 use maud::{Markup, html};
 use std::fmt::Display;
 

@@ -4,7 +4,7 @@ use super::layout::{self, credits, hidden, rows, text, time};
 use super::{HtmlPage, Visitor};
 use crate::Console;
 use axum::extract::{Path, Query, State};
-use cresset_base::ids::{AccountId, ApplicationId, RequestId};
+use cresset_base::{AccountId, ApplicationId, RequestId};
 use cresset_commands::{AdminCommand, RequestScope};
 use maud::{Markup, html};
 use serde::Deserialize;

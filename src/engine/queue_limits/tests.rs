@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::SamplingParams;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_models::cache_kinds::CacheKinds;
 use std::sync::Arc;
 use uuid::Uuid;

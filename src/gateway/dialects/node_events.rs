@@ -2,7 +2,7 @@
 
 use super::AnswerHead;
 use crate::REQUEST_ID;
-use cresset_base::server_sent_events::{EventReader, ServerEvent};
+use cresset_base::{EventReader, ServerEvent};
 use hyper::StatusCode;
 use hyper::http::response::Parts;
 use serde::{Deserialize, Serialize};

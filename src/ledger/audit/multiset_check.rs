@@ -6,7 +6,7 @@
 //! reading keeps the items of that sum, and so names those that differ.
 
 use crate::records::RequestKey;
-use cresset_base::ids::{AccountId, AttemptId};
+use cresset_base::{AccountId, AttemptId};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 

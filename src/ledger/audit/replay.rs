@@ -7,7 +7,7 @@ use crate::amounts::BucketAmounts;
 use crate::journal;
 use crate::records::{Balances, EntryKind, JournalEntry, RequestKey};
 use crate::state::{JournalHead, StateResult};
-use cresset_base::ids::{AccountId, AttemptId};
+use cresset_base::{AccountId, AttemptId};
 
 impl Audit<'_> {
     pub(super) fn check_journal(&mut self) -> StateResult {

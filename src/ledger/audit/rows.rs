@@ -6,7 +6,7 @@ use crate::records::{
     Account, Attempt, AttemptState, Balances, Credential, CredentialKind, RequestKey, RequestRecord,
 };
 use crate::state::{Reservation, StateResult};
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 
 /// How the journal ends an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use crate::records::{
     Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
 };
 use crate::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 use std::collections::HashMap;
 
 /// Rows one by one. A row that is damaged or stored under a wrong key is an `Err` item of its own.

@@ -6,8 +6,7 @@ use crate::amounts::{BucketAmounts, Microcredits};
 use crate::budgets::{BudgetPeriod, CalendarUse, Consumption};
 use crate::records::{Account, Credential, JournalEntry};
 use crate::state::{Reservation, StateResult};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, CredentialId};
+use cresset_base::{AccountId, CredentialId, UnixMillis};
 use std::collections::HashMap;
 
 /// What an open reservation holds, and when it was made.

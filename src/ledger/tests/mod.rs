@@ -18,9 +18,9 @@ use crate::records::{
 use crate::state::LedgerState;
 use crate::testing::MemoryState;
 use crate::{AdmissionRate, Refusal};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{
+use cresset_base::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
+    UnixMillis,
 };
 use uuid::Uuid;
 

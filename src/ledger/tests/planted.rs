@@ -7,8 +7,7 @@ use crate::records::EntryKind;
 use crate::state::StateError;
 use crate::testing::MemoryState;
 use crate::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, AttemptId, BootId};
+use cresset_base::{AccountId, ApplicationId, AttemptId, BootId, UnixMillis};
 use std::cell::RefCell;
 
 const SOUND: [&str; 12] = [

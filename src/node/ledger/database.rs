@@ -3,7 +3,7 @@
 use super::prices;
 use crate::NodeError;
 use crate::config::Config;
-use cresset_base::clock::built_at;
+use cresset_base::built_at;
 use cresset_postgres::PostgresConfig;
 use cresset_request::Plan;
 use cresset_store::{DatabasePlace, NodeFacts};

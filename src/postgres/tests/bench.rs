@@ -2,7 +2,7 @@
 //! nothing about them: `.ci/long database`.
 
 use super::cluster;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_store::testing::*;
 use cresset_store::{Limits, Store, StoreConfig};
 use std::sync::Arc;

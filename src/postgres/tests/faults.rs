@@ -4,13 +4,14 @@ use super::cluster::{self, Cluster};
 use super::node::{Node, SetClock};
 use crate::session::DatabaseSession;
 use crate::{PostgresBackend, PostgresConfig};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::apply::apply;
-use cresset_ledger::audit;
-use cresset_ledger::{AttemptState, RequestRecord};
-use cresset_store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn, WriteAction};
+use cresset_ledger::{AttemptState, RequestRecord, audit};
 use cresset_store::testing::*;
-use cresset_store::{LedgerSettings, Store, StoreConfig, StoreError};
+use cresset_store::{
+    Backend, BatchFailure, LedgerReader, LedgerSettings, LedgerTxn, Store, StoreConfig, StoreError,
+    WriteAction,
+};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;

@@ -3,7 +3,7 @@
 
 use super::cluster;
 use crate::PostgresConfig;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_ledger::AttemptState;
 use cresset_store::testing::*;
 use cresset_store::{Limits, Store, StoreConfig};

@@ -6,7 +6,7 @@ use crate::PostgresConfig;
 use crate::audit_source::AuditReading;
 use crate::driver::Driver;
 use crate::session::Connector;
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_ledger::JournalEntry;
 use cresset_ledger::audit::{AuditProgress, AuditSource, JournalChain};
 use cresset_store::testing::random_commands::command;

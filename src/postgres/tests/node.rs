@@ -3,9 +3,9 @@
 use crate::audit_source::AuditReading;
 use crate::session::DatabaseSession;
 use crate::{PostgresBackend, PostgresConfig};
-use cresset_base::clock::{Clock, UnixMillis};
+use cresset_base::{Clock, UnixMillis};
+use cresset_ledger::JournalHead;
 use cresset_ledger::audit::{self, AuditSource};
-use cresset_ledger::state::JournalHead;
 use cresset_store::testing::stepped::SteppedStore;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

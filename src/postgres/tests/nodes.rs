@@ -5,13 +5,15 @@ use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
 use crate::schema;
 use crate::{PostgresBackend, PostgresConfig};
-use cresset_base::clock::{Clock, SystemClock, UnixMillis};
+use cresset_base::{Clock, SystemClock, UnixMillis};
 use cresset_ledger::apply::apply;
 use cresset_ledger::{AdmissionRate, AttemptState};
-use cresset_store::backend::{Backend, BatchFailure, LedgerReader, LedgerTxn};
 use cresset_store::codec::encode;
 use cresset_store::testing::*;
-use cresset_store::{Limits, NodeFacts, Store, StoreConfig, StoreError};
+use cresset_store::{
+    Backend, BatchFailure, LedgerReader, LedgerTxn, Limits, NodeFacts, Store, StoreConfig,
+    StoreError,
+};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -130,7 +132,7 @@ fn a_violation_that_one_node_finds_stops_all() {
         &*first.audit_source().unwrap(),
         &cresset_ledger::audit::unpaced,
     );
-    let seal = cresset_store::backend::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
+    let seal = cresset_store::Seal { heads: report.unwrap().heads, fully_audited_at: NOW };
     second.set_seal(Some(&seal)).unwrap();
     assert_eq!(beside.seal().unwrap(), None);
     // A start that found everything sound.

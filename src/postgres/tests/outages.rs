@@ -4,7 +4,7 @@ use super::cluster::{self, Cluster, place_in};
 use super::proxy::Proxy;
 use super::server_process::ServerProcess;
 use crate::PostgresConfig;
-use cresset_base::clock::SystemClock;
+use cresset_base::SystemClock;
 use cresset_ledger::AttemptState;
 use cresset_store::testing::*;
 use cresset_store::{Limits, Store, StoreConfig, StoreError};

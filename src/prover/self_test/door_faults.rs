@@ -3,7 +3,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use cresset_base::clock::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::{Catalogue, Manifest};
 use cresset_node::{Assembly, NodeError};
 use cresset_qualification::{CheckState, Grade, Record, SelfTestLine, Verdict};

@@ -1,8 +1,7 @@
 //! Faults between the scheduler and the model: wrong steps, wrong results, and ops with wrong
 //! arguments.
 
-use cresset_engine::runner::{RowResult, Runner};
-use cresset_engine::{EngineError, RowSampling, SamplingParams};
+use cresset_engine::{EngineError, RowResult, RowSampling, Runner, SamplingParams};
 use cresset_models::ForwardBatch;
 use cresset_models::planted::{self, OpFault};
 use std::sync::Arc;

@@ -1,10 +1,9 @@
 //! Documents about requests and money that clients, operators and receipts show in the same form.
 //! Times are Unix seconds, amounts integer strings.
 
-pub mod receipt;
+pub(crate) mod receipt;
 
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AttemptId, ModelId, RequestId, SessionId};
+use cresset_base::{AttemptId, ModelId, RequestId, SessionId, UnixMillis};
 use cresset_ledger::{
     Attempt, AttemptState, Balances, BucketAmounts, FailureCode, Microcredits, RequestRecord, Usage,
 };

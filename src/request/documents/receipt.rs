@@ -3,8 +3,7 @@
 //! Times are Unix seconds, amounts integer strings, digests hex.
 
 use super::UsageObject;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AttemptId, ModelId, RequestId, SessionId};
+use cresset_base::{AttemptId, ModelId, RequestId, SessionId, UnixMillis};
 use cresset_catalogue::NodePublicKey;
 use cresset_ledger::{
     AskedGeneration, Attempt, FinishReason, Microcredits, Prices, ReceiptFacts, ReceiptProof,
@@ -321,7 +320,7 @@ pub mod testing {
         AskedGeneration, Attempt, AttemptId, FinishReason, Microcredits, ModelId, Prices,
         ReceiptFacts, ReceiptProof, RequestId, RequestRecord, SessionId, UnixMillis, Usage, Uuid,
     };
-    use cresset_base::ids::{AccountId, BootId, CredentialId};
+    use cresset_base::{AccountId, BootId, CredentialId};
     use cresset_ledger::{AttemptState, BucketAmounts, RequestKey, SamplingValue};
 
     /// A completed request of 10 + 5 tokens that cost 20 microcredits, and what was stored of it.

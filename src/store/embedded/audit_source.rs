@@ -4,11 +4,11 @@ use super::bodies;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, OrFault, ReadOnly, due_key, get, request_key};
 use crate::codec::StoredField;
-use cresset_base::ids::{AccountId, ApplicationId};
+use cresset_base::{AccountId, ApplicationId};
 use cresset_ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
-use cresset_ledger::state::{Adjustment, JournalHead, Reservation, StateError, StateResult};
 use cresset_ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Adjustment, Application, Balances, Credential, JournalEntry, JournalHead, RequestKey,
+    RequestRecord, Reservation, StateError, StateResult,
 };
 use redb::ReadableTableMetadata;
 use std::iter;

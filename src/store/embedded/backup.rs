@@ -14,10 +14,8 @@ use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, Definition, OrFault, ReadOnly, Writable};
 use crate::scope::{BackupScope, RestoreScope};
 use crate::{RestoreReport, StoreError, StoreResult};
-use cresset_base::failpoint;
-use cresset_base::ids::BootId;
-use cresset_ledger::audit;
-use cresset_ledger::state::StateResult;
+use cresset_base::{BootId, failpoint};
+use cresset_ledger::{StateResult, audit};
 use redb::{
     Database, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     WriteTransaction,

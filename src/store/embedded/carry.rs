@@ -7,8 +7,7 @@ use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreResult;
 use crate::codec::StoredField;
 use crate::restore::{LostRows, ReplacedState, RestoreReport};
-use cresset_ledger::state::StateResult;
-use cresset_ledger::{Account, AccountStatus, Credential};
+use cresset_ledger::{Account, AccountStatus, Credential, StateResult};
 use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 
 /// The ledger that a restore is about to replace, as far as it can be read.

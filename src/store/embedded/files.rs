@@ -7,10 +7,8 @@ use super::segment_shelf::SegmentShelf;
 use super::tables::{self, OrFault, Writable};
 use crate::codec::StoredField;
 use crate::{StoreError, StoreResult};
-use cresset_base::clock::UnixMillis;
-use cresset_base::failpoint;
-use cresset_base::ids::BootId;
-use cresset_ledger::state::StateResult;
+use cresset_base::{BootId, UnixMillis, failpoint};
+use cresset_ledger::StateResult;
 use redb::{Database, ReadTransaction, ReadableDatabase};
 use std::sync::Arc;
 

@@ -5,9 +5,8 @@ use super::rows::{JournalPosition, SealedPosition};
 use super::segment_shelf::Segment;
 use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, OrFault, ReadOnly, get};
-use cresset_base::ids::AccountId;
-use cresset_ledger::JournalEntry;
-use cresset_ledger::state::{JournalHead, StateError, StateResult};
+use cresset_base::AccountId;
+use cresset_ledger::{JournalEntry, JournalHead, StateError, StateResult};
 use std::iter;
 use std::ops::Bound;
 

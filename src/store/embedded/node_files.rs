@@ -7,7 +7,7 @@ use super::tables::OrFault;
 use crate::scope::{self, BackupScope, NodeFile};
 use crate::{RestoreReport, StoreError, StoreResult};
 use bytes::Bytes;
-use cresset_ledger::state::StateResult;
+use cresset_ledger::StateResult;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::fs;
 use std::io::{self, Write};

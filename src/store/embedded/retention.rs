@@ -5,10 +5,8 @@ use super::bodies::{self, AnswerTable};
 use super::files::Files;
 use super::tables::{self, OrFault, Writable, due_key, due_subject, get, put};
 use crate::limits::Limits;
-use cresset_base::clock::UnixMillis;
-use cresset_base::failpoint;
-use cresset_ledger::RequestRecord;
-use cresset_ledger::state::{Crashes, StateResult};
+use cresset_base::{UnixMillis, failpoint};
+use cresset_ledger::{Crashes, RequestRecord, StateResult};
 use redb::{ReadableDatabase, ReadableTable, WriteTransaction};
 
 /// Rows of one kind handled in one pass. The writer makes a pass between two batches, so this

@@ -2,9 +2,8 @@
 //! reader for the old one.
 
 use crate::row;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::BootId;
-use cresset_ledger::state::JournalHead;
+use cresset_base::{BootId, UnixMillis};
+use cresset_ledger::JournalHead;
 
 /// The identity of a file. It is the same in both files of a ledger, so that two that do not belong
 /// together are noticed.

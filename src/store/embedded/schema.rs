@@ -6,7 +6,7 @@ use super::rows::FileIdentity;
 use super::tables::{self, OrFault, fault};
 use crate::{StoreError, StoreResult};
 use cresset_base::failpoint;
-use cresset_ledger::state::StateResult;
+use cresset_ledger::StateResult;
 use redb::{Database, ReadableDatabase, WriteTransaction};
 use std::panic::{self, AssertUnwindSafe};
 

@@ -2,8 +2,7 @@
 
 use super::disk::Disk;
 use super::tables::{self, OrFault, ReadOnly};
-use cresset_ledger::JournalEntry;
-use cresset_ledger::state::{JournalHead, StateError, StateResult};
+use cresset_ledger::{JournalEntry, JournalHead, StateError, StateResult};
 use parking_lot::Mutex;
 use redb::{AccessGuard, ReadTransaction, ReadableDatabase, ReadableTable};
 use std::fmt;

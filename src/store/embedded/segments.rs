@@ -14,10 +14,8 @@ use super::snapshot::EmbeddedSnapshot;
 use super::tables::{self, OrFault};
 use crate::StoreResult;
 use cresset_base::failpoint;
-use cresset_ledger::JournalEntry;
 use cresset_ledger::audit::{AuditPace, AuditProgress, AuditSource, JournalChain};
-use cresset_ledger::journal;
-use cresset_ledger::state::{JournalHead, StateError, StateResult};
+use cresset_ledger::{JournalEntry, JournalHead, StateError, StateResult, journal};
 use redb::{ReadTransaction, ReadableDatabase, ReadableTableMetadata, WriteTransaction};
 
 /// Live entries removed in one pass, after their segment was registered.

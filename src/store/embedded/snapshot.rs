@@ -7,10 +7,10 @@ use super::tables::{self, Definition, OrFault, ReadOnly};
 use crate::StoreError;
 use crate::backend::{ReadFuture, Snapshot};
 use crate::codec::StoredField;
-use cresset_base::ids::{AccountId, ApplicationId, CredentialId, RequestId};
-use cresset_ledger::state::{Crashes, Reservation, StateError, StateResult};
+use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId};
 use cresset_ledger::{
-    Account, Application, Balances, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Application, Balances, Crashes, Credential, JournalEntry, RequestKey, RequestRecord,
+    Reservation, StateError, StateResult,
 };
 use redb::{ReadTransaction, ReadableDatabase};
 use std::collections::BTreeMap;

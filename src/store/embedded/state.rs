@@ -4,13 +4,10 @@
 use super::rows::JournalPosition;
 use super::tables::{self, OrFault, ReadOnly, Writable, get, put};
 use crate::backend::LedgerTxn;
-use cresset_base::clock::UnixMillis;
-use cresset_base::ids::{AccountId, ApplicationId, BootId, CredentialId};
-use cresset_ledger::state::{
-    Adjustment, Crashes, JournalHead, LedgerState, Reservation, StateResult,
-};
+use cresset_base::{AccountId, ApplicationId, BootId, CredentialId, UnixMillis};
 use cresset_ledger::{
-    Account, Application, Balances, Command, Credential, JournalEntry, RequestKey, RequestRecord,
+    Account, Adjustment, Application, Balances, Command, Crashes, Credential, JournalEntry,
+    JournalHead, LedgerState, RequestKey, RequestRecord, Reservation, StateResult,
 };
 use redb::{ReadableTable, WriteTransaction};
 use std::collections::BTreeMap;

@@ -4,8 +4,8 @@
 use super::rows::FileIdentity;
 use crate::codec::{self, StoredField};
 pub(super) use crate::rows::{crash_key, entry_key, grant_key, request_key, request_prefix};
-use cresset_base::clock::UnixMillis;
-use cresset_ledger::state::{StateError, StateResult};
+use cresset_base::UnixMillis;
+use cresset_ledger::{StateError, StateResult};
 use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition, WriteTransaction};
 use std::ops::Bound;
 

@@ -6,10 +6,9 @@ use crate::backend::{Backend, BatchFailure, LedgerTxn, Seal};
 use crate::queue::WriteAction;
 use crate::settings::RequestSettings;
 use crate::{Limits, StoreError};
-use cresset_base::clock::UnixMillis;
+use cresset_base::UnixMillis;
 use cresset_ledger::apply::{ApplyError, apply};
-use cresset_ledger::state::LedgerState;
-use cresset_ledger::{AttemptState, RequestRecord, audit};
+use cresset_ledger::{AttemptState, LedgerState, RequestRecord, audit};
 
 const NOW: UnixMillis = UnixMillis(1_000_000);
 const HOUR_MS: u64 = 3_600_000;

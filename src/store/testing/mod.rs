@@ -15,16 +15,15 @@ pub mod stepped;
 
 use crate::StoreError;
 use crate::stored_body::{StoredBody, StoredContent};
-use cresset_base::clock::UnixMillis;
-pub use cresset_base::ids::{
+use cresset_base::UnixMillis;
+pub use cresset_base::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, RequestId, SessionId,
 };
 use cresset_ledger::AdmissionRate;
-pub use cresset_ledger::commands::{ReleaseCause, SettleEnd};
 pub use cresset_ledger::{
     AccountChange, Admit, Bucket, BucketAmounts, BudgetOwner, BudgetPeriod, Budgets, CalendarUse,
     Command, Credential, CredentialKind, FailureCode, FinishReason, Microcredits, Outcome, Prices,
-    Refusal, RequestKey, SpendingLimit, TokenQuotas, Usage,
+    Refusal, ReleaseCause, RequestKey, SettleEnd, SpendingLimit, TokenQuotas, Usage,
 };
 use uuid::Uuid;
 

@@ -4,7 +4,7 @@ use crate::backend::{Backend, Seal, WriteAction};
 use crate::queue::WriteJob;
 use crate::writer::Writer;
 use crate::{AuditPolicy, Limits, OpenProgress, Store, StoreInner, StoreResult, prepare};
-use cresset_base::clock::{Clock, UnixMillis};
+use cresset_base::{Clock, UnixMillis};
 use cresset_ledger::Outcome;
 use std::sync::{Arc, OnceLock};
 use std::thread;

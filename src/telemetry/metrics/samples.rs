@@ -1,7 +1,7 @@
 //! What the metrics show of the node's state: set when they are asked for.
 
 use super::{By, Metrics};
-use cresset_base::engine_stats::EngineStats;
+use cresset_base::EngineStats;
 use cresset_store::StoreStats;
 use prometheus_client::metrics::counter::Counter;
 use std::collections::BTreeMap;

@@ -16,8 +16,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 /// Grammars that are kept compiled, and bytes of their formats together.
-const KEPT: usize = 64;
-const KEPT_BYTES: usize = 4 << 20;
+const MAX_KEPT: usize = 64;
+const MAX_KEPT_BYTES: usize = 4 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
 /// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
@@ -100,7 +100,7 @@ impl Grammars {
         let bytes = |kept: &VecDeque<_>| -> usize {
             kept.iter().map(|(format, _): &(AnswerFormat, _)| format.bytes()).sum()
         };
-        while kept.len() > KEPT || bytes(&kept) > KEPT_BYTES {
+        while kept.len() > MAX_KEPT || bytes(&kept) > MAX_KEPT_BYTES {
             kept.pop_front();
         }
     }

@@ -1,7 +1,7 @@
 //! Sends requests to an engine, and records its answers and their times.
 
 use crate::Result;
-use cresset_base::ids::AccountId;
+use cresset_base::AccountId;
 use cresset_engine::{
     EngineHandle, EngineStats, Finished, GenerateRequest, SamplingParams, SequenceEvent, StopCause,
 };

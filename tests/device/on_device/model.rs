@@ -3,10 +3,10 @@
 use crate::Result;
 use crate::eight_bits::EightBits;
 use crate::targets::{self, START};
-use cresset_engine::RowSampling;
-use cresset_engine::model_runner::{LoadedInfo, ModelRunner};
-use cresset_engine::runner::{RowResult, Runner, nothing_launched};
-use cresset_engine::{EngineError, EngineHandle, EngineOptions};
+use cresset_engine::{
+    EngineError, EngineHandle, EngineOptions, LoadedInfo, ModelRunner, RowResult, RowSampling,
+    Runner, nothing_launched,
+};
 use cresset_kernels::gpu::{Gpu, Kind, Properties};
 use cresset_models::{ForwardBatch, ModelConfig, ModelOptions, ModelSource};
 use std::collections::VecDeque;

@@ -2,9 +2,7 @@
 
 use crate::model::{BLOCK_SIZE, Shared};
 use crate::{Result, tokens};
-use cresset_engine::RowSampling;
-use cresset_engine::SamplingParams;
-use cresset_engine::runner::Runner;
+use cresset_engine::{RowSampling, Runner, SamplingParams};
 use cresset_kernels::sampling::Sampled;
 use cresset_models::ForwardBatch;
 use std::sync::Arc;

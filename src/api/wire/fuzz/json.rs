@@ -2,8 +2,7 @@
 //! language.
 
 use crate::wire::json::{JsonError, JsonTree, fingerprint};
-use cresset_base::ids::SessionId;
-use cresset_base::mutate::{Mutation, mutated};
+use cresset_base::{Mutation, SessionId, mutated};
 use serde_json::Value;
 use uuid::Uuid;
 

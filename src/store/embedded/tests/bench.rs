@@ -127,7 +127,7 @@ fn history_of_ten_million_requests() {
 /// Opens a ledger and says how long that took.
 fn open(after: &str, folder: &Path) -> Store {
     let began = Instant::now();
-    let clock = Arc::new(cresset_base::clock::SystemClock);
+    let clock = Arc::new(cresset_base::SystemClock);
     let store = Store::open(&StoreConfig::folder(folder), clock, Limits::default()).unwrap();
     println!("{after}: open after {:.2} s", began.elapsed().as_secs_f64());
     store
@@ -180,7 +180,7 @@ impl History {
         let config = EmbeddedConfig::new(folder);
         let backend =
             Arc::new(EmbeddedBackend::open_on(super::super::lock(&config).unwrap()).unwrap());
-        let now = cresset_base::clock::SystemClock.now().0;
+        let now = cresset_base::SystemClock.now().0;
         let clock = TestClock::at(now - requests.div_ceil(REQUESTS_A_DAY) * DAY_MS);
         let shown = Arc::new(clock.clone());
         let (shared, writer) = prepare(

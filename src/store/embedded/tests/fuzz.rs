@@ -5,9 +5,11 @@ use super::layout::{entry, record};
 use crate::StoredBody;
 use crate::codec::{StoredField, decode, encode};
 use crate::embedded::rows::{CleanMarker, FileIdentity, JournalPosition};
-use cresset_base::mutate::{Mutation, mutated};
-use cresset_ledger::state::{Adjustment, Crashes, Reservation};
-use cresset_ledger::{Account, Application, Balances, Credential, JournalEntry, RequestRecord};
+use cresset_base::{Mutation, mutated};
+use cresset_ledger::{
+    Account, Adjustment, Application, Balances, Crashes, Credential, JournalEntry, RequestRecord,
+    Reservation,
+};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 

@@ -16,7 +16,7 @@ fn load_until_killed() {
     }
     let store = Store::open(
         &StoreConfig::folder("."),
-        Arc::new(cresset_base::clock::SystemClock),
+        Arc::new(cresset_base::SystemClock),
         Limits::default(),
     )
     .unwrap();

@@ -3,9 +3,10 @@
 use super::*;
 use crate::codec::{StoredField, decode, encode};
 use crate::testing::random_commands::{attempt, request, units};
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::state::StateError;
-use cresset_ledger::{Attempt, AttemptState, Balances, BucketAmounts, JournalEntry, RequestRecord};
+use cresset_ledger::{
+    Attempt, AttemptState, Balances, BucketAmounts, EntryKind, JournalEntry, RequestRecord,
+    StateError,
+};
 use proptest::prelude::*;
 
 fn split() -> impl Strategy<Value = BucketAmounts> {

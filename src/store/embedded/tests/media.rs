@@ -7,7 +7,7 @@ use super::super::schema;
 use super::super::tables::{self, BODIES_TABLES, LEDGER_TABLES};
 use super::{TestClock, opening};
 use crate::{Limits, LockedPlace, LockedStore, OpenProgress, Store, StoreError, StoreResult};
-use cresset_ledger::state::StateResult;
+use cresset_ledger::StateResult;
 use redb::{Builder, Database, ReadOnlyDatabase, StorageBackend, WriteTransaction};
 use std::collections::BTreeMap;
 use std::io;

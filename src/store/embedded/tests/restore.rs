@@ -3,8 +3,7 @@
 use super::super::{disk, schema};
 use super::*;
 use crate::{LostRows, NodeFile, ReplacedState, RestoreReport};
-use cresset_ledger::AccountStatus;
-use cresset_ledger::records::EntryKind;
+use cresset_ledger::{AccountStatus, EntryKind};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -13,14 +13,11 @@ use crate::codec::{Malformed, Reader, StoredField, decode, encode};
 use crate::embedded::tables::OrFault;
 use crate::row;
 use crate::stored_body::{StoredBody, StoredContent};
-use cresset_ledger::audit;
-use cresset_ledger::budgets::PeriodUse;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::state::{Adjustment, Crashes, JournalHead, Reservation, StateError};
 use cresset_ledger::{
-    Account, AccountStatus, Application, AskedGeneration, Attempt, AttemptState, Balance, Balances,
-    BucketAmounts, Consumption, JournalEntry, ReceiptFacts, ReceiptProof, RequestRecord,
-    SamplingValue,
+    Account, AccountStatus, Adjustment, Application, AskedGeneration, Attempt, AttemptState,
+    Balance, Balances, BucketAmounts, Consumption, Crashes, EntryKind, JournalEntry, JournalHead,
+    PeriodUse, ReceiptFacts, ReceiptProof, RequestRecord, Reservation, SamplingValue, StateError,
+    audit,
 };
 use redb::{ReadableDatabase, ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;

@@ -10,9 +10,8 @@ use crate::auditor::AuditTurns;
 use crate::backend::LedgerReader;
 use crate::shared::StoreShared;
 use crate::{AuditReport, backend::Backend};
-use cresset_ledger::RequestRecord;
 use cresset_ledger::audit::unpaced;
-use cresset_ledger::state::{JournalHead, StateResult};
+use cresset_ledger::{JournalHead, RequestRecord, StateResult};
 use redb::WriteTransaction;
 use std::thread;
 

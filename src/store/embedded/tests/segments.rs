@@ -92,7 +92,7 @@ fn closed_parts_and_live_entries_are_one_journal() {
     spend(&mut bench, 100..=110);
     let view = bench.backend.view().unwrap();
     let from = before.0.last().unwrap();
-    let from = cresset_ledger::state::JournalHead { sequence: from.sequence, hash: from.hash };
+    let from = cresset_ledger::JournalHead { sequence: from.sequence, hash: from.hash };
     let news = audit::since(&view, from.into(), &unpaced).unwrap();
     assert_eq!((news.entries, news.violations), (23, vec![]));
     drop(view);

@@ -7,8 +7,7 @@ use crate::ClockLimits;
 use crate::backend::Backend;
 use crate::embedded::tables::OrFault;
 use bytes::Bytes;
-use cresset_ledger::records::EntryKind;
-use cresset_ledger::{AttemptState, JournalEntry};
+use cresset_ledger::{AttemptState, EntryKind, JournalEntry};
 
 const HOUR: u64 = 3_600_000;
 

@@ -204,7 +204,7 @@ fn a_compiled_format_is_kept() {
     let choice = |number: usize| AnswerFormat::Choice(vec![number.to_string()]);
     let first = text.compile(&choice(0)).unwrap();
     assert!(Arc::ptr_eq(&first, &text.compile(&choice(0)).unwrap()));
-    for number in 1..=KEPT {
+    for number in 1..=MAX_KEPT {
         text.compile(&choice(number)).unwrap();
     }
     assert!(!Arc::ptr_eq(&first, &text.compile(&choice(0)).unwrap()));
