@@ -1,4 +1,4 @@
-//! Checks a configuration. The ranges of numbers stand at the fields in `sections` and become part
+//! Checks a configuration. The ranges of numbers stand at the fields of the sections and become part
 //! of the JSON Schema; the check reads them from there, and so does `config show`. Only rules that
 //! no schema can express are written out here.
 
