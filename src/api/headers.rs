@@ -6,9 +6,13 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use cresset_base::{RequestId, SessionId, hyphenated};
+use std::time::Duration;
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+/// Lowers the time that a stream goes on after its client has left. It changes no answer, so it is
+/// no part of the fingerprint.
+pub const DISCONNECT_GRACE: &str = "X-Disconnect-Grace-Seconds";
 
 /// The request's id as its header gave it. `finish_response` reads it once for every request and
 /// leaves it among the request's extensions.
@@ -18,6 +22,8 @@ pub type KeyRead = Result<RequestId, ApiError>;
 pub struct NamedRequest {
     pub id: RequestId,
     pub session: SessionId,
+    /// How long a stream goes on after its client has left, if the client says so.
+    pub disconnect_grace: Option<Duration>,
 }
 
 impl FromRequestParts<Api> for NamedRequest {
@@ -27,8 +33,10 @@ impl FromRequestParts<Api> for NamedRequest {
         let read = parts.extensions.get::<KeyRead>().cloned();
         let id = read.expect("invariant: finish_response reads every request's key")?;
         let session = session(&parts.headers, &api.settings.service_name)?;
+        let limit = api.settings.disconnect_grace_seconds;
+        let disconnect_grace = disconnect_grace(&parts.headers, limit)?;
         refuse_cache_namespaces(&parts.headers)?;
-        Ok(Self { id, session })
+        Ok(Self { id, session, disconnect_grace })
     }
 }
 
@@ -72,6 +80,21 @@ fn named_uuid<'a>(
     let text = value.to_str().unwrap_or_default();
     let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     hyphenated(text).filter(|id| !id.is_nil() && !id.is_max()).ok_or_else(|| refuse("Malformed"))
+}
+
+/// Reads the whole seconds, up to the node's own `limit`, that a stream outlives its client.
+fn disconnect_grace(headers: &HeaderMap, limit: u64) -> Result<Option<Duration>, ApiError> {
+    let mut values = headers.get_all(DISCONNECT_GRACE).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let digits = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let seconds = digits.and_then(|text| text.parse().ok()).filter(|seconds| *seconds <= limit);
+    match (seconds, values.next()) {
+        (Some(seconds), None) => Ok(Some(Duration::from_secs(seconds))),
+        _ => {
+            let text = format!("{DISCONNECT_GRACE} must be one whole number from 0 to {limit}.");
+            Err(ApiError::invalid(DISCONNECT_GRACE, text))
+        }
+    }
 }
 
 /// Headers with which callers try to choose a cache namespace. The node isolates caches by account
@@ -143,6 +166,27 @@ mod tests {
         check(&[("X-Service-Session-Id", ID), ("x-cresset-session-id", ID)], false);
         check(&[("x-other-session-id", ID)], false);
         assert!(session(&headers(&[("X-Service-Session-Id", ID)]), "Service").is_ok());
+    }
+
+    #[test]
+    fn a_grace_is_one_number_up_to_the_setting() {
+        let check = |values: &[&str], expect: Option<Option<u64>>| {
+            let pairs: Vec<_> = values.iter().map(|v| (DISCONNECT_GRACE, *v)).collect();
+            let found = disconnect_grace(&headers(&pairs), 15);
+            let param = found.as_ref().err().map(|error| format!("{error:?}"));
+            assert!(param.is_none_or(|text| text.contains(DISCONNECT_GRACE)), "{values:?}");
+            assert_eq!(found.ok(), expect.map(|s| s.map(Duration::from_secs)), "{values:?}");
+        };
+        check(&[], Some(None));
+        check(&["0"], Some(Some(0)));
+        check(&["15"], Some(Some(15)));
+        check(&["16"], None);
+        check(&["-1"], None);
+        check(&["+1"], None);
+        check(&["1.5"], None);
+        check(&[""], None);
+        check(&["99999999999999999999999"], None);
+        check(&["1", "1"], None);
     }
 
     #[test]

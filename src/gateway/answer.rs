@@ -4,9 +4,10 @@
 use super::calls::Exchange;
 use super::dialects::{self, ApiDialect, TranslatedStream};
 use super::log_line::GatewayLine;
+use super::upstream::NodeBody;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Response, StatusCode};
@@ -28,15 +29,7 @@ pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 
 /// The node's answer, as part of a call if the gateway gave it its key.
 pub(super) fn passed_on(
-    response: Response<Incoming>,
-    exchange: Option<Exchange>,
-    rewriting: Option<Rewriting>,
-) -> Response<GatewayBody> {
-    watched(response.map(Either::Left), exchange, rewriting)
-}
-
-pub(super) fn watched(
-    response: Response<Either<Incoming, Full<Bytes>>>,
+    response: Response<NodeBody>,
     exchange: Option<Exchange>,
     rewriting: Option<Rewriting>,
 ) -> Response<GatewayBody> {
@@ -59,7 +52,7 @@ pub(super) fn watched(
 
 /// The node's stream as a stream of the dialect of `stream`.
 pub(super) fn translated(
-    mut response: Response<Incoming>,
+    mut response: Response<NodeBody>,
     exchange: Option<Exchange>,
     stream: TranslatedStream,
 ) -> Response<GatewayBody> {
@@ -169,7 +162,7 @@ impl Renaming {
 /// A body that tells its call when all of it has been sent.
 #[derive(Debug)]
 pub(super) struct WatchedAnswer {
-    body: Either<Incoming, Full<Bytes>>,
+    body: NodeBody,
     exchange: Option<Exchange>,
     /// The answer does not end the call.
     open: bool,
@@ -186,6 +179,9 @@ impl Drop for WatchedAnswer {
         if let Some(line) = &mut self.line {
             line.count_tokens(&self.tail);
         }
+        if let Some(exchange) = &mut self.exchange {
+            exchange.stop();
+        }
     }
 }
 
@@ -199,6 +195,12 @@ impl WatchedAnswer {
     fn note_end(&mut self) {
         if self.body.is_end_stream() || self.tail.ends_with(DONE) {
             self.ended();
+        }
+    }
+
+    fn keep(&mut self) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.stop = None;
         }
     }
 
@@ -225,7 +227,8 @@ impl Body for WatchedAnswer {
             match &frame {
                 None => self.ended(),
                 Some(Ok(frame)) => self.note(frame.data_ref().map_or(&[], |data| data)),
-                Some(Err(_)) => {}
+                // The node broke it off: its client may come back for the rest.
+                Some(Err(_)) => self.keep(),
             }
             let Some(rewriting) = &mut self.rewriting else {
                 return Poll::Ready(frame);

@@ -1,19 +1,19 @@
 //! The node's stream as one whole answer.
 
-use super::answer::{GatewayBody, JSON, SHOULD_RETRY, watched};
+use super::GatewayRefusal;
+use super::answer::{GatewayBody, JSON, SHOULD_RETRY, passed_on};
 use super::calls::Exchange;
 use super::dialects::{self, AnswerWriter};
 use super::log_line::GatewayLine;
-use super::{GatewayRefusal, upstream};
+use super::upstream::{self, NodeBody};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
 /// The node's stream as one object, which `writer` makes.
 pub(super) async fn assembled(
-    response: Response<Incoming>,
+    response: Response<NodeBody>,
     exchange: Option<Exchange>,
     writer: Box<dyn AnswerWriter>,
     model: String,
@@ -36,5 +36,5 @@ pub(super) async fn assembled(
     head.headers.remove(CONTENT_LENGTH);
     head.headers.insert(CONTENT_TYPE, JSON);
     let body = Full::new(text.to_string().into());
-    Ok(watched(Response::from_parts(head, Either::Right(body)), exchange, None))
+    Ok(passed_on(Response::from_parts(head, Either::Right(body)), exchange, None))
 }

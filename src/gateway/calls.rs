@@ -3,8 +3,9 @@
 //!
 //! Two equal requests are one call if the second says that it is a retry, or if the connection that
 //! brought the first broke before the whole answer had been sent. All others are calls of their
-//! own.
+//! own, and so is what follows a stream that its client closed: that is how people stop an answer.
 
+use super::upstream::StreamStop;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(super) struct Calls(Mutex<VecDeque<Call>>);
 
 #[derive(Debug)]
 struct Call {
+    /// The call's first key, which names it here.
+    id: Uuid,
     input: InputDigest,
     key: Uuid,
     /// Connections that wait for the answer now.
@@ -67,13 +70,20 @@ impl Calls {
                 calls.remove(settled.unwrap_or(0));
             }
             let (waiting, answered) = (0, false);
-            calls.push_back(Call { input, key: fresh, waiting, answered, last_seen: now });
+            calls.push_back(Call {
+                id: fresh,
+                input,
+                key: fresh,
+                waiting,
+                answered,
+                last_seen: now,
+            });
             calls.len() - 1
         });
         let call = &mut calls[at];
         call.waiting += 1;
         call.answered = false;
-        Exchange { calls: self.clone(), key: call.key, answered: false }
+        Exchange { calls: self.clone(), id: call.id, key: call.key, answered: false, stop: None }
     }
 }
 
@@ -81,16 +91,52 @@ impl Calls {
 #[derive(Debug)]
 pub(super) struct Exchange {
     calls: Arc<Calls>,
+    id: Uuid,
     pub key: Uuid,
     /// Set once the whole answer has been sent.
     pub answered: bool,
+    /// What ends the run behind a stream whose client leaves in the middle of it.
+    pub stop: Option<StreamStop>,
+}
+
+impl Exchange {
+    /// Goes on under another key, because the node cancelled the run under this one: `fresh`, or the
+    /// key under which another connection of the call went on already.
+    pub(super) fn renew(&mut self, fresh: Uuid) {
+        let mut calls = self.calls.0.lock();
+        let call = calls.iter_mut().find(|call| call.id == self.id);
+        self.key = call.map_or(fresh, |call| {
+            if call.key == self.key {
+                call.key = fresh;
+            }
+            call.key
+        });
+    }
+
+    /// The client has closed its stream. Ends and forgets the call, unless its answer has been sent
+    /// or another connection waits for it.
+    pub(super) fn stop(&mut self) {
+        let stop = self.stop.take_if(|stop| !self.answered && stop.is_allowed());
+        if let Some(stop) = stop
+            && self.forget()
+        {
+            stop.send();
+        }
+    }
+
+    /// Forgets the call, unless another connection waits for its answer. Whether it was forgotten.
+    fn forget(&self) -> bool {
+        let mut calls = self.calls.0.lock();
+        let alone = calls.iter().position(|call| call.id == self.id && call.waiting == 1);
+        alone.and_then(|at| calls.remove(at)).is_some()
+    }
 }
 
 impl Drop for Exchange {
     #[expect(clippy::disallowed_methods, reason = "the age of a call counts from here")]
     fn drop(&mut self) {
         let mut calls = self.calls.0.lock();
-        if let Some(call) = calls.iter_mut().find(|call| call.key == self.key) {
+        if let Some(call) = calls.iter_mut().find(|call| call.id == self.id) {
             call.waiting = call.waiting.saturating_sub(1);
             call.answered |= self.answered;
             call.last_seen = Instant::now();
@@ -156,6 +202,29 @@ mod tests {
         drop(first);
         assert_eq!(join(&calls, 3, true).key, Uuid::from_u128(1));
         drop(second);
+    }
+
+    #[test]
+    fn a_call_whose_run_was_cancelled_goes_on_under_one_other_key() {
+        let calls = Arc::new(Calls::default());
+        let (mut first, mut second) = (join(&calls, 1, false), join(&calls, 2, true));
+        first.renew(Uuid::from_u128(3));
+        second.renew(Uuid::from_u128(4));
+        assert_eq!([first.key, second.key], [3, 3].map(Uuid::from_u128));
+        drop(first);
+        answered(second);
+        assert_eq!(join(&calls, 5, true).key, Uuid::from_u128(3));
+    }
+
+    #[test]
+    fn a_call_that_was_stopped_is_forgotten_by_its_last_connection() {
+        let calls = Arc::new(Calls::default());
+        let (first, second) = (join(&calls, 1, false), join(&calls, 2, true));
+        assert!(!first.forget(), "another connection waits");
+        drop(first);
+        assert!(second.forget());
+        drop(second);
+        assert_eq!(join(&calls, 3, true).key, Uuid::from_u128(3));
     }
 
     #[test]

@@ -36,8 +36,8 @@ use calls::{Calls, Exchange};
 use cresset_telemetry::GatewayMetrics;
 use cresset_telemetry::traces::Traces;
 use cresset_transport::{HostGuard, HttpSettings};
-use dialects::{ApiDialect, Asked, Question, TranslatedStream};
-use http_body_util::{BodyExt, Limited};
+use dialects::{ApiDialect, Asked, Question, TranslatedStream, UpstreamError};
+use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
     HeaderValue, TRANSFER_ENCODING,
@@ -59,7 +59,7 @@ use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_util::sync::CancellationToken;
-use upstream::NodeConnections;
+use upstream::{NodeBody, NodeConnections, StreamStop};
 use uuid::Uuid;
 
 /// How long a retry waits for its own broken predecessor to be noticed. Only a request that equals
@@ -129,9 +129,10 @@ pub fn reachable(public: SocketAddr) -> Uri {
 pub async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    gateway: Gateway,
+    mut gateway: Gateway,
     shutdown: CancellationToken,
 ) {
+    gateway.closing = shutdown.clone();
     let (limits, gateway) = (gateway.http.clone(), Arc::new(gateway));
     let linger = Duration::from_secs(limits.linger_seconds);
     let router = Router::new().fallback(move |request| {
@@ -162,6 +163,8 @@ pub struct Gateway {
     traces: Traces,
     counter: Option<Router>,
     calls: Arc<Calls>,
+    /// Ends with `serve`.
+    closing: CancellationToken,
 }
 
 impl Gateway {
@@ -186,6 +189,7 @@ impl Gateway {
             traces: options.traces,
             counter: options.counter,
             calls: Arc::default(),
+            closing: CancellationToken::new(),
         })
     }
 
@@ -257,8 +261,7 @@ impl Gateway {
         chat.add("stream", &true);
         let model = chat.text("model").unwrap_or_default();
         let (body, _) = self.translate(&mut head, chat, line).await?;
-        let exchange = self.exchange(&mut head, &body).await;
-        let answer = self.node.send(&head, &body).await?;
+        let (answer, exchange) = self.send(&mut head, &body).await?;
         if !answer.status().is_success() {
             return Ok(answer::passed_on(answer, exchange, None));
         }
@@ -302,8 +305,7 @@ impl Gateway {
             Ok(request) if is_chat => self.translate(&mut head, request, line).await?,
             _ => (body, None),
         };
-        let exchange = self.exchange(&mut head, &body).await;
-        let answer = self.node.send(&head, &body).await?;
+        let (answer, exchange) = self.send(&mut head, &body).await?;
         Ok(answer::passed_on(answer, exchange, renaming.map(Rewriting::Name)))
     }
 
@@ -389,6 +391,33 @@ impl Gateway {
         let id = self.known_id(&names, name)?;
         request.set("model", id);
         Ok(Renaming::new(id, name))
+    }
+
+    /// Sends a request as part of its call. Where the run of a call was cancelled, its client stopped
+    /// it, and this one wants another.
+    async fn send(
+        &self,
+        head: &mut Parts,
+        body: &Bytes,
+    ) -> Result<(Response<NodeBody>, Option<Exchange>), GatewayRefusal> {
+        let mut exchange = self.exchange(head, body).await;
+        let mut answer = self.node.send(head, body).await?;
+        let Some(call) = &mut exchange else { return Ok((answer, None)) };
+        if answer.status() == StatusCode::CONFLICT {
+            let (refusal, text) = upstream::collected(answer).await?.into_parts();
+            let why = UpstreamError::of_answer(&refusal, &text);
+            answer = Response::from_parts(refusal, Either::Right(Full::new(text)));
+            if why.code == "request_cancelled" {
+                call.renew(Uuid::new_v4());
+                head.headers.insert(IDEMPOTENCY_KEY, header(call.key));
+                answer = self.node.send(head, body).await?;
+            }
+        }
+        let kind = answer.headers().get(CONTENT_TYPE);
+        if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
+            call.stop = Some(StreamStop::new(&self.node, head, call.key, &self.closing));
+        }
+        Ok((answer, exchange))
     }
 
     /// The call that a completion request belongs to, whose key goes into the head. `None` for what

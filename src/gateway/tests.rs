@@ -22,6 +22,8 @@ type Pieces = mpsc::Receiver<Option<&'static str>>;
 struct Node {
     address: SocketAddr,
     keys: Mutex<Vec<String>>,
+    /// Keys of the requests that it was asked to cancel.
+    cancelled: Mutex<Vec<String>>,
     /// The answers to come, in the order of the requests.
     answers: Mutex<Vec<(Response<()>, Pieces)>>,
 }
@@ -30,7 +32,8 @@ impl Node {
     async fn start() -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let node = Arc::new(Self { address, keys: Mutex::default(), answers: Mutex::default() });
+        let (keys, cancelled) = (Mutex::default(), Mutex::default());
+        let node = Arc::new(Self { address, keys, cancelled, answers: Mutex::default() });
         let served = node.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -46,6 +49,12 @@ impl Node {
     }
 
     fn answer(&self, request: &Request<Incoming>) -> Response<BoxBody<Bytes, std::io::Error>> {
+        if request.method() == Method::DELETE {
+            let key = request.uri().path().strip_prefix("/v1/requests/").unwrap().to_owned();
+            assert!(request.headers().contains_key(AUTHORIZATION));
+            self.cancelled.lock().unwrap().push(key);
+            return Response::new(BoxBody::new(Full::default().map_err(|never| match never {})));
+        }
         let key = request.headers()[IDEMPOTENCY_KEY].to_str().unwrap().to_owned();
         self.keys.lock().unwrap().push(key);
         let (head, pieces) = self.answers.lock().unwrap().remove(0);
@@ -276,6 +285,76 @@ async fn a_stream_that_breaks_is_repeated_under_its_key() {
     drop(stream);
     running.ask("", SAME).await;
     assert_eq!(running.calls(), [0, 0, 0, 1], "it left after the last event");
+}
+
+/// Begins a stream and reads its first event.
+async fn stream(running: &Running, lines: &str) -> (TcpStream, Pen) {
+    let before = running.node.keys().len();
+    let pen = running.node.will_answer(200, &[("content-type", "text/event-stream")]);
+    let mut stream = running.send(lines, SAME).await;
+    pen.send(Some("data: {}\n\n")).await.unwrap();
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"data: {}\n\n\r\n") {
+        seen.push(stream.read_u8().await.unwrap());
+    }
+    assert_eq!(running.node.keys().len(), before + 1);
+    (stream, pen)
+}
+
+#[tokio::test]
+async fn a_stream_that_its_client_closes_is_cancelled_and_forgotten() {
+    let running = Running::start().await;
+    let cancelled = || running.node.cancelled.lock().unwrap().clone();
+    let (first, pen) = stream(&running, "").await;
+    drop(first);
+    while cancelled().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(cancelled(), running.node.keys());
+    drop(pen);
+    running.ask("", SAME).await;
+    running.ask(COUNT, SAME).await;
+    assert_eq!(running.calls(), [0, 1, 1], "the next is a call, and has retries of its own");
+    let (whole_stream, pen) = stream(&running, "").await;
+    pen.send(Some("data: [DONE]\n\n")).await.unwrap();
+    drop(pen);
+    assert!(whole(whole_stream).await.contains("[DONE]"));
+    assert_eq!(cancelled().len(), 1, "one that was read to its end is not cancelled");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_for_those_who_may_come_back() {
+    let running = Running::start().await;
+    let cancelled = || running.node.cancelled.lock().unwrap().len();
+    let (broken, pen) = stream(&running, "").await;
+    pen.send(None).await.unwrap();
+    whole(broken).await;
+    let (first, _pen) = stream(&running, "").await;
+    assert_eq!(running.calls(), [0, 0], "the node had broken it off");
+    let (second, _pen) = stream(&running, COUNT).await;
+    drop(first);
+    running.ask("", SAME).await;
+    assert_eq!((running.calls(), cancelled()), (vec![0, 0, 0, 1], 0), "another one reads it");
+    drop(second);
+    while cancelled() == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_run_was_cancelled_runs_again() {
+    let running = Running::start().await;
+    let (gone, pen) = running.begin("", SAME).await;
+    drop((gone, pen));
+    let pen = running.node.will_answer(409, &[("x-should-retry", "false")]);
+    pen.send(Some(r#"{"error":{"code":"request_cancelled"}}"#)).await.unwrap();
+    drop(pen);
+    assert!(running.ask("", SAME).await.contains("ok"));
+    assert_eq!(running.calls(), [0, 0, 1]);
+    let pen = running.node.will_answer(409, &[("x-should-retry", "false")]);
+    pen.send(Some(r#"{"error":{"code":"other"}}"#)).await.unwrap();
+    drop(pen);
+    assert!(whole(running.send("", SAME).await).await.contains("other"), "passed on whole");
 }
 
 #[tokio::test]

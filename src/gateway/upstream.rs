@@ -3,7 +3,7 @@
 use super::answer::refuse;
 use super::{GatewayRefusal, IDEMPOTENCY_KEY, MODELS};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
@@ -13,15 +13,21 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio_rustls::rustls::ClientConfig;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// Times that one request is sent when its connection breaks before an answer begins. Sending it
 /// again is safe because it carries the same idempotency key.
 pub(super) const SENDS: u32 = 3;
+/// A body of the node's, or what was read of one.
+pub(super) type NodeBody = Either<Incoming, Full<Bytes>>;
+
 /// Models on a page: the most that the node gives.
 const PAGE: u32 = 100;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct NodeConnections {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     address: Uri,
@@ -45,7 +51,7 @@ impl NodeConnections {
         &self,
         head: &Parts,
         body: &Bytes,
-    ) -> Result<Response<Incoming>, GatewayRefusal> {
+    ) -> Result<Response<NodeBody>, GatewayRefusal> {
         let Ok(uri) = self.target(&head.uri) else {
             let why = "the request's path cannot be passed on";
             return Err(refuse(StatusCode::BAD_REQUEST, why, false).into());
@@ -61,7 +67,7 @@ impl NodeConnections {
                     for hop in [CONNECTION, TRANSFER_ENCODING] {
                         response.headers_mut().remove(hop);
                     }
-                    return Ok(response);
+                    return Ok(response.map(Either::Left));
                 }
                 Err(error) => {
                     may_have_arrived |= !error.is_connect();
@@ -101,6 +107,40 @@ impl NodeConnections {
     }
 }
 
+/// Cancels the run behind a stream whose client closed it.
+#[derive(Debug)]
+pub(super) struct StreamStop {
+    node: NodeConnections,
+    head: Parts,
+    /// Ends with the gateway. It closes streams by itself then, and their clients come back.
+    closing: CancellationToken,
+}
+
+impl StreamStop {
+    /// For the request `of`, which went to the node under `key`.
+    pub(super) fn new(
+        node: &NodeConnections,
+        of: &Parts,
+        key: Uuid,
+        closing: &CancellationToken,
+    ) -> Self {
+        let mut head = question(of, &format!("/v1/requests/{key}"));
+        head.method = Method::DELETE;
+        Self { node: node.clone(), head, closing: closing.clone() }
+    }
+
+    pub(super) fn is_allowed(&self) -> bool {
+        !self.closing.is_cancelled()
+    }
+
+    /// Asks the node once. After a failure the run ends with the node's own grace.
+    pub(super) fn send(self) {
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move { drop(self.node.send(&self.head, &Bytes::new()).await) });
+        }
+    }
+}
+
 /// A question of the gateway's own, under the credential of the request `of`.
 fn question(of: &Parts, path: &str) -> Parts {
     let (mut head, ()) = Request::new(()).into_parts();
@@ -115,7 +155,7 @@ fn question(of: &Parts, path: &str) -> Parts {
 
 /// The whole answer of the node.
 pub(super) async fn collected(
-    answer: Response<Incoming>,
+    answer: Response<NodeBody>,
 ) -> Result<Response<Bytes>, GatewayRefusal> {
     let (head, body) = answer.into_parts();
     match body.collect().await {

@@ -12,6 +12,7 @@ use cresset_base::{CredentialId, UnixMillis};
 use cresset_ledger::{Refusal, RequestRecord, Seen, admission};
 use cresset_store::ListedNode;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The source of a request's answer.
 pub enum AnswerSource {
@@ -51,7 +52,7 @@ pub async fn find_or_start(
         if let Next::Run = next {
             next = match prepare(services, request).await {
                 Err(RequestError::ModelNotFound) => served_elsewhere(services, request).await?,
-                plan => start(services, plan?).await?,
+                plan => start(services, plan?, request.disconnect_grace).await?,
             };
         }
         if let Next::Answer(found) = next {
@@ -75,7 +76,8 @@ async fn join(
     services.metrics.attaches.inc();
     request.trace.link(&live.trace);
     let credential = request.caller.credential.id;
-    follow(live, credential, subscribe(services, live, credential)?, created_at).await
+    let subscription = subscribe(services, live, credential, request.disconnect_grace)?;
+    follow(live, credential, subscription, created_at).await
 }
 
 /// Looks into the ledger.
@@ -153,12 +155,16 @@ async fn stored(services: &Services, record: &RequestRecord) -> Result<Next, Req
 }
 
 /// Makes the request live, unless an equal one was faster, and starts its lifecycle.
-async fn start(services: &Arc<Services>, plan: RequestPlan) -> Result<Next, RequestError> {
+async fn start(
+    services: &Arc<Services>,
+    plan: RequestPlan,
+    grace: Option<Duration>,
+) -> Result<Next, RequestError> {
     let live = plan.live.clone();
     // The subscription comes before the start, because a stream without listeners counts as
     // abandoned.
     let credential = live.credential;
-    let subscription = subscribe(services, &live, credential)?;
+    let subscription = subscribe(services, &live, credential, grace)?;
     if !services.live.insert(&live) {
         return Ok(Next::Retry);
     }
@@ -177,12 +183,15 @@ fn subscribe(
     services: &Services,
     live: &Arc<LiveRequest>,
     credential: CredentialId,
+    grace: Option<Duration>,
 ) -> Result<Option<Subscription>, RequestError> {
     if !live.stream {
         return Ok(None);
     }
     let limit = services.requests.max_subscribers;
-    Subscription::new(live, credential, limit).map(Some).ok_or(RequestError::InProgress)
+    let mut seat = Subscription::new(live, credential, limit).ok_or(RequestError::InProgress)?;
+    seat.grace = grace;
+    Ok(Some(seat))
 }
 
 async fn follow(

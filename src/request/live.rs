@@ -76,6 +76,15 @@ struct LiveProgress {
     revoked: Vec<CredentialId>,
 }
 
+/// Those that listen to a request now.
+#[derive(Debug, Default)]
+struct Listeners {
+    /// The credential of each.
+    credentials: Vec<CredentialId>,
+    /// The time that the one who left last wants to be waited for; `None` is that of the settings.
+    grace: Option<Duration>,
+}
+
 /// The answer to a listener whose credential was revoked.
 const REVOKED: RequestError = RequestError::Ledger(Refusal::CredentialInvalid);
 
@@ -93,8 +102,7 @@ pub struct LiveRequest {
     /// Set before the end of a completed answer.
     pub figures: OnceLock<AnswerFigures>,
     progress: watch::Sender<LiveProgress>,
-    /// The credentials of those that listen now, one for each listener.
-    listeners: watch::Sender<Vec<CredentialId>>,
+    listeners: watch::Sender<Listeners>,
     stop: watch::Sender<Option<StopRequest>>,
 }
 
@@ -178,22 +186,23 @@ impl LiveRequest {
     /// Adds a listener, unless there are `limit` already.
     fn enter(&self, credential: CredentialId, limit: usize) -> bool {
         self.listeners.send_if_modified(|all| {
-            let room = all.len() < limit;
-            all.extend(room.then_some(credential));
+            let room = all.credentials.len() < limit;
+            all.credentials.extend(room.then_some(credential));
             room
         })
     }
 
-    fn leave(&self, credential: CredentialId) {
+    fn leave(&self, credential: CredentialId, grace: Option<Duration>) {
         self.listeners.send_modify(|all| {
-            let own = all.iter().position(|other| *other == credential);
-            own.map(|own| all.swap_remove(own));
+            let own = all.credentials.iter().position(|other| *other == credential);
+            own.map(|own| all.credentials.swap_remove(own));
+            all.grace = grace;
         });
     }
 
     /// The credentials of its owner and of those that listen to it.
     pub fn credentials(&self) -> Vec<CredentialId> {
-        let mut all = self.listeners.borrow().clone();
+        let mut all = self.listeners.borrow().credentials.clone();
         all.push(self.credential);
         all
     }
@@ -207,7 +216,8 @@ impl LiveRequest {
         });
     }
 
-    /// Waits until the request is to stop. A stream without a listener for `grace` is cancelled.
+    /// Waits until the request is to stop. A stream without a listener for `grace`, or for the time
+    /// that its last one named, is cancelled.
     pub async fn stop_requested(&self, grace: Duration) -> StopRequest {
         let mut stop = self.stop.subscribe();
         tokio::select! {
@@ -226,11 +236,10 @@ impl LiveRequest {
         }
         let mut listeners = self.listeners.subscribe();
         loop {
-            let alone = listeners.wait_for(Vec::is_empty).await.is_ok();
-            let returned = tokio::time::timeout(grace, listeners.wait_for(|all| !all.is_empty()))
-                .await
-                .is_ok();
-            if !alone || !returned {
+            let left = listeners.wait_for(|all| all.credentials.is_empty()).await;
+            let Ok(grace) = left.map(|all| all.grace.unwrap_or(grace)) else { return };
+            let back = listeners.wait_for(|all| !all.credentials.is_empty());
+            if tokio::time::timeout(grace, back).await.is_err() {
                 return;
             }
         }
@@ -244,6 +253,8 @@ pub struct Subscription {
     credential: CredentialId,
     progress: watch::Receiver<LiveProgress>,
     read: usize,
+    /// How long the request goes on without listeners once this one has left.
+    pub grace: Option<Duration>,
 }
 
 impl Subscription {
@@ -251,7 +262,7 @@ impl Subscription {
     pub fn new(live: &Arc<LiveRequest>, credential: CredentialId, limit: usize) -> Option<Self> {
         let entered = live.enter(credential, limit);
         let progress = live.progress.subscribe();
-        entered.then(|| Self { live: live.clone(), credential, progress, read: 0 })
+        entered.then(|| Self { live: live.clone(), credential, progress, read: 0, grace: None })
     }
 
     /// The next delta; `None` once the request has completed. A listener whose credential was
@@ -275,7 +286,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.live.leave(self.credential);
+        self.live.leave(self.credential, self.grace);
     }
 }
 
@@ -294,7 +305,7 @@ impl<'a> WaitingCaller<'a> {
 
 impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
-        self.live.leave(self.credential);
+        self.live.leave(self.credential, None);
     }
 }
 

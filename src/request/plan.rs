@@ -61,6 +61,8 @@ pub struct IncomingRequest {
     pub session: SessionId,
     pub fingerprint: [u8; 32],
     pub input: GenerationInput,
+    /// How long a stream goes on after its client has left; `None` is the time of the settings.
+    pub disconnect_grace: Option<Duration>,
     /// Renders the body that is stored and sent when the answer is complete.
     pub render: fn(&CompleteAnswer) -> Bytes,
     /// The span of the HTTP request.

@@ -80,6 +80,7 @@ impl Setup {
 
     pub(super) fn incoming(&self) -> IncomingRequest {
         IncomingRequest {
+            disconnect_grace: None,
             caller: self.caller.clone(),
             plan: self.services.plans.of(&self.caller.account),
             key: self.caller.key(RequestId::generate()),

@@ -1,11 +1,13 @@
 //! The events of a request's life beside its answer: cancelling, clients that go away, deadlines,
 //! draining, and the limits of admission.
 
-use super::support::{Answer, World, issue, next_piece, statuses};
+use super::process::request;
+use super::support::{Answer, CHAT, World, chat_headers, issue, next_piece, read, statuses};
 use cresset_commands::metrics;
 use cresset_engine::EngineError;
 use cresset_engine::testing::ScriptedFailure;
 use futures_util::future::join_all;
+use hyper::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uuid::Uuid;
@@ -138,6 +140,59 @@ async fn a_stream_without_a_listener_is_cancelled_after_the_grace() {
     let request = world.reaches(id, &["cancelled", "completed"]).await;
     assert_eq!(request["state"], "cancelled");
     assert_ne!(request["chargedUnits"], "0");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_may_lower_the_grace() {
+    let world = endless(|_| {}).await;
+    let id = Uuid::new_v4();
+    let body = long(&world, true);
+    let open = async |seconds: &str| {
+        let mut headers = chat_headers(&world.key, &id.to_string());
+        headers.push(("x-disconnect-grace-seconds", seconds.to_owned()));
+        world.send(Method::POST, CHAT, &headers, body.to_string().into()).await
+    };
+    let refused = read(open("16").await).await;
+    let error = &refused.json()["error"];
+    assert_eq!((refused.status, &error["code"]), (400, &json!("invalid_request")));
+    assert_eq!(error["param"], "X-Disconnect-Grace-Seconds");
+    let mut response = open("0").await;
+    next_piece(&mut response).await;
+    drop(response);
+    let request = world.reaches(id, &["cancelled", "completed"]).await;
+    assert_eq!(request["state"], "cancelled");
+    assert!(request["usage"]["completion_tokens"].as_u64().unwrap() < 100, "{request}");
+    assert_eq!(world.post(id, &body).await.error(), (409, "request_cancelled".into()));
+    world.close().await;
+}
+
+/// Stop, then Regenerate: the run ends at once, what it computed is charged, and the same words are
+/// asked anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_a_gateways_client_closes_ends_at_once() {
+    let mut world = endless(|_| {}).await;
+    let gateway = world.open_gateway().await;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {}\r\n\
+         Content-Type: application/json\r\n",
+        world.key
+    );
+    let body = long(&world, true).to_string();
+    let mut spent = 0;
+    for _ in 0..3 {
+        let mut stream = request(&format!("http://{gateway}"), &head, &body);
+        assert_eq!(stream.status, 200);
+        stream.read_until("delta");
+        drop(stream);
+        let mut balances = world.balances().await;
+        while balances[2] > 0 {
+            balances = world.balances().await;
+        }
+        let charged = 1_000_000 - balances[0] - spent;
+        assert!((1..50).contains(&charged), "{charged}, where the whole answer costs 360");
+        spent += charged;
+    }
     world.close().await;
 }
 

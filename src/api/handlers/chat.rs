@@ -22,7 +22,7 @@ pub async fn create(
     State(Api { services, settings }): State<Api>,
     Extension(caller): Extension<Arc<Caller>>,
     Extension(line): Extension<Arc<AccessLine>>,
-    NamedRequest { id, session }: NamedRequest,
+    NamedRequest { id, session, disconnect_grace }: NamedRequest,
     Onward(onward): Onward,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -50,6 +50,7 @@ pub async fn create(
         session,
         fingerprint,
         input,
+        disconnect_grace,
         render: Completion::render,
         trace: line.trace.clone(),
         may_go_elsewhere: onward.is_some(),

@@ -5,7 +5,7 @@ mod answers;
 
 use crate::ApiSettings;
 use crate::error::ApiError;
-use crate::headers::IDEMPOTENCY_KEY;
+use crate::headers::{DISCONNECT_GRACE, IDEMPOTENCY_KEY};
 use crate::wire::chat_schema::{self, BODY, UUID};
 use crate::wire::completion::{Chunk, Completion};
 use crate::wire::objects::{Me, ModelObject, ModelPage};
@@ -151,6 +151,7 @@ fn completion(settings: &ApiSettings, answers: &mut Answers, body: &Value) -> Va
             parameter("idempotencyKey"),
             parameter("sessionId"),
             parameter("neutralSessionId"),
+            parameter("disconnectGrace"),
         ],
         "requestBody": {
             "required": true,
@@ -207,5 +208,13 @@ fn parameters(settings: &ApiSettings) -> Value {
     };
     add("sessionId", either(&session, NEUTRAL_SESSION));
     add("neutralSessionId", either(NEUTRAL_SESSION, &session));
+    let about = "Whole seconds that a stream goes on after its client has left. It lowers the node's own time for this \
+                 request, and is no part of what makes two requests equal.";
+    let seconds =
+        json!({ "type": "integer", "minimum": 0, "maximum": settings.disconnect_grace_seconds });
+    add(
+        "disconnectGrace",
+        json!({ "name": DISCONNECT_GRACE, "in": "header", "required": false, "description": about, "schema": seconds }),
+    );
     Value::Object(all)
 }

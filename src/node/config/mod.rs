@@ -78,6 +78,7 @@ impl Config {
     /// The settings of the public surface.
     pub fn api(&self) -> ApiSettings {
         ApiSettings {
+            disconnect_grace_seconds: self.requests.disconnect_grace_seconds,
             service_name: self.service_name.clone(),
             http: self.http.clone(),
             credentials: self.credentials.clone(),
