@@ -148,12 +148,11 @@ pub(super) async fn statement(
     let limit = limit.min(PAGE_ROWS);
     let snapshot = store.read().await?;
     let account = find_account(&*snapshot, of).await?;
-    let mut entries = snapshot.entries(of, after, limit + 1).await?;
-    // Entries are in the order of time, so that none of the period comes after these.
-    entries.truncate(entries.partition_point(|entry| entry.at < period.end));
+    // All entries are looked at: after a step of the clock an earlier time follows a later one.
+    let entries = snapshot.entries(of, after, limit + 1).await?;
     let page = ListPage::of(entries, limit, |entry| entry.sequence);
     let mut rows = Vec::new();
-    for entry in page.rows.iter().filter(|entry| entry.at >= period.start) {
+    for entry in page.rows.iter().filter(|entry| period.contains(&entry.at)) {
         let request = match entry.settlement() {
             Some((key, _)) => snapshot.request(&key).await?,
             None => None,
@@ -222,13 +221,15 @@ pub(super) async fn requests_by_id(
 mod tests {
     use super::*;
     use crate::{AdminCommand, Operator};
-    use cresset_base::{AttemptId, ModelId, SessionId, SystemClock};
+    use cresset_base::{AttemptId, Clock, ModelId, SessionId, SystemClock};
     use cresset_ledger::{
-        AdmissionRate, Admit, Command, FailureCode, Prices, ReleaseCause, RequestKey, TokenQuotas,
+        AdmissionRate, Admit, Bucket, Command, FailureCode, Prices, ReleaseCause, RequestKey,
+        TokenQuotas,
     };
-    use cresset_store::{Limits, RequestSettings, StoreConfig};
+    use cresset_store::{ClockLimits, Limits, RequestSettings, StoreConfig};
     use futures_util::future::join_all;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use uuid::Uuid;
 
     async fn opened(store: &Store) -> (AccountId, CredentialId) {
@@ -278,6 +279,62 @@ mod tests {
             });
             join_all(tried).await;
         }
+    }
+
+    /// The clock of a machine that somebody sets.
+    struct SteppedClock(AtomicU64);
+
+    impl Clock for SteppedClock {
+        fn now(&self) -> UnixMillis {
+            UnixMillis(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    #[tokio::test]
+    async fn months_add_up_to_the_balance_whatever_the_clock_did() {
+        const DAY: u64 = 24 * 3_600_000;
+        let [november, december, january] =
+            [1_793_491_200_000, 1_796_083_200_000, 1_798_761_600_000];
+        let folder = tempfile::tempdir().unwrap();
+        let config = StoreConfig::folder(folder.path());
+        Store::init(&config).unwrap();
+        let mut account = None;
+        let (mut expect, mut found) = ([0_i64; 2], [0_i64; 2]);
+        for (units, at, month) in [
+            (1, november + 20 * DAY, 0),
+            (10, december + 2 * DAY, 1),
+            (100, november + 27 * DAY, 0),
+            (1_000, december + 3 * DAY, 1),
+            (10_000, november + 28 * DAY, 0),
+        ] {
+            let requests = RequestSettings { min_free_mib: 0, ..RequestSettings::default() };
+            let clock = ClockLimits { accepted: true, ..ClockLimits::default() };
+            let limits = Limits { requests, clock, ..Limits::default() };
+            let clock = Arc::new(SteppedClock(AtomicU64::new(at)));
+            let store = Store::open_briefly(&config, clock, limits).unwrap();
+            let id = match account {
+                None => opened(&store).await.0,
+                Some(id) => id,
+            };
+            account = Some(id);
+            let (bucket, reference) = (Bucket::Premium, format!("order {units}"));
+            let debit = AdminCommand::CreditDebit { account: id, bucket, units, reference };
+            let settings = crate::test_settings();
+            Operator::of_store(&store, &settings).execute(debit).await.unwrap();
+            expect[month] -= i64::try_from(units).unwrap();
+            if units < 10_000 {
+                continue;
+            }
+            for (month, period) in [november..december, december..january].into_iter().enumerate() {
+                let period = UnixMillis(period.start)..UnixMillis(period.end);
+                let page = statement(store.clone(), id, 0, usize::MAX, period).await.unwrap();
+                let rows = page["data"].as_array().unwrap().iter();
+                let debits = rows.filter(|row| row["kind"] == "debit");
+                let change = |row: &Value| row["changeUnits"].as_str().unwrap().parse::<i64>();
+                found[month] = debits.map(|row| change(row).unwrap()).sum();
+            }
+        }
+        assert_eq!(found, expect);
     }
 
     #[tokio::test]

@@ -181,9 +181,15 @@ fn print_csv(columns: &[&str], rows: &[Value]) -> CommandResult {
                 other => other.to_string(),
             }
         };
-        print_line(columns.iter().map(cell))?;
+        print_line(columns.iter().map(|column| plain_cell(cell(column))))?;
     }
     Ok(())
+}
+
+/// A text that a spreadsheet would run as a formula, with a mark before it that makes it a text.
+fn plain_cell(text: String) -> String {
+    let is_run = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    if is_run && text.parse::<i64>().is_err() { format!("'{text}") } else { text }
 }
 
 fn print_line(cells: impl Iterator<Item = impl AsRef<[u8]>>) -> CommandResult {
@@ -191,4 +197,25 @@ fn print_line(cells: impl Iterator<Item = impl AsRef<[u8]>>) -> CommandResult {
     line.write_record(cells).map_err(CommandError::new)?;
     let line = line.into_inner().map_err(CommandError::new)?;
     print(&String::from_utf8_lossy(&line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_cell_is_a_formula() {
+        for (text, expect) in [
+            ("=1+1", "'=1+1"),
+            ("@SUM(1)", "'@SUM(1)"),
+            ("+cmd|calc", "'+cmd|calc"),
+            ("-2+3", "'-2+3"),
+            ("\t=1", "'\t=1"),
+            ("-20", "-20"),
+            ("order 7 = 3", "order 7 = 3"),
+            ("", ""),
+        ] {
+            assert_eq!(plain_cell(text.into()), expect);
+        }
+    }
 }
