@@ -4,9 +4,10 @@
 use super::calls::Exchange;
 use super::dialects::{self, ApiDialect, TranslatedStream};
 use super::log_line::GatewayLine;
+use axum::body::Body as NodeBody;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::http::response::Parts;
 use hyper::{Response, StatusCode};
@@ -16,6 +17,8 @@ use std::task::{Context, Poll, ready};
 use uuid::Uuid;
 
 pub(super) const SHOULD_RETRY: &str = "x-should-retry";
+/// The header in which a node tells its own gateway how long a prompt is.
+const PROMPT_TOKENS: &str = "x-prompt-tokens";
 /// Bytes of an answer's end that are kept. Its usage and its last event are among them.
 const TAIL: usize = 1_024;
 /// The last event of a stream. Clients close the connection when they have seen it, without waiting
@@ -28,7 +31,7 @@ pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 
 /// The node's answer, as part of a call if the gateway gave it its key.
 pub(super) fn passed_on(
-    response: Response<Incoming>,
+    response: Response<NodeBody>,
     exchange: Option<Exchange>,
     rewriting: Option<Rewriting>,
 ) -> Response<GatewayBody> {
@@ -36,7 +39,7 @@ pub(super) fn passed_on(
 }
 
 pub(super) fn watched(
-    response: Response<Either<Incoming, Full<Bytes>>>,
+    response: Response<Either<NodeBody, Full<Bytes>>>,
     exchange: Option<Exchange>,
     rewriting: Option<Rewriting>,
 ) -> Response<GatewayBody> {
@@ -59,10 +62,13 @@ pub(super) fn watched(
 
 /// The node's stream as a stream of the dialect of `stream`.
 pub(super) fn translated(
-    mut response: Response<Incoming>,
+    mut response: Response<NodeBody>,
     exchange: Option<Exchange>,
     stream: TranslatedStream,
 ) -> Response<GatewayBody> {
+    let told = response.headers_mut().remove(PROMPT_TOKENS);
+    let tokens = told.and_then(|told| told.to_str().ok()?.parse().ok()).unwrap_or_default();
+    let stream = stream.with_prompt(tokens);
     let content_type = HeaderValue::from_static(stream.content_type());
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     passed_on(response, exchange, Some(Rewriting::Dialect(Box::new(stream))))
@@ -103,6 +109,7 @@ pub(super) fn logged(
     mut answer: Response<GatewayBody>,
     mut line: GatewayLine,
 ) -> Response<GatewayBody> {
+    line.left_out.tell(answer.headers_mut());
     line.answered(&answer);
     if let Either::Left(watched) = answer.body_mut() {
         watched.line = Some(line);
@@ -169,7 +176,7 @@ impl Renaming {
 /// A body that tells its call when all of it has been sent.
 #[derive(Debug)]
 pub(super) struct WatchedAnswer {
-    body: Either<Incoming, Full<Bytes>>,
+    body: Either<NodeBody, Full<Bytes>>,
     exchange: Option<Exchange>,
     /// The answer does not end the call.
     open: bool,
@@ -260,9 +267,18 @@ pub(super) fn refuse(
     message: &str,
     should_retry: bool,
 ) -> Response<GatewayBody> {
+    refuse_as("gateway", status, message, should_retry)
+}
+
+pub(super) fn refuse_as(
+    code: &str,
+    status: StatusCode,
+    message: &str,
+    should_retry: bool,
+) -> Response<GatewayBody> {
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
     let id = Uuid::new_v4();
-    let error = json!({ "code": "gateway", "message": message, "type": kind, "request_id": id });
+    let error = json!({ "code": code, "message": message, "type": kind, "request_id": id });
     let body = json!({ "error": error });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
     *response.status_mut() = status;

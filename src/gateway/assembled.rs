@@ -5,15 +5,15 @@ use super::calls::Exchange;
 use super::dialects::{self, AnswerWriter};
 use super::log_line::GatewayLine;
 use super::{GatewayRefusal, upstream};
+use axum::body::Body;
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
 /// The node's stream as one object, which `writer` makes.
 pub(super) async fn assembled(
-    response: Response<Incoming>,
+    response: Response<Body>,
     exchange: Option<Exchange>,
     writer: Box<dyn AnswerWriter>,
     model: String,
