@@ -1,16 +1,21 @@
 //! Reads the body of a request, compressed or not, within its bounds of size and time.
 
-use super::GatewayRefusal;
-use super::answer::{refuse, refuse_as};
+use super::answer::{refuse, refuse_as, whole};
+use super::upstream::{NodeConnections, collected, question};
+use super::{Gateway, GatewayRefusal};
 use axum::body::Body;
 use bytes::Bytes;
 use cresset_transport::HttpSettings;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::StatusCode;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap};
+use hyper::http::request::Parts;
+use hyper::{Method, StatusCode};
 use std::io::Read;
 use std::time::Duration;
+
+/// Bodies up to this size, bytes, are read before anybody asks whose they are.
+const SMALL: usize = 256 << 10;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +32,7 @@ pub(super) async fn read(
 ) -> Result<Bytes, GatewayRefusal> {
     let most = limits.max_body_bytes;
     let coding = coding(headers)?;
-    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if length.is_some_and(|length: usize| length > most) {
+    if length(headers).is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
     let time = Duration::from_secs(limits.body_seconds);
@@ -50,6 +54,31 @@ pub(super) async fn read(
     let why = "the body is not what its Content-Encoding says";
     let bytes = inflated.map_err(|_| refuse(StatusCode::BAD_REQUEST, why, false))?;
     if bytes.len() > most { Err(too_large(most)) } else { Ok(bytes.into()) }
+}
+
+fn length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+impl Gateway {
+    /// Refuses strangers whose body may be large: a node's own gateway takes more than `/v1`, and
+    /// other machines may reach it.
+    pub(super) async fn check_key(&self, head: &Parts) -> Result<(), GatewayRefusal> {
+        let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
+        let is_small = is_plain && length(&head.headers).is_some_and(|length| length <= SMALL);
+        let has_none = [Method::GET, Method::HEAD].contains(&head.method);
+        if is_small || has_none || !matches!(self.node, NodeConnections::Here { .. }) {
+            return Ok(());
+        }
+        let mut head = head.clone();
+        self.complete(&mut head.headers)?;
+        let answer = self.node.send(&question(&head, "/v1/me"), &Bytes::new()).await?;
+        if answer.status() != StatusCode::UNAUTHORIZED {
+            return Ok(());
+        }
+        let (head, body) = collected(answer).await?.into_parts();
+        Err(whole(head, body).into())
+    }
 }
 
 /// `identity` says that a body is as it is.

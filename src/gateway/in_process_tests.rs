@@ -12,10 +12,10 @@ const ID: &str = "00000000-0000-4000-8000-000000000001";
 const OTHER: &str = "00000000-0000-4000-8000-000000000002";
 
 /// What the node was asked, and the key.
-type Seen = Arc<Mutex<Vec<(Value, String)>>>;
+type AskedChats = Arc<Mutex<Vec<(Value, String)>>>;
 
 /// A node with two models, of which `thinker` thinks. Its stream is empty.
-fn node(seen: &Seen) -> Router {
+fn node(seen: &AskedChats) -> Router {
     let model = |id: &str, name: &str, capabilities: &[&str]| {
         json!({ "id": id, "address": name, "release_label": name, "capabilities": capabilities,
             "limits": { "max_output_tokens": 2048 } })
@@ -31,10 +31,17 @@ fn node(seen: &Seen) -> Router {
         let headers = [("x-prompt-tokens", "7"), ("x-ignored-params", "seed")];
         (headers, format!("data: {end}\n\ndata: [DONE]\n\n")).into_response()
     };
-    Router::new().route(MODELS, get(async || Json(page))).route(CHAT, post(chat))
+    let me = async |head: HeaderMap| {
+        let known = head[AUTHORIZATION] == "Bearer own";
+        if known { StatusCode::OK } else { StatusCode::UNAUTHORIZED }
+    };
+    Router::new()
+        .route(MODELS, get(async || Json(page)))
+        .route("/v1/me", get(me))
+        .route(CHAT, post(chat))
 }
 
-fn gateway(seen: &Seen, max_body_bytes: usize) -> Gateway {
+fn gateway(seen: &AskedChats, max_body_bytes: usize) -> Gateway {
     let options = GatewayOptions {
         upstream: GatewayUpstream::Here { node: node(seen), counter: Router::new() },
         http: HttpSettings { max_body_bytes, ..HttpSettings::default() },
@@ -57,7 +64,7 @@ async fn ask(gateway: &Gateway, path: &str, headers: &[(&str, &str)], body: &Val
 
 #[tokio::test]
 async fn thinking_reaches_models_that_think_in_every_dialect() {
-    let seen = Seen::default();
+    let seen = AskedChats::default();
     let gateway = gateway(&seen, 1 << 20);
     let user = json!([{ "role": "user", "content": "Hi" }]);
     for (path, mut body, effort, called) in [
@@ -100,7 +107,7 @@ async fn thinking_reaches_models_that_think_in_every_dialect() {
 
 #[tokio::test]
 async fn output_tokens_are_the_models_at_most_in_every_dialect() {
-    let seen = Seen::default();
+    let seen = AskedChats::default();
     let gateway = gateway(&seen, 1 << 20);
     let user = json!([{ "role": "user", "content": "Hi" }]);
     for (path, body) in [
@@ -122,7 +129,7 @@ async fn output_tokens_are_the_models_at_most_in_every_dialect() {
 
 #[tokio::test]
 async fn refusals_name_the_bound_or_the_setting() {
-    let gateway = gateway(&Seen::default(), 2 << 20);
+    let gateway = gateway(&AskedChats::default(), 2 << 20);
     let long = json!({ "model": "small", "prompt": "a".repeat(2 << 20) });
     for (path, headers, body, expect) in [
         ("/v1/completions", &[][..], &long, ["413", "2 MiB", "request_too_large"]),
@@ -151,8 +158,30 @@ async fn refusals_name_the_bound_or_the_setting() {
 }
 
 #[tokio::test]
+async fn a_large_body_of_a_stranger_is_not_read() {
+    let seen = AskedChats::default();
+    let mut gateway = gateway(&seen, 16 << 20);
+    let text = json!({ "model": ID, "messages": [] }).to_string();
+    for (own, length, padding, status) in
+        [(true, None, 1 << 20, 200), (false, Some(40 << 10), 0, 200), (false, None, 0, 401)]
+    {
+        gateway.credential = own.then(|| HeaderValue::from_static("Bearer own"));
+        let mut request = Request::post(CHAT)
+            .header("host", "localhost")
+            .header(AUTHORIZATION, if own { "Bearer own" } else { "Bearer theirs" });
+        if let Some(length) = length {
+            request = request.header(CONTENT_LENGTH, length);
+        }
+        let body = text.clone() + &" ".repeat(padding);
+        let answer = gateway.answer(request.body(Body::from(body)).unwrap()).await;
+        assert_eq!(answer.status(), status, "{own} {length:?}");
+    }
+    assert_eq!(seen.lock().len(), 2);
+}
+
+#[tokio::test]
 async fn a_key_that_is_no_uuid_is_the_same_one_each_time() {
-    let seen = Seen::default();
+    let seen = AskedChats::default();
     let gateway = gateway(&seen, 1 << 20);
     let body = json!({ "model": "small", "messages": [] });
     for key in ["order-17", "order-17", "order-18", ID] {
@@ -166,7 +195,7 @@ async fn a_key_that_is_no_uuid_is_the_same_one_each_time() {
 
 #[tokio::test]
 async fn a_message_begins_with_the_tokens_that_the_node_tells() {
-    let gateway = gateway(&Seen::default(), 1 << 20);
+    let gateway = gateway(&AskedChats::default(), 1 << 20);
     let body = json!({ "model": "small", "stream": true,
         "messages": [{ "role": "user", "content": "Hi" }] });
     let [_, _, text] = ask(&gateway, "/v1/messages", &[], &body).await;

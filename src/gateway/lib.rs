@@ -208,6 +208,9 @@ impl Gateway {
         if is_page && origins::is_preflight(&head) {
             return origins::preflight_response(&head);
         }
+        if let Err(refusal) = self.check_key(&head).await {
+            return *refusal;
+        }
         let body = match body::read(&mut head.headers, body, &self.http).await {
             Ok(body) => body,
             Err(refusal) => return *refusal,

@@ -1,6 +1,6 @@
 //! One line of the log for each request, its metrics and its span, when its answer was sent or its
-//! client has gone. They name paths, models, figures and members that were left out, and nothing else
-//! that a client chose.
+//! client has gone. They name paths, models, figures and members that were left out, and nothing
+//! else that a client chose.
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 

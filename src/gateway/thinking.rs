@@ -58,15 +58,15 @@ pub(super) fn settle(
 
 /// Takes every spelling out. The node's own counts first.
 fn take_effort(request: &mut JsonMembers, left_out: &mut LeftOut) -> Option<String> {
-    let mut words: Vec<String> = request.read::<Value>(EFFORT).and_then(word).into_iter().collect();
-    words.extend(SWITCHES.iter().filter_map(|name| word(request.read(name)?)));
+    let mut words: Vec<String> = request.read(EFFORT).as_ref().and_then(word).into_iter().collect();
+    words.extend(SWITCHES.iter().filter_map(|name| word(&request.read(name)?)));
     let budgets = ["reasoning", "thinking"].into_iter().filter(|name| {
         let switch: Value = request.read(name).unwrap_or_default();
         !switch["max_tokens"].is_null() || !switch["budget_tokens"].is_null()
     });
     budgets.for_each(|name| left_out.add_member(name, "budget"));
     if let Some(mut variables) = request.read::<JsonMembers>(VARIABLES) {
-        words.extend(SWITCHES.iter().filter_map(|name| word(variables.read(name)?)));
+        words.extend(SWITCHES.iter().filter_map(|name| word(&variables.read(name)?)));
         variables.0.retain(|(name, _)| !SWITCHES.contains(&name.as_str()));
         request.set(VARIABLES, &variables);
     }
@@ -78,14 +78,14 @@ fn take_effort(request: &mut JsonMembers, left_out: &mut LeftOut) -> Option<Stri
 }
 
 /// The node's word for a switch. `None` where it leaves the choice to the model.
-fn word(switch: Value) -> Option<String> {
-    let word = match &switch {
+fn word(switch: &Value) -> Option<String> {
+    let word = match switch {
         Value::Bool(true) => "high",
         Value::Bool(false) => "none",
         Value::String(word) => word,
         Value::Object(members) => {
             let nested = ["effort", "type", "enabled"].iter().find_map(|name| members.get(*name));
-            return word(nested.filter(|value| !value.is_object())?.clone());
+            return word(nested.filter(|value| !value.is_object())?);
         }
         _ => return None,
     };
@@ -106,86 +106,59 @@ mod tests {
 
     #[test]
     fn every_spelling_reaches_models_that_think_and_no_others() {
-        for (asked, thinking, other, left_out) in [
-            (
-                json!({ "reasoning_effort": "low" }),
-                json!({ "reasoning_effort": "low" }),
-                json!({}),
-                Some("thinking"),
-            ),
-            (
-                json!({ "reasoning_effort": "none" }),
-                json!({ "reasoning_effort": "none" }),
-                json!({ "reasoning_effort": "none" }),
-                None,
-            ),
-            (json!({ "reasoning_effort": null }), json!({}), json!({}), None),
-            (
-                json!({ "reasoning_effort": "max" }),
-                json!({ "reasoning_effort": "xhigh" }),
-                json!({}),
-                Some("thinking"),
-            ),
-            (
-                json!({ "reasoning": { "effort": "low" } }),
-                json!({ "reasoning_effort": "low" }),
-                json!({}),
-                Some("thinking"),
-            ),
-            (
-                json!({ "thinking": { "type": "disabled" } }),
-                json!({ "reasoning_effort": "none" }),
-                json!({ "reasoning_effort": "none" }),
-                None,
-            ),
-            (json!({ "thinking": { "type": "adaptive" } }), json!({}), json!({}), None),
-            (
-                json!({ "enable_thinking": true }),
-                json!({ "reasoning_effort": "high" }),
-                json!({}),
-                Some("thinking"),
-            ),
-            (
-                json!({ "chat_template_kwargs": { "enable_thinking": false } }),
-                json!({ "reasoning_effort": "none" }),
-                json!({ "reasoning_effort": "none" }),
-                None,
-            ),
-            (
-                json!({ "chat_template_kwargs": { "thinking": true, "x": 1 } }),
-                json!({ "chat_template_kwargs": { "x": 1 }, "reasoning_effort": "high" }),
-                json!({}),
-                Some("chat_template_kwargs, thinking"),
-            ),
-            (json!({ "chat_template_kwargs": {} }), json!({}), json!({}), None),
-            (
-                json!({ "thinking_budget": 5, "seed": 1 }),
-                json!({ "seed": 1 }),
-                json!({ "seed": 1 }),
-                Some("thinking_budget"),
-            ),
+        let (high, low, off) = (Some("high"), Some("low"), Some("none"));
+        for (asked, effort, left_out) in [
+            (json!({ "reasoning_effort": "low" }), low, "thinking"),
+            (json!({ "reasoning_effort": "none" }), off, ""),
+            (json!({ "reasoning_effort": null }), None, ""),
+            (json!({ "reasoning_effort": "max" }), Some("xhigh"), "thinking"),
+            (json!({ "reasoning_effort": "low", "think": true }), low, "thinking"),
+            (json!({ "reasoning": { "effort": "low" } }), low, "thinking"),
+            (json!({ "reasoning": { "enabled": false } }), off, ""),
+            (json!({ "thinking": { "type": "disabled" } }), off, ""),
+            (json!({ "thinking": { "type": "adaptive" } }), None, ""),
+            (json!({ "enable_thinking": true }), high, "thinking"),
+            (json!({ "chat_template_kwargs": { "enable_thinking": false } }), off, ""),
+            (json!({ "chat_template_kwargs": {} }), None, ""),
+            (json!({ "chat_template_kwargs": { "thinking": true } }), high, "thinking"),
+            (json!({ "thinking_budget": 5 }), None, "thinking_budget"),
             (
                 json!({ "thinking": { "type": "enabled", "budget_tokens": 9 } }),
-                json!({ "reasoning_effort": "high" }),
-                json!({}),
-                Some("thinking.budget, thinking"),
-            ),
-            (
-                json!({ "messages": [{ "content": "a", "reasoning": "b" }] }),
-                json!({ "messages": [{ "content": "a", "reasoning": "b" }] }),
-                json!({ "messages": [{ "content": "a" }] }),
-                Some("messages[].reasoning"),
+                high,
+                "thinking.budget, thinking",
             ),
         ] {
-            let mut told = None;
-            for (thinks, expect) in [(true, thinking), (false, other)] {
-                let mut request = serde_json::from_str(&asked.to_string()).unwrap();
-                let mut left_out = LeftOut::default();
-                settle(&mut request, thinks, "thinking", &mut left_out);
-                assert_eq!(serde_json::to_value(&request).unwrap(), expect, "{asked} {thinks}");
-                told = left_out.shown();
+            for thinks in [true, false] {
+                let (request, told) = settled(&asked, thinks);
+                let expect = effort.filter(|effort| thinks || *effort == "none");
+                let expect =
+                    expect.map_or(json!({}), |effort| json!({ "reasoning_effort": effort }));
+                assert_eq!(request, expect, "{asked} {thinks}");
+                assert!(thinks || told == left_out, "{asked}: {told}");
             }
-            assert_eq!(told.as_deref(), left_out, "{asked}");
         }
+    }
+
+    #[test]
+    fn only_models_that_think_are_told_of_thoughts() {
+        for (asked, other, left_out) in [
+            (json!({ "chat_template_kwargs": { "x": 1 } }), json!({}), "chat_template_kwargs"),
+            (
+                json!({ "messages": [{ "content": "a", "reasoning": "b" }] }),
+                json!({ "messages": [{ "content": "a" }] }),
+                "messages[].reasoning",
+            ),
+        ] {
+            assert_eq!(settled(&asked, true), (asked.clone(), String::new()));
+            assert_eq!(settled(&asked, false), (other, left_out.to_owned()));
+        }
+    }
+
+    /// The request as it goes on, and what was left out.
+    fn settled(asked: &Value, thinks: bool) -> (Value, String) {
+        let mut request = serde_json::from_str(&asked.to_string()).unwrap();
+        let mut left_out = LeftOut::default();
+        settle(&mut request, thinks, "thinking", &mut left_out);
+        (serde_json::to_value(&request).unwrap(), left_out.shown().unwrap_or_default())
     }
 }

@@ -35,12 +35,12 @@ pub enum GatewayUpstream {
 
 #[derive(Debug)]
 pub(super) enum NodeConnections {
-    Remote(Box<RemoteNode>),
+    Remote(Box<DistantNode>),
     Here { node: Router, counter: Router },
 }
 
 #[derive(Debug)]
-pub(super) struct RemoteNode {
+pub(super) struct DistantNode {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     address: Uri,
 }
@@ -61,7 +61,7 @@ impl NodeConnections {
         let secured = HttpsConnectorBuilder::new().with_tls_config(*tls).https_or_http();
         let connector = secured.enable_http1().wrap_connector(connector);
         let client = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self::Remote(Box::new(RemoteNode { client, address })))
+        Ok(Self::Remote(Box::new(DistantNode { client, address })))
     }
 
     /// The node's answer. A relay asks for fewer output tokens where the node says how many are
@@ -109,7 +109,7 @@ impl NodeConnections {
     }
 }
 
-impl RemoteNode {
+impl DistantNode {
     async fn send(&self, head: &Parts, body: &Bytes) -> Result<Response<Body>, GatewayRefusal> {
         let Ok(uri) = self.target(&head.uri) else {
             let why = "the request's path cannot be passed on";
@@ -154,7 +154,7 @@ pub(super) async fn asked_here(router: &Router, head: &Parts, body: &Bytes) -> R
 }
 
 /// A question of the gateway's own, under the credential of the request `of`.
-fn question(of: &Parts, path: &str) -> Parts {
+pub(super) fn question(of: &Parts, path: &str) -> Parts {
     let (mut head, ()) = Request::new(()).into_parts();
     head.method = Method::GET;
     head.uri = Uri::try_from(path).unwrap_or_else(|_| Uri::from_static(MODELS));

@@ -55,7 +55,7 @@ const SAME: [&str; 8] = [
 struct OllamaTurn {
     role: String,
     #[serde(default)]
-    content: String,
+    content: Option<String>,
     #[serde(default)]
     images: Option<Vec<Value>>,
     #[serde(default)]
@@ -71,7 +71,7 @@ struct OllamaCall {
 struct OllamaFunction {
     name: String,
     #[serde(default)]
-    arguments: Map<String, Value>,
+    arguments: Value,
 }
 
 pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
@@ -84,7 +84,7 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
         if images.is_some_and(|images| !images.is_empty()) {
             return Err(TEXT_ONLY.into());
         }
-        let tool_calls = tool_calls.unwrap_or_default();
+        let (content, tool_calls) = (content.unwrap_or_default(), tool_calls.unwrap_or_default());
         if role == "tool" {
             messages.push(result(&id(answered), content));
             answered += 1;
@@ -101,7 +101,13 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
 }
 
 fn node_call((id, OllamaCall { function }): (String, OllamaCall)) -> Value {
-    called(&id, &function.name, Value::Object(function.arguments).to_string())
+    // Some clients keep the text that other interfaces have.
+    let arguments = match function.arguments {
+        Value::Null => "{}".to_owned(),
+        Value::String(text) => text,
+        arguments => arguments.to_string(),
+    };
+    called(&id, &function.name, arguments)
 }
 
 pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {

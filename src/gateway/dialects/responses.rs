@@ -7,7 +7,7 @@ use super::{
     Question, TEXT_ONLY, UnservedTools, UpstreamError, called, calling, event, message,
     only_function, result,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 /// Members without an effect on the text.
@@ -62,14 +62,18 @@ struct ResponsesItem {
     #[serde(default)]
     content: Value,
     /// The id of a call, also beside what the function answered.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     call_id: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     arguments: String,
     #[serde(default)]
     output: Value,
+}
+
+fn text_or_null<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 fn message_type() -> String {
@@ -85,7 +89,7 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     if cuts.is_some_and(|cuts| cuts != "disabled") {
         return Err("truncation can only be disabled: shorten the conversation yourself.".into());
     }
-    effort(&mut asked)?;
+    effort(&mut asked, &mut left_out)?;
     format(&mut asked)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
     asked.rename("max_output_tokens", "max_tokens");
@@ -134,8 +138,11 @@ fn tool(mut tool: Value) -> Value {
 
 /// The effort of thinking goes on as the chat request's; how thoughts are summarised is left out,
 /// because they are shown as they are.
-fn effort(asked: &mut JsonMembers) -> Result<(), String> {
+fn effort(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
     let reasoning: Value = asked.take("reasoning", "an object")?.unwrap_or_default();
+    if !reasoning["summary"].is_null() {
+        left_out.add("reasoning.summary");
+    }
     if !reasoning["effort"].is_null() {
         asked.add(EFFORT, &reasoning["effort"]);
     }

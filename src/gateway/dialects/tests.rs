@@ -304,8 +304,19 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
     }
 }
 
+/// Checks what becomes of a request, and the members that are named as left out.
+fn check_left_out(dialect: ApiDialect, body: &Value, mut chat: Value, named: &str) {
+    let Ok(Asked::Question(question)) = dialect.read(body.to_string().as_bytes()) else {
+        panic!("{dialect:?} {body}");
+    };
+    let mut own = serde_json::to_value(&question.chat).unwrap();
+    [&mut own, &mut chat].into_iter().for_each(Value::sort_all_objects);
+    assert_eq!(own, chat, "{dialect:?} {body}");
+    assert_eq!(question.left_out.shown().as_deref(), Some(named), "{dialect:?} {body}");
+}
+
 #[test]
-fn what_has_no_effect_here_is_left_out_and_named() {
+fn what_has_no_effect_for_a_message_is_left_out_and_named() {
     let user = json!([{ "role": "user", "content": "Hi" }]);
     let text = |more: &str| {
         let mut block = json!({ "type": "text", "text": "Hi" });
@@ -317,9 +328,8 @@ fn what_has_no_effect_here_is_left_out_and_named() {
         { "type": "text_editor_20250728", "name": "e" }]);
     let own =
         json!({ "name": "f", "input_schema": {}, "cache_control": {}, "defer_loading": true });
-    for (dialect, body, chat, named) in [
+    for (body, chat, named) in [
         (
-            Anthropic,
             json!({ "messages": user, "metadata": { "user_id": "u" }, "betas": ["b"],
                 "context_management": { "edits": [] }, "service_tier": "auto", "tools": hosted,
                 "thinking": { "type": "adaptive" }, "output_config": { "effort": "high" } }),
@@ -328,7 +338,6 @@ fn what_has_no_effect_here_is_left_out_and_named() {
              tools[].bash_20250124, tools[].computer_20250124, tools[].text_editor_20250728",
         ),
         (
-            Anthropic,
             json!({ "messages": [{ "role": "user", "content": [text("cache_control")] }],
                 "tools": [own], "output_config": { "effort": "low" },
                 "thinking": { "type": "disabled", "budget_tokens": 7 } }),
@@ -339,7 +348,6 @@ fn what_has_no_effect_here_is_left_out_and_named() {
              output_config.effort, messages[].content[].cache_control",
         ),
         (
-            Anthropic,
             json!({ "messages": [{ "role": "assistant", "content": [
                 { "type": "server_tool_use", "id": "s", "name": "web_search", "input": {} },
                 { "type": "web_search_tool_result", "content": [] },
@@ -348,12 +356,22 @@ fn what_has_no_effect_here_is_left_out_and_named() {
                 { "role": "assistant", "content": [{ "type": "text", "text": "Hi" }] }] }),
             "messages[].content[].server_tool_use, messages[].content[].web_search_tool_result",
         ),
+    ] {
+        check_left_out(Anthropic, &body, chat, named);
+    }
+}
+
+#[test]
+fn what_has_no_effect_elsewhere_is_left_out_and_named() {
+    let user = json!([{ "role": "user", "content": "Hi" }]);
+    for (dialect, body, chat, named) in [
         (
             Responses,
-            json!({ "input": [{ "role": "user", "content": "Hi" }, { "type": "web_search_call" },
+            json!({ "input": [{ "role": "user", "content": "Hi" }, { "type": "local_shell_call", "call_id": null },
                 { "type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x" },
                 { "type": "custom_tool_call_output", "call_id": "c", "output": "y" }],
                 "store": false, "include": ["reasoning.encrypted_content"], "user": "u",
+                "reasoning": { "summary": "auto" },
                 "client_metadata": { "a": "b" }, "prompt_cache_key": "k", "service_tier": "auto",
                 "metadata": {}, "tool_choice": "auto", "parallel_tool_calls": true, "tools": [
                 { "type": "namespace", "name": "n", "tools": [] }, { "type": "local_shell" },
@@ -363,7 +381,8 @@ fn what_has_no_effect_here_is_left_out_and_named() {
                 { "type": "function",
                     "function": { "name": "f", "parameters": {}, "strict": false } }] }),
             "include, user, client_metadata, prompt_cache_key, service_tier, tools[].namespace, \
-             tools[].local_shell, tools[].custom, tools[].web_search, input[].web_search_call, \
+             tools[].local_shell, tools[].custom, tools[].web_search, reasoning.summary, \
+             input[].local_shell_call, \
              input[].custom_tool_call, input[].custom_tool_call_output",
         ),
         (
@@ -374,13 +393,7 @@ fn what_has_no_effect_here_is_left_out_and_named() {
             "keep_alive, options.num_ctx, options.mirostat, options.mirostat_tau",
         ),
     ] {
-        let Ok(Asked::Question(question)) = dialect.read(body.to_string().as_bytes()) else {
-            panic!("{dialect:?} {body}");
-        };
-        let (mut own, mut expect) = (serde_json::to_value(&question.chat).unwrap(), chat);
-        [&mut own, &mut expect].into_iter().for_each(Value::sort_all_objects);
-        assert_eq!(own, expect, "{dialect:?} {body}");
-        assert_eq!(question.left_out.shown().as_deref(), Some(named), "{dialect:?} {body}");
+        check_left_out(dialect, &body, chat, named);
     }
 }
 
