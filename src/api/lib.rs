@@ -29,7 +29,7 @@ pub mod wire;
 
 pub use error::ApiError;
 pub use forward::{Forwarder, forwarding};
-pub use settings::{Api, ApiSettings, CredentialSettings};
+pub use settings::{Api, ApiSettings, ChatBounds, ChatLeeway, CredentialSettings};
 pub use wire::token_count::TokenCount;
 
 use axum::Router;

@@ -4,6 +4,7 @@ use axum::extract::FromRef;
 use cresset_base::section;
 use cresset_request::Services;
 use cresset_transport::HttpSettings;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -26,6 +27,28 @@ pub struct ApiSettings {
     pub disconnect_grace_seconds: u64,
     /// The address that its OpenAPI document names.
     pub public: SocketAddr,
+    pub leeway: ChatLeeway,
+}
+
+/// How far completion requests may go beyond the rules of `/v1`: not at all, but for those that the
+/// node's own gateway asks.
+#[derive(Clone, Debug, Default)]
+pub struct ChatLeeway {
+    /// In place of bounds of `chat_request.json`, by the names that these have there (`x-bound`).
+    pub bounds: ChatBounds,
+    /// Whether `max_tokens` becomes what is left, and switches of thinking that the model does not
+    /// have are left out. Such answers tell the prompt's tokens before they begin.
+    pub is_lenient: bool,
+}
+
+pub type ChatBounds = BTreeMap<&'static str, usize>;
+
+impl ChatLeeway {
+    /// For requests that were taken before.
+    pub fn endless() -> Self {
+        let names = ["messages", "tools", "description", "schema", "arguments"];
+        Self { bounds: names.map(|name| (name, usize::MAX)).into(), is_lenient: true }
+    }
 }
 
 /// The public surface: the services that it asks, and its settings.

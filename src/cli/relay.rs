@@ -6,7 +6,7 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::{shutdown, values};
 use clap::Args;
 use cresset_base::shown_now;
-use cresset_gateway::{self, Gateway, GatewayOptions, metrics_listener};
+use cresset_gateway::{self, Gateway, GatewayOptions, GatewayUpstream, metrics_listener};
 use cresset_telemetry::RelayMetrics;
 use cresset_telemetry::traces::Traces;
 use cresset_tls::{ListenerName, TlsListeners};
@@ -88,8 +88,10 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     }
     let traces = Traces::start(&context.config.traces, "cresset relay", metrics.spans.clone());
     let options = GatewayOptions {
-        upstream: arguments.upstream,
-        tls: cresset_tls::client(trusted).map_err(CommandError::new)?,
+        upstream: GatewayUpstream::Remote {
+            address: arguments.upstream,
+            tls: Box::new(cresset_tls::client(trusted).map_err(CommandError::new)?),
+        },
         http: HttpSettings { max_body_bytes: MAX_BODY, ..context.config.http.clone() },
         key: arguments.key_file.as_deref().map(key).transpose()?,
         session,
@@ -98,7 +100,6 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         aliases: arguments.alias.into_iter().collect(),
         metrics: metrics.gateway.clone(),
         traces: traces.clone(),
-        counter: None,
     };
     let gateway = Gateway::new(options, listen).map_err(CommandError::new)?;
     let address = listeners.url(ListenerName::Gateway, listen);

@@ -91,7 +91,7 @@ async fn require_own_name(
     match names.refusal(request.uri(), request.headers()) {
         None => next.run(request).await,
         Some(why) => {
-            let message = format!("{why}; further names stand in listen.operator_names");
+            let message = format!("{}; further names stand in listen.operator_names", why.text());
             let body = json!({ "status": "forbidden", "message": message });
             (StatusCode::FORBIDDEN, Json(body)).into_response()
         }

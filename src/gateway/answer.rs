@@ -4,7 +4,7 @@
 use super::calls::Exchange;
 use super::dialects::{self, ApiDialect, TranslatedStream};
 use super::log_line::GatewayLine;
-use super::upstream::NodeBody;
+use axum::body::Body as NodeBody;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Frame, SizeHint};
@@ -17,6 +17,8 @@ use std::task::{Context, Poll, ready};
 use uuid::Uuid;
 
 pub(super) const SHOULD_RETRY: &str = "x-should-retry";
+/// The header in which a node tells its own gateway how long a prompt is.
+const PROMPT_TOKENS: &str = "x-prompt-tokens";
 /// Bytes of an answer's end that are kept. Its usage and its last event are among them.
 const TAIL: usize = 1_024;
 /// The last event of a stream. Clients close the connection when they have seen it, without waiting
@@ -56,6 +58,9 @@ pub(super) fn translated(
     exchange: Option<Exchange>,
     stream: TranslatedStream,
 ) -> Response<GatewayBody> {
+    let told = response.headers_mut().remove(PROMPT_TOKENS);
+    let tokens = told.and_then(|told| told.to_str().ok()?.parse().ok()).unwrap_or_default();
+    let stream = stream.with_prompt(tokens);
     let content_type = HeaderValue::from_static(stream.content_type());
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     passed_on(response, exchange, Some(Rewriting::Dialect(Box::new(stream))))
@@ -96,6 +101,7 @@ pub(super) fn logged(
     mut answer: Response<GatewayBody>,
     mut line: GatewayLine,
 ) -> Response<GatewayBody> {
+    line.left_out.tell(answer.headers_mut());
     line.answered(&answer);
     if let Either::Left(watched) = answer.body_mut() {
         watched.line = Some(line);
@@ -213,7 +219,7 @@ impl WatchedAnswer {
 
 impl Body for WatchedAnswer {
     type Data = Bytes;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Error = axum::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -263,9 +269,18 @@ pub(super) fn refuse(
     message: &str,
     should_retry: bool,
 ) -> Response<GatewayBody> {
+    refuse_as("gateway", status, message, should_retry)
+}
+
+pub(super) fn refuse_as(
+    code: &str,
+    status: StatusCode,
+    message: &str,
+    should_retry: bool,
+) -> Response<GatewayBody> {
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
     let id = Uuid::new_v4();
-    let error = json!({ "code": "gateway", "message": message, "type": kind, "request_id": id });
+    let error = json!({ "code": code, "message": message, "type": kind, "request_id": id });
     let body = json!({ "error": error });
     let mut response = Response::new(Either::Right(Full::new(body.to_string().into())));
     *response.status_mut() = status;

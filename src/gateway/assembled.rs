@@ -1,19 +1,18 @@
 //! The node's stream as one whole answer.
 
-use super::GatewayRefusal;
 use super::answer::{GatewayBody, JSON, SHOULD_RETRY, passed_on};
 use super::calls::Exchange;
 use super::dialects::{self, AnswerWriter};
 use super::log_line::GatewayLine;
-use super::upstream::{self, NodeBody};
-use http_body_util::{Either, Full};
+use super::{GatewayRefusal, upstream};
+use axum::body::Body;
 use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde_json::json;
 
 /// The node's stream as one object, which `writer` makes.
 pub(super) async fn assembled(
-    response: Response<NodeBody>,
+    response: Response<Body>,
     exchange: Option<Exchange>,
     writer: Box<dyn AnswerWriter>,
     model: String,
@@ -35,6 +34,6 @@ pub(super) async fn assembled(
     // A stored answer of the node has a length, which is not this one's.
     head.headers.remove(CONTENT_LENGTH);
     head.headers.insert(CONTENT_TYPE, JSON);
-    let body = Full::new(text.to_string().into());
-    Ok(passed_on(Response::from_parts(head, Either::Right(body)), exchange, None))
+    let body = Body::from(text.to_string());
+    Ok(passed_on(Response::from_parts(head, body), exchange, None))
 }

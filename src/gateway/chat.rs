@@ -1,55 +1,190 @@
 //! Requests for chat completions as other services take them, translated to the node's own form.
-//! What has no effect there is left out or mapped; what would have one and cannot be honoured is
-//! refused here with a way out, or by the node.
+//! What has no effect there is left out or mapped, and named in the answer; what would have one and
+//! cannot be honoured is refused here with a way out, or by the node.
 
-use super::json_members::{JsonMembers, raw};
+use super::json_members::{EMPTY, JsonMembers};
+use super::left_out::LeftOut;
+use super::{thinking, tools};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Names a cache, which the node's clients may not choose. Some clients send it always.
-const CACHE_KEY: &str = "prompt_cache_key";
-/// Members of earlier answers that clients send back. They are left out where they say nothing.
-const OF_ANSWERS: [&str; 6] =
-    ["annotations", "audio", "function_call", "reasoning", "reasoning_content", "refusal"];
-/// Values that say nothing.
-const EMPTY: [&str; 4] = ["null", "[]", "{}", "\"\""];
-/// Values that ask a model not to think. Those that can be served do not.
-const WITHOUT_THOUGHT: [&str; 3] =
-    ["\"none\"", "{\"enable_thinking\":false}", "{\"thinking\":false}"];
-/// Members that switch how a model thinks, and what the client has to turn off.
-const THINKING: [(&str, &str); 2] =
-    [("reasoning_effort", "reasoning effort"), ("chat_template_kwargs", "template arguments")];
+/// Members that clients send always, and that do not change the text: about caches, accounts and
+/// logs of the service, about how a model is run, or about samplers that are off.
+const HARMLESS: [&str; 39] = [
+    "betas",
+    "cache_control",
+    "cache_prompt",
+    "client_metadata",
+    "context_management",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "id_slot",
+    "include",
+    "keep_alive",
+    "metadata",
+    "mirostat_eta",
+    "mirostat_tau",
+    "n_keep",
+    "num_ctx",
+    "post_sampling_probs",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "repeat_last_n",
+    "repetition_penalty_range",
+    "request_id",
+    "return_progress",
+    "return_tokens",
+    "safety_identifier",
+    "service_tier",
+    "slot_id",
+    "smoothing_curve",
+    "timings_per_token",
+    "truncation_length",
+    "ttl",
+    "usage",
+    "user",
+    "user_id",
+    "xtc_threshold",
+];
+/// Values by which clients say that something is as it is here anyway.
+const AS_IT_IS: [(&str, &str); 31] = [
+    ("add_generation_prompt", "true"),
+    ("ban_eos_token", "false"),
+    ("best_of", "1"),
+    ("continue_final_message", "false"),
+    ("detokenize", "true"),
+    ("dry_multiplier", "0"),
+    ("dynatemp_range", "0"),
+    ("early_stopping", "false"),
+    ("echo", "false"),
+    ("include_stop_str_in_output", "false"),
+    ("length_penalty", "1"),
+    ("mirostat", "0"),
+    ("mirostat_mode", "0"),
+    ("n_probs", "0"),
+    ("no_repeat_ngram_size", "0"),
+    ("repeat_penalty", "1"),
+    ("return_token_ids", "false"),
+    ("skip_special_tokens", "true"),
+    ("smoothing_factor", "0"),
+    ("spaces_between_special_tokens", "true"),
+    ("store", "false"),
+    ("tfs", "1"),
+    ("tfs_z", "1"),
+    ("top_a", "0"),
+    ("top_logprobs", "0"),
+    ("top_p", "0"),
+    ("typical", "1"),
+    ("typical_p", "1"),
+    ("use_beam_search", "false"),
+    ("verbosity", "\"medium\""),
+    ("xtc_probability", "0"),
+];
+/// Names of the most output tokens.
+const MOST_TOKENS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+/// Members of messages, with the role that alone may have them.
+const OF_MESSAGES: [(&str, &str); 7] = [
+    ("role", ""),
+    ("content", ""),
+    ("name", ""),
+    ("tool_calls", "assistant"),
+    ("tool_call_id", "tool"),
+    ("reasoning_content", "assistant"),
+    ("reasoning", "assistant"),
+];
+/// The longest name that the node takes.
+const MAX_NAME: usize = 64;
 
 /// Translates the members of a request; the error is a sentence for the client.
-pub(super) fn translate(request: &mut JsonMembers) -> Result<(), String> {
-    for (name, what) in THINKING {
-        let given = request.0.iter().find(|(own, _)| own == name);
-        let says_nothing = |value: &RawValue| {
-            let value: String = value.get().split_whitespace().collect();
-            EMPTY.contains(&value.as_str()) || WITHOUT_THOUGHT.contains(&value.as_str())
-        };
-        if given.is_some_and(|(_, value)| !says_nothing(value)) {
-            return Err(format!("{name} is not supported: turn {what} off in the client."));
-        }
-    }
-    let dropped =
-        |name: &str| name == CACHE_KEY || THINKING.iter().any(|(thinking, _)| *thinking == name);
-    request.0.retain(|(name, _)| !dropped(name));
-    for (_, messages) in request.0.iter_mut().filter(|(name, _)| name == "messages") {
-        // Whatever is no list of messages is refused by the node.
-        if let Ok(mut all) = serde_json::from_str::<Vec<JsonMembers>>(messages.get()) {
-            all.iter_mut().for_each(message);
-            *messages = raw(&all);
-        }
-    }
+pub(super) fn translate(request: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
+    request.retain("", left_out, |name, value| {
+        let as_it_is = AS_IT_IS.iter().any(|(own, usual)| *own == name && is_equal(value, usual));
+        // A negative number asks for as many as there is room for.
+        let unbounded = MOST_TOKENS.contains(&name) && value.get().starts_with('-');
+        let is_empty = !is_known_to_node(name) && EMPTY.contains(&value.get());
+        !(HARMLESS.contains(&name) || as_it_is || unbounded || is_empty)
+    });
+    tools::translate(request, left_out)?;
+    request.change_each("messages", |message| self::message(message, left_out));
     Ok(())
 }
 
-fn message(message: &mut JsonMembers) {
-    let says_nothing =
-        |name: &str, value: &RawValue| OF_ANSWERS.contains(&name) && EMPTY.contains(&value.get());
-    message.0.retain(|(name, value)| !says_nothing(name, value));
-    if message.text("role").as_deref() == Some("developer") {
+/// Empty values of these say something, or are refused.
+fn is_known_to_node(name: &str) -> bool {
+    ["messages", "model", "stop", "tools", thinking::EFFORT].contains(&name)
+}
+
+/// Whether a value is the usual one, however its number is written.
+fn is_equal(value: &RawValue, usual: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    let same_number = number(value.get()).zip(number(usual)).is_some_and(|(a, b)| a == b);
+    value.get() == usual || same_number
+}
+
+/// Lowers the most output tokens to `most`; whether they were above it.
+pub(super) fn lower_tokens(request: &mut JsonMembers, most: u64) -> bool {
+    let is_above = |name: &&str| request.read::<u64>(name).is_some_and(|asked| asked > most);
+    let above: Vec<&str> = MOST_TOKENS.into_iter().filter(is_above).collect();
+    above.iter().for_each(|name| request.set(name, &most));
+    !above.is_empty()
+}
+
+fn message(message: &mut JsonMembers, left_out: &mut LeftOut) {
+    const PLACE: &str = "messages[]";
+    let role = message.text("role").unwrap_or_default();
+    if role == "developer" {
         message.set("role", "system");
+    }
+    let thought = message.text("reasoning_content").is_some_and(|thought| !thought.is_empty());
+    message.retain(PLACE, left_out, |name, value| {
+        let known = OF_MESSAGES.iter().find(|(own, _)| *own == name);
+        let is_taken = known.is_some_and(|(_, owner)| owner.is_empty() || *owner == role);
+        let is_name = || {
+            serde_json::from_str(value.get())
+                .is_ok_and(|name: String| name.chars().count() <= MAX_NAME)
+        };
+        let says = name == "content" || !EMPTY.contains(&value.get());
+        // Both names of a thought may come, with two texts.
+        let is_second = name == "reasoning" && thought;
+        is_taken && says && !is_second && (name != "name" || is_name())
+    });
+    message.change_each("tool_calls", |call| {
+        let place = "messages[].tool_calls[]";
+        call.retain(place, left_out, |name, _| ["id", "type", "function"].contains(&name));
+        if !call.0.iter().any(|(name, _)| name == "type") {
+            call.add("type", "function");
+        }
+        let Some(mut function) = call.read::<JsonMembers>("function") else { return };
+        let place = "messages[].tool_calls[].function";
+        function.retain(place, left_out, |name, _| ["name", "arguments"].contains(&name));
+        // Some clients keep the arguments as the object that their text is.
+        if let Some(arguments) = function.read::<Box<RawValue>>("arguments")
+            && arguments.get().starts_with('{')
+        {
+            function.set("arguments", arguments.get());
+        }
+        call.set("function", &function);
+    });
+    message.change_each("content", |part| {
+        let is_text = part.text("type").is_some_and(|kind| kind == "text");
+        let stays = |name: &str| !is_text || ["type", "text"].contains(&name);
+        part.retain("messages[].content[]", left_out, |name, _| stays(name));
+    });
+    complete_content(message);
+}
+
+/// A message without a text and without calls is an empty one.
+fn complete_content(message: &mut JsonMembers) {
+    let calls: Vec<Value> = message.read("tool_calls").unwrap_or_default();
+    let content: Value = message.read("content").unwrap_or_default();
+    if calls.is_empty() && content.is_null() {
+        message.0.retain(|(name, _)| name != "content");
+        message.add("content", "");
     }
 }
 
@@ -57,44 +192,113 @@ fn message(message: &mut JsonMembers) {
 mod tests {
     use super::*;
 
-    fn translated(request: &str) -> Result<String, String> {
+    fn translated(request: &str) -> Result<(String, String), String> {
         let mut members = serde_json::from_str(request).unwrap();
-        translate(&mut members).map(|()| serde_json::to_string(&members).unwrap())
+        let mut left_out = LeftOut::default();
+        translate(&mut members, &mut left_out)?;
+        let text = serde_json::to_string(&members).unwrap();
+        Ok((text, left_out.shown().unwrap_or_default()))
     }
 
     #[test]
-    fn only_what_says_nothing_changes() {
-        let check = |request: &str, expect: &str| {
-            assert_eq!(translated(request).as_deref(), Ok(expect), "{request}");
-        };
+    fn what_has_no_effect_is_left_out_and_named() {
         let kept = r#"{"seed":1.50,"seed":2,"messages":[{"role":"user","content":"\u0041"}]}"#;
-        check(kept, kept);
-        check(
-            r#"{"messages":[{"role":"developer","content":"x"}]}"#,
-            r#"{"messages":[{"role":"system","content":"x"}]}"#,
-        );
-        check(
-            r#"{"messages":[{"role":"assistant","refusal":null,"annotations":[],"content":"x"}]}"#,
-            r#"{"messages":[{"role":"assistant","content":"x"}]}"#,
-        );
-        check(r#"{"prompt_cache_key":"k","stream":true}"#, r#"{"stream":true}"#);
-        check(r#"{"reasoning_effort":null,"chat_template_kwargs":{}}"#, "{}");
-        check(r#"{"reasoning_effort":"none"}"#, "{}");
-        check(r#"{"chat_template_kwargs":{"enable_thinking": false}}"#, "{}");
-        let reasoned = r#"{"messages":[{"role":"assistant","reasoning":"x"}]}"#;
-        check(reasoned, reasoned);
-        check(r#"{"messages":"none"}"#, r#"{"messages":"none"}"#);
+        let reasoned = r#"{"messages":[{"role":"assistant","content":"","reasoning":"x"}]}"#;
+        let tool = r#"{"type":"function","function":{"name":"f","parameters":{"x":1.50}}}"#;
+        let tools = format!(r#"{{"tools":[{tool}]}}"#);
+        for (request, expect, named) in [
+            (kept, kept, ""),
+            (reasoned, reasoned, ""),
+            (r#"{"messages":"none"}"#, r#"{"messages":"none"}"#, ""),
+            (
+                r#"{"unknown":1,"n":2,"best_of":2,"top_p":0.5}"#,
+                r#"{"unknown":1,"n":2,"best_of":2,"top_p":0.5}"#,
+                "",
+            ),
+            (r#"{"store":true,"typical_p":0.9}"#, r#"{"store":true,"typical_p":0.9}"#, ""),
+            (
+                r#"{"messages":[{"role":"developer","content":"x"}]}"#,
+                r#"{"messages":[{"role":"system","content":"x"}]}"#,
+                "",
+            ),
+            (
+                r#"{"messages":[{"role":"assistant","refusal":null,"annotations":[],"content":"x"}]}"#,
+                r#"{"messages":[{"role":"assistant","content":"x"}]}"#,
+                "",
+            ),
+            (
+                r#"{"messages":[{"role":"user","content":"a","timestamp":1,"id":"m"},{"role":"assistant","content":null,"reasoning_details":[1]},{"role":"assistant"}]}"#,
+                r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":""},{"role":"assistant","content":""}]}"#,
+                "messages[].timestamp, messages[].id, messages[].reasoning_details",
+            ),
+            (
+                r#"{"messages":[{"role":"assistant","content":null,"tool_calls":[{"index":0,"id":"c","function":{"name":"f","arguments":{"a":1.0}}}]},{"role":"tool","tool_call_id":"c","content":"r","tool_calls":[1]}]}"#,
+                r#"{"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":"{\"a\":1.0}"},"type":"function"}]},{"role":"tool","tool_call_id":"c","content":"r"}]}"#,
+                "messages[].tool_calls[].index, messages[].tool_calls",
+            ),
+            (
+                r#"{"messages":[{"role":"user","name":7,"content":[{"type":"text","text":"a","cache_control":{"type":"ephemeral"}}]}]}"#,
+                r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}"#,
+                "messages[].name, messages[].content[].cache_control",
+            ),
+            (
+                r#"{"prompt_cache_key":"k","user":"u","metadata":{"a":1},"service_tier":"flex","stream":true}"#,
+                r#"{"stream":true}"#,
+                "prompt_cache_key, user, metadata, service_tier",
+            ),
+            (
+                r#"{"best_of":1,"echo":false,"add_generation_prompt":true,"skip_special_tokens":true,"typical_p":1.0,"top_p":0,"store":false,"stop_token_ids":[]}"#,
+                "{}",
+                "best_of, echo, add_generation_prompt, skip_special_tokens, typical_p, top_p, store",
+            ),
+            (r#"{"max_tokens":-1,"seed":-1}"#, r#"{"seed":-1}"#, "max_tokens"),
+            (
+                &format!(
+                    r#"{{"tools":[{},{{"type":"web_search"}}],"tool_choice":"auto"}}"#,
+                    tool.replace("\"type\"", "\"cache_control\":{\"a\":1},\"type\"")
+                ),
+                &format!(r#"{{"tools":[{tool}],"tool_choice":"auto"}}"#),
+                "tools[].web_search, tools[].cache_control",
+            ),
+            (&tools, &tools, ""),
+            (
+                r#"{"tools":[{"type":"custom","custom":{"name":"x"}}]}"#,
+                r#"{"tools":[]}"#,
+                "tools[].custom",
+            ),
+        ] {
+            let expect = Ok((expect.to_owned(), named.to_owned()));
+            assert_eq!(translated(request), expect, "{request}");
+        }
     }
 
     #[test]
-    fn what_would_change_the_answer_is_refused() {
-        for request in [
-            r#"{"reasoning_effort":"high"}"#,
-            r#"{"reasoning_effort":"minimal"}"#,
-            r#"{"chat_template_kwargs":{"enable_thinking":true}}"#,
-            r#"{"chat_template_kwargs":{"enable_thinking":false,"x":1}}"#,
+    fn a_tool_that_must_be_called_is_not_left_out() {
+        for choice in [
+            r#""required""#,
+            r#"{"type":"web_search"}"#,
+            r#"{"type":"custom","custom":{"name":"x"}}"#,
         ] {
-            assert!(translated(request).is_err_and(|why| why.contains("turn")), "{request}");
+            let tools = r#"[{"type":"web_search"},{"type":"custom","custom":{"name":"x"}}]"#;
+            let refused = translated(&format!(r#"{{"tools":{tools},"tool_choice":{choice}}}"#));
+            assert!(refused.is_err_and(|why| why.contains("turn them off")), "{choice}");
+        }
+    }
+
+    #[test]
+    fn output_tokens_are_lowered_to_the_models() {
+        for (asked, expect) in [
+            (
+                r#"{"max_tokens":32000,"max_completion_tokens":9}"#,
+                r#"{"max_tokens":2048,"max_completion_tokens":9}"#,
+            ),
+            (r#"{"max_tokens":99999999999}"#, r#"{"max_tokens":2048}"#),
+            (r#"{"max_tokens":0}"#, r#"{"max_tokens":0}"#),
+            (r#"{"max_tokens":"many"}"#, r#"{"max_tokens":"many"}"#),
+        ] {
+            let mut request = serde_json::from_str(asked).unwrap();
+            lower_tokens(&mut request, 2048);
+            assert_eq!(serde_json::to_string(&request).unwrap(), expect);
         }
     }
 }

@@ -5,15 +5,13 @@
 use super::answer::{GatewayBody, known, whole};
 use super::dialects;
 use super::log_line::GatewayLine;
+use super::upstream::{NodeConnections, asked_here, collected};
 use super::{Gateway, GatewayRefusal, refuse};
-use axum::body::Body;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Collected};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Response, StatusCode};
 use serde_json::{Value, json};
-use tower::ServiceExt;
 
 const COUNT: &str = "/v1/messages/count_tokens";
 
@@ -28,19 +26,19 @@ impl Gateway {
         body: &Bytes,
         line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
-        let Some(counter) = &self.counter else {
+        let NodeConnections::Here { counter, .. } = &self.node else {
             let why = "a relay cannot count tokens, because /v1 has no request for that: ask the \
                        gateway in the node (gateway.listen)";
             return Err(refuse(StatusCode::NOT_FOUND, why, false).into());
         };
         self.complete(&mut head.headers)?;
-        let chat = dialects::anthropic_chat(body);
-        let chat = chat.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
-        let (body, _) = self.translate(&mut head, chat, line).await?;
+        let question = dialects::anthropic_question(body);
+        let question = question.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
+        line.left_out = question.left_out;
+        let (body, _) = self.translate(&mut head, question.chat, question.effort, line).await?;
         head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        let Ok(answer) = counter.clone().oneshot(Request::from_parts(head, Body::from(body))).await;
-        let (head, body) = answer.into_parts();
-        let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+        let answer = asked_here(counter, &head, &body).await;
+        let (head, body) = collected(answer).await?.into_parts();
         let count = serde_json::from_slice::<Value>(&body).unwrap_or_default();
         Ok(match count["prompt_tokens"].as_u64() {
             Some(tokens) => known(&json!({ "input_tokens": tokens })),

@@ -14,19 +14,27 @@
 
 mod answer;
 mod assembled;
+mod body;
 mod calls;
 mod chat;
+mod client_keys;
 mod counting;
 mod dialects;
 mod discovery;
+#[cfg(test)]
+mod in_process_tests;
 mod json_members;
+mod left_out;
 mod log_line;
 pub mod metrics_listener;
 mod model_names;
 mod origins;
 #[cfg(test)]
 mod tests;
+mod thinking;
+mod tools;
 mod upstream;
+mod upstream_bounds;
 
 use answer::{GatewayBody, Renaming, Rewriting, refuse};
 use axum::Router;
@@ -35,9 +43,8 @@ use bytes::Bytes;
 use calls::{Calls, Exchange};
 use cresset_telemetry::GatewayMetrics;
 use cresset_telemetry::traces::Traces;
-use cresset_transport::{HostGuard, HttpSettings};
+use cresset_transport::{HostGuard, HostRefusal, HttpSettings};
 use dialects::{ApiDialect, Asked, Question, TranslatedStream, UpstreamError};
-use http_body_util::{BodyExt, Either, Full, Limited};
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName,
     HeaderValue, TRANSFER_ENCODING,
@@ -51,15 +58,15 @@ use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_util::sync::CancellationToken;
-use upstream::{NodeBody, NodeConnections, StreamStop};
+pub use upstream::GatewayUpstream;
+use upstream::{NodeConnections, StreamStop};
 use uuid::Uuid;
 
 /// How long a retry waits for its own broken predecessor to be noticed. Only a request that equals
@@ -90,10 +97,7 @@ const FOREIGN_SESSIONS: [&str; 4] =
 /// How a gateway runs.
 #[derive(Debug)]
 pub struct GatewayOptions {
-    /// The node: `http` or `https`, a host and a port.
-    pub upstream: Uri,
-    /// How TLS is spoken to it.
-    pub tls: ClientConfig,
+    pub upstream: GatewayUpstream,
     /// Its limits: of connections, of the time for a request's head and body, of the body's size,
     /// and of the time after the end in which answers are sent.
     pub http: HttpSettings,
@@ -109,19 +113,6 @@ pub struct GatewayOptions {
     pub aliases: BTreeMap<String, String>,
     pub metrics: GatewayMetrics,
     pub traces: Traces,
-    /// Tells how many tokens the prompt of a chat request has. Only a node's own gateway has it.
-    pub counter: Option<Router>,
-}
-
-/// The address at which a process reaches its own listener at `public`.
-pub fn reachable(public: SocketAddr) -> Uri {
-    let loopback: IpAddr = match public.ip() {
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
-    let ip = if public.ip().is_unspecified() { loopback } else { public.ip() };
-    let address = SocketAddr::new(ip, public.port());
-    format!("http://{address}").parse().expect("invariant: an address is a URI's host and port")
 }
 
 /// Answers on `listener`, with TLS if there is a `tls`, until `shutdown`. Then it ends the answers
@@ -161,7 +152,6 @@ pub struct Gateway {
     aliases: BTreeMap<String, String>,
     metrics: GatewayMetrics,
     traces: Traces,
-    counter: Option<Router>,
     calls: Arc<Calls>,
     /// Ends with `serve`.
     closing: CancellationToken,
@@ -178,7 +168,7 @@ impl Gateway {
         }
         let credential = options.key.map(|key| bearer(key.trim())).transpose()?;
         Ok(Self {
-            node: NodeConnections::new(options.upstream, options.tls)?,
+            node: NodeConnections::new(options.upstream)?,
             http: options.http,
             credential,
             session: options.session,
@@ -187,7 +177,6 @@ impl Gateway {
             aliases: options.aliases,
             metrics: options.metrics,
             traces: options.traces,
-            counter: options.counter,
             calls: Arc::default(),
             closing: CancellationToken::new(),
         })
@@ -212,27 +201,28 @@ impl Gateway {
     /// Answers what is addressed to the gateway; `is_page` if a page that may use it asks.
     async fn admit(
         &self,
-        head: Parts,
+        mut head: Parts,
         body: Body,
         is_page: bool,
         line: &mut GatewayLine,
     ) -> Response<GatewayBody> {
-        if let Some(why) = self.names.refusal(&head.uri, &head.headers) {
-            return refuse(StatusCode::FORBIDDEN, why, false);
+        if let Some(refusal) = self.names.refusal(&head.uri, &head.headers) {
+            return refuse(StatusCode::FORBIDDEN, &with_setting(refusal), false);
         }
         if is_page && origins::is_preflight(&head) {
             return origins::preflight_response(&head);
         }
-        let time = Duration::from_secs(self.http.body_seconds);
-        let reading = Limited::new(body, self.http.max_body_bytes).collect();
-        let Ok(Ok(body)) = tokio::time::timeout(time, reading).await else {
-            let why = "the request's body broke off, is too large or came too slowly";
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false);
+        if let Err(refusal) = self.check_key(&head).await {
+            return *refusal;
+        }
+        let body = match body::read(&mut head.headers, body, &self.http).await {
+            Ok(body) => body,
+            Err(refusal) => return *refusal,
         };
         let answer = match ApiDialect::of(&head) {
-            Some(dialect) => self.translate_request(dialect, head, &body.to_bytes(), line).await,
-            None if counting::is_asked(&head) => self.count(head, &body.to_bytes(), line).await,
-            None => self.pass(head, body.to_bytes(), line).await,
+            Some(dialect) => self.translate_request(dialect, head, &body, line).await,
+            None if counting::is_asked(&head) => self.count(head, &body, line).await,
+            None => self.pass(head, body, line).await,
         };
         answer.unwrap_or_else(|refusal| *refusal)
     }
@@ -248,7 +238,7 @@ impl Gateway {
         self.complete(&mut head.headers)?;
         let asked = dialect.read(body);
         let asked = asked.map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
-        let Question { mut chat, writer, is_streamed } = match asked {
+        let Question { mut chat, writer, is_streamed, left_out, effort } = match asked {
             Asked::Question(question) => question,
             Asked::Echo(answer) => {
                 let names = self.model_names(&head).await?;
@@ -259,8 +249,9 @@ impl Gateway {
         head.uri = Uri::from_static(CHAT);
         head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         chat.add("stream", &true);
+        line.left_out = left_out;
         let model = chat.text("model").unwrap_or_default();
-        let (body, _) = self.translate(&mut head, chat, line).await?;
+        let (body, _) = self.translate(&mut head, chat, effort, line).await?;
         let (answer, exchange) = self.send(&mut head, &body).await?;
         if !answer.status().is_success() {
             return Ok(answer::passed_on(answer, exchange, None));
@@ -302,7 +293,9 @@ impl Gateway {
         let is_chat = path == CHAT && head.method == Method::POST;
         // A body that is no object goes on as it is: the node says what is wrong with it.
         let (body, renaming) = match serde_json::from_slice(&body) {
-            Ok(request) if is_chat => self.translate(&mut head, request, line).await?,
+            Ok(request) if is_chat => {
+                self.translate(&mut head, request, thinking::EFFORT, line).await?
+            }
             _ => (body, None),
         };
         let (answer, exchange) = self.send(&mut head, &body).await?;
@@ -363,34 +356,31 @@ impl Gateway {
         &self,
         head: &mut Parts,
         mut request: JsonMembers,
+        effort: &str,
         line: &mut GatewayLine,
     ) -> Result<(Bytes, Option<Renaming>), GatewayRefusal> {
-        chat::translate(&mut request)
+        chat::translate(&mut request, &mut line.left_out)
             .map_err(|why| refuse(StatusCode::BAD_REQUEST, &why, false))?;
         let model = request.text("model");
-        let renaming = match &model {
-            Some(name) if Uuid::parse_str(name).is_err() => {
-                Some(self.name_to_id(head, &mut request, name).await?)
+        let name = model.as_ref().filter(|name| Uuid::parse_str(name).is_err());
+        let mut renaming = None;
+        if name.is_some() || thinking::is_asked(&request) {
+            let names = self.model_names(head).await?;
+            if let Some(name) = name {
+                let id = self.known_id(&names, name)?;
+                request.set("model", id);
+                renaming = Some(Renaming::new(id, name));
             }
-            _ => None,
-        };
+            let (thinks, max_output) = names.facts(&request.text("model").unwrap_or_default());
+            thinking::settle(&mut request, thinks, effort, &mut line.left_out);
+            if let Some(most) = max_output {
+                chat::lower_tokens(&mut request, most);
+            }
+        }
         line.model = model;
         head.headers.remove(CONTENT_LENGTH);
         let text = serde_json::to_vec(&request).expect("invariant: members are JSON");
         Ok((text.into(), renaming))
-    }
-
-    /// Puts the id of the model `name` into the request.
-    async fn name_to_id(
-        &self,
-        head: &Parts,
-        request: &mut JsonMembers,
-        name: &str,
-    ) -> Result<Renaming, GatewayRefusal> {
-        let names = self.model_names(head).await?;
-        let id = self.known_id(&names, name)?;
-        request.set("model", id);
-        Ok(Renaming::new(id, name))
     }
 
     /// Sends a request as part of its call. Where the run of a call was cancelled, its client stopped
@@ -399,14 +389,14 @@ impl Gateway {
         &self,
         head: &mut Parts,
         body: &Bytes,
-    ) -> Result<(Response<NodeBody>, Option<Exchange>), GatewayRefusal> {
+    ) -> Result<(Response<Body>, Option<Exchange>), GatewayRefusal> {
         let mut exchange = self.exchange(head, body).await;
         let mut answer = self.node.send(head, body).await?;
         let Some(call) = &mut exchange else { return Ok((answer, None)) };
         if answer.status() == StatusCode::CONFLICT {
             let (refusal, text) = upstream::collected(answer).await?.into_parts();
             let why = UpstreamError::of_answer(&refusal, &text);
-            answer = Response::from_parts(refusal, Either::Right(Full::new(text)));
+            answer = Response::from_parts(refusal, Body::from(text));
             if why.code == "request_cancelled" {
                 call.renew(Uuid::new_v4());
                 head.headers.insert(IDEMPOTENCY_KEY, header(call.key));
@@ -448,6 +438,9 @@ impl Gateway {
             let foreign = FOREIGN_SESSIONS.iter().find_map(|name| uuid_in(headers, name));
             headers.insert(SESSION, header(foreign.unwrap_or(self.session)));
         }
+        if let Some(key) = client_keys::named(headers) {
+            headers.insert(IDEMPOTENCY_KEY, header(key));
+        }
         let api_key = headers.remove(API_KEY);
         if let Some(credential) = &self.credential {
             headers.insert(AUTHORIZATION, credential.clone());
@@ -459,6 +452,18 @@ impl Gateway {
         }
         Ok(())
     }
+}
+
+/// Why a request is not answered, and the setting that can allow it.
+fn with_setting(refusal: HostRefusal) -> String {
+    let setting = match refusal {
+        HostRefusal::NoHost => return refusal.text().to_owned(),
+        HostRefusal::ForeignName => "that name with gateway.names (cresset relay: --host)",
+        HostRefusal::ForeignPage => {
+            "the page's origin with gateway.origins (cresset relay: --origin)"
+        }
+    };
+    format!("{}; or allow {setting}", refusal.text())
 }
 
 /// An answer of the gateway's own that ends a request.

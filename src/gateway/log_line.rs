@@ -1,9 +1,11 @@
 //! One line of the log for each request, its metrics and its span, when its answer was sent or its
-//! client has gone. They name paths, models and figures, and nothing else that a client chose.
+//! client has gone. They name paths, models, figures and members that were left out, and nothing
+//! else that a client chose.
 
 #![expect(clippy::disallowed_methods, reason = "the log tells how long an answer took")]
 
 use super::dialects::ApiDialect;
+use super::left_out::LeftOut;
 use cresset_telemetry::GatewayMetrics;
 use cresset_telemetry::traces::{TraceSpan, Traces};
 use hyper::http::request::Parts;
@@ -42,6 +44,8 @@ pub(super) struct GatewayLine {
     /// Absent when the client went away before there was one.
     status: Option<u16>,
     request_id: Option<String>,
+    /// Told in the answer, too.
+    pub left_out: LeftOut,
     pub prompt_tokens: Option<u64>,
     pub completion_tokens: Option<u64>,
     metrics: GatewayMetrics,
@@ -64,6 +68,7 @@ impl GatewayLine {
             model: None,
             status: None,
             request_id: None,
+            left_out: LeftOut::default(),
             prompt_tokens: None,
             completion_tokens: None,
         }
@@ -118,6 +123,7 @@ impl Drop for GatewayLine {
         let Self { dialect, route, status, prompt_tokens, completion_tokens, .. } = *self;
         let method = self.method.as_ref().map(Method::as_str);
         let (model, request_id) = (self.model.as_deref(), self.request_id.as_deref());
+        let left_out = self.left_out.shown();
         let took = self.began.elapsed();
         self.metrics.answered(dialect, route, status, took);
         for (kind, tokens) in [("prompt", prompt_tokens), ("generation", completion_tokens)] {
@@ -138,6 +144,7 @@ impl Drop for GatewayLine {
                     model,
                     prompt_tokens,
                     completion_tokens,
+                    left_out,
                     milliseconds,
                     "passed on"
                 )

@@ -43,7 +43,7 @@ pub async fn serve(
 
 fn answer(metrics: &RelayMetrics, names: &HostGuard, request: &Request) -> Response {
     match names.refusal(request.uri(), request.headers()) {
-        Some(why) => (StatusCode::FORBIDDEN, why).into_response(),
+        Some(why) => (StatusCode::FORBIDDEN, why.text()).into_response(),
         None => {
             metrics_text(request.headers(), metrics.text(ProcessSample::take())).into_response()
         }

@@ -17,6 +17,8 @@ struct NamedModel {
     id: String,
     address: Option<String>,
     label: String,
+    thinks: bool,
+    max_output: Option<u64>,
 }
 
 impl ModelNames {
@@ -27,9 +29,17 @@ impl ModelNames {
                 id: model["id"].as_str()?.to_owned(),
                 address: model["address"].as_str().map(str::to_owned),
                 label: model["release_label"].as_str()?.to_owned(),
+                thinks: capabilities(model).any(|name| name == "reasoning"),
+                max_output: model["limits"]["max_output_tokens"].as_u64(),
             })
         });
         Self(named.collect())
+    }
+
+    /// Whether the model with this id thinks, and the most output tokens that it gives.
+    pub(super) fn facts(&self, id: &str) -> (bool, Option<u64>) {
+        let found = self.0.iter().find(|model| model.id == id);
+        found.map_or((false, None), |model| (model.thinks, model.max_output))
     }
 
     /// The id of the model that `name` means by itself or as one of the `aliases`. The longest
@@ -69,6 +79,11 @@ impl ModelNames {
         let first = found.next()?;
         found.next().is_none().then_some(&first.id)
     }
+}
+
+/// What a model can do, as the node names it.
+pub(super) fn capabilities(model: &Value) -> impl Iterator<Item = &str> {
+    model["capabilities"].as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
 impl fmt::Display for ModelNames {

@@ -13,8 +13,9 @@ use hyper::{Method, Response, StatusCode};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-const EXPOSED: HeaderValue =
-    HeaderValue::from_static("x-request-id, x-should-retry, retry-after, idempotent-replayed");
+const EXPOSED: HeaderValue = HeaderValue::from_static(
+    "x-request-id, x-should-retry, retry-after, idempotent-replayed, x-ignored-params",
+);
 /// Seconds for which a browser may keep the answer to a preflight request for one path.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 

@@ -1,7 +1,7 @@
 //! The gateway between a client that speaks in bytes and a node that notes the keys it is given.
 
 use super::*;
-use http_body_util::{StreamBody, combinators::BoxBody};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -160,14 +160,15 @@ async fn whole(mut stream: TcpStream) -> String {
     text
 }
 
-fn settings(upstream: &str) -> GatewayOptions {
+pub(super) fn settings(upstream: &str) -> GatewayOptions {
     GatewayOptions {
-        tls: cresset_tls::client(None).unwrap(),
         aliases: BTreeMap::new(),
         metrics: cresset_telemetry::RelayMetrics::new(0).gateway,
         traces: Traces::default(),
-        counter: None,
-        upstream: upstream.parse().unwrap(),
+        upstream: GatewayUpstream::Remote {
+            address: upstream.parse().unwrap(),
+            tls: Box::new(cresset_tls::client(None).unwrap()),
+        },
         http: HttpSettings::default(),
         key: Some("own\n".into()),
         session: Uuid::from_u128(7),
@@ -176,7 +177,7 @@ fn settings(upstream: &str) -> GatewayOptions {
     }
 }
 
-fn loopback() -> SocketAddr {
+pub(super) fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
@@ -478,8 +479,8 @@ async fn a_key_of_the_clients_own_is_kept() {
 
 #[test]
 fn paths_and_queries_are_kept() {
-    let target =
-        gateway("http://node:1").node.target(&Uri::from_static("/v1/models?limit=1")).unwrap();
+    let NodeConnections::Remote(node) = gateway("http://node:1").node else { unreachable!() };
+    let target = node.target(&Uri::from_static("/v1/models?limit=1")).unwrap();
     assert_eq!(target, "http://node:1/v1/models?limit=1");
 }
 

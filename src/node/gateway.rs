@@ -2,8 +2,10 @@
 
 use crate::running::RunningNode;
 use crate::{Assembly, NodeError, limited};
-use cresset_gateway::{Gateway, GatewayOptions};
+use cresset_api::Api;
+use cresset_gateway::{Gateway, GatewayOptions, GatewayUpstream};
 use cresset_tls::ListenerName;
+use cresset_transport::HttpSettings;
 use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use uuid::Uuid;
@@ -28,12 +30,16 @@ impl RunningNode {
     ) -> Result<SocketAddr, NodeError> {
         let config = &self.config;
         let [.., http] = limited(config);
+        let api = Api { settings: config.gateway_api().into(), ..self.api() };
+        let routes = cresset_api::router(api.clone());
         let listen = listener.local_addr().map_err(NodeError::new)?;
         let start = &self.live.start;
         let options = GatewayOptions {
-            upstream: cresset_gateway::reachable(*start.local.get().unwrap_or(&start.public)),
-            tls: cresset_tls::client(None).map_err(NodeError::new)?,
-            http,
+            upstream: GatewayUpstream::Here {
+                node: cresset_api::forwarding(routes, self.forwarder()),
+                counter: cresset_api::counting(api.clone()),
+            },
+            http: HttpSettings { max_body_bytes: api.settings.http.max_body_bytes, ..http },
             key,
             session: Uuid::new_v4(),
             hosts: config.gateway.names.clone(),
@@ -41,7 +47,6 @@ impl RunningNode {
             aliases: config.gateway.aliases.clone(),
             metrics: self.live.node.metrics.gateway.clone(),
             traces: self.live.node.traces.clone(),
-            counter: Some(cresset_api::counting(self.api())),
         };
         let gateway = Gateway::new(options, listen).map_err(NodeError::new)?;
         let (tls, stopped) = (start.tls.acceptor(ListenerName::Gateway), self.stop.clone());

@@ -52,11 +52,11 @@ fn files() -> usize {
 }
 
 /// The operator surface may use half of the reserve, which is at most half of all files; the
-/// gateway's connections, of three files each, at most half of the rest.
+/// gateway's connections, of two files each, at most half of the rest.
 fn shared_out(http: &HttpSettings, gateway: usize, files: usize) -> [HttpSettings; 3] {
     let reserve = http.reserved_files.min(files / 2);
-    let gateway = gateway.min((files - reserve) / 6);
-    let public = http.max_connections.min(files - reserve - 3 * gateway);
+    let gateway = gateway.min((files - reserve) / 4);
+    let public = http.max_connections.min(files - reserve - 2 * gateway);
     [public, http.max_connections.min(reserve / 2), gateway]
         .map(|most| HttpSettings { max_connections: most.max(1), ..http.clone() })
 }
@@ -94,9 +94,9 @@ mod tests {
         check(4_096, 0, 1 << 20, [4_096, 64, 1]);
         check(4_096, 256, 1 << 20, [4_096, 64, 256]);
         check(4_096, 0, 4_224, [4_096, 64, 1]);
-        check(4_096, 256, 4_224, [3_328, 64, 256]);
+        check(4_096, 256, 4_224, [3_584, 64, 256]);
         check(4_096, 0, 1_024, [896, 64, 1]);
-        check(4_096, 256, 1_024, [449, 64, 149]);
+        check(4_096, 256, 1_024, [448, 64, 224]);
         check(4_096, 0, 100, [50, 25, 1]);
         check(10, 0, 256, [10, 10, 1]);
         check(4_096, 256, 0, [1, 1, 1]);

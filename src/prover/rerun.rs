@@ -2,9 +2,9 @@
 //! names, and compares the tokens.
 
 use crate::{Prover, UnqualifiedModel};
-use cresset_api::COMPLETIONS;
 use cresset_api::wire::chat_request::ChatRequest;
 use cresset_api::wire::json::{JsonTree, fingerprint};
+use cresset_api::{COMPLETIONS, ChatLeeway};
 use cresset_base::AccountId;
 use cresset_catalogue::Manifest;
 use cresset_engine::{
@@ -123,7 +123,10 @@ fn same_input(said: &ReceiptPredicate, body: &[u8]) -> Result<GenerationInput, N
         )
         .remedy("give the JSON that the client sent, with every member and value as it was"));
     }
-    Ok(ChatRequest::parse(&tree).map_err(NodeError::new)?.input)
+    // It may have come through a gateway, with bounds of its own.
+    let ChatLeeway { bounds, is_lenient } = ChatLeeway::endless();
+    let input = ChatRequest::parse_within(&tree, &bounds).map_err(NodeError::new)?.input;
+    Ok(GenerationInput { is_lenient, ..input })
 }
 
 /// Computes the answer as the account's plan had it made, which the receipt does not tell: formats

@@ -19,7 +19,7 @@ pub enum AnswerSource {
     /// The rendered body, now complete.
     Body { body: Bytes, figures: Option<AnswerFigures> },
     /// The deltas from the first one. The request was admitted at `created_at`.
-    Stream { created_at: UnixMillis, deltas: Subscription },
+    Stream { created_at: UnixMillis, prompt_tokens: u32, deltas: Subscription },
     /// The body that was stored when the request completed earlier, as a stream or not.
     Stored { body: Bytes, stream: bool },
     /// The first of these nodes that can be reached, and the error if none can.
@@ -205,5 +205,6 @@ async fn follow(
         let figures = live.figures.get().copied();
         return Ok(Next::Answer(AnswerSource::Body { body, figures }));
     };
-    Ok(Next::Answer(AnswerSource::Stream { created_at, deltas }))
+    let prompt_tokens = live.prompt_tokens;
+    Ok(Next::Answer(AnswerSource::Stream { created_at, prompt_tokens, deltas }))
 }

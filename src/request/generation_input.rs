@@ -26,6 +26,9 @@ pub struct GenerationInput {
     /// Variables for the model's template.
     pub template_variables: Map<String, Value>,
     pub effort: Option<ThinkingEffort>,
+    /// `max_tokens` becomes what is left, and switches of thinking that the model does not have are
+    /// left out.
+    pub is_lenient: bool,
 }
 
 impl GenerationInput {

@@ -97,6 +97,7 @@ pub struct LiveRequest {
     pub stream: bool,
     /// Bytes that the answer is expected to take at most where it is stored.
     pub answer_bytes: u64,
+    pub prompt_tokens: u32,
     /// The span of the HTTP request that began it, for those that join it.
     pub trace: TraceSpan,
     /// Set before the end of a completed answer.
@@ -120,6 +121,7 @@ impl LiveRequest {
             credential,
             stream,
             answer_bytes,
+            prompt_tokens: 0,
             trace: TraceSpan::default(),
             figures: OnceLock::new(),
             progress: watch::Sender::default(),
@@ -130,6 +132,10 @@ impl LiveRequest {
 
     pub(super) fn traced_by(self, trace: &TraceSpan) -> Self {
         Self { trace: trace.clone(), ..self }
+    }
+
+    pub(super) fn for_prompt(self, prompt_tokens: u32) -> Self {
+        Self { prompt_tokens, ..self }
     }
 
     /// Tells all callers that wait how the reservation was decided.

@@ -161,7 +161,7 @@ pub(super) async fn prepare(
     let plan = &request.plan.limits;
     let model = asked_model(services, plan, input)?;
     let limits = TokenLimits::of(&model, plan);
-    if input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
+    if !input.is_lenient && input.max_tokens.is_some_and(|asked| asked > limits.max_output) {
         return Err(RequestError::OutputAboveLimit { limit: limits.max_output });
     }
     let vocabulary = model.text.tokenizer.vocab_size();
@@ -174,7 +174,7 @@ pub(super) async fn prepare(
     let prepare = move |unwanted: &Unwanted| own.prepare(&text, thinks, unwanted);
     let prepared = in_background(deadline, prepare).await?;
     let prompt_tokens = u32::try_from(prepared.prompt.len()).unwrap_or(u32::MAX);
-    let max_tokens = output_tokens(input.max_tokens, prompt_tokens, &limits)?;
+    let max_tokens = output_tokens(input, prompt_tokens, &limits)?;
     input.check_min_tokens(max_tokens)?;
     let admit = Admit {
         key: *key,
@@ -199,8 +199,9 @@ pub(super) async fn prepare(
     let credential = admit.credential;
     let generate = generation(request, &model, &prepared, max_tokens, deadline)?;
     let live = LiveRequest::new(*key, *fingerprint, credential, input.stream, bytes);
+    let live = live.traced_by(&request.trace).for_prompt(prompt_tokens);
     Ok(RequestPlan {
-        live: Arc::new(live.traced_by(&request.trace)),
+        live: Arc::new(live),
         asked: asked(&generate, prepared.digest, input.ignore_eos),
         generate,
         model,
@@ -295,12 +296,14 @@ impl Drop for UnwantedOnDrop {
 
 /// Output tokens to reserve: as many as were asked for, or the default lowered to what is left.
 fn output_tokens(
-    asked: Option<u32>,
+    input: &GenerationInput,
     prompt: u32,
     limits: &TokenLimits,
 ) -> Result<u32, RequestError> {
     let room = limits.context.saturating_sub(prompt);
-    let output = asked.unwrap_or(DEFAULT_MAX_TOKENS.min(limits.max_output).min(room.max(1)));
+    let left = |wanted: u32| wanted.min(limits.max_output).min(room.max(1));
+    let asked = input.max_tokens.filter(|_| !input.is_lenient);
+    let output = asked.unwrap_or_else(|| left(input.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)));
     if output > room {
         let (limit, output) = (limits.context, asked.unwrap_or_default());
         return Err(RequestError::ContextExceeded { limit, prompt, output });
@@ -321,13 +324,22 @@ mod tests {
             context: 1000,
             max_output: 600,
         };
-        let check = |asked, prompt, expect: Option<u32>| {
-            assert_eq!(
-                output_tokens(asked, prompt, &limits).ok(),
-                expect,
-                "{asked:?} after {prompt}"
-            );
+        let output = |max_tokens, prompt, is_lenient| {
+            let input = GenerationInput { max_tokens, is_lenient, ..GenerationInput::default() };
+            output_tokens(&input, prompt, &limits).ok()
         };
+        let check = |asked, prompt, expect: Option<u32>| {
+            assert_eq!(output(asked, prompt, false), expect, "{asked:?} after {prompt}");
+        };
+        for (asked, prompt, expect) in [
+            (Some(32_000), 100, Some(600)),
+            (Some(32_000), 900, Some(100)),
+            (Some(50), 900, Some(50)),
+            (Some(1), 1_000, None),
+            (None, 900, Some(100)),
+        ] {
+            assert_eq!(output(asked, prompt, true), expect, "{asked:?} after {prompt}, lenient");
+        }
         check(Some(600), 400, Some(600));
         check(Some(600), 401, None);
         check(Some(1), 999, Some(1));

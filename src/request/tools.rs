@@ -180,6 +180,9 @@ impl GenerationInput {
     /// The template's variables that the request sets.
     fn variables(&self, text: &TextModel) -> Result<serde_json::Map<String, Value>, RequestError> {
         let mut variables = self.template_variables.clone();
+        if self.is_lenient {
+            variables.retain(|name, _| text.template.reads(name));
+        }
         if let Some(name) = variables.keys().find(|name| !text.template.reads(name)) {
             let field = format!("chat_template_kwargs.{name}");
             let why = "is nothing that this model's template reads: leave it out";
@@ -188,11 +191,12 @@ impl GenerationInput {
         let Some(effort) = self.effort.filter(|effort| !has_effort(text, *effort)) else {
             return Ok(variables);
         };
-        let told = effort.variables(|name| text.template.reads(name)).ok_or_else(|| {
+        let told = effort.variables(|name| text.template.reads(name));
+        if told.is_none() && !self.is_lenient {
             let why = "cannot be chosen: this model's template has no switch for thinking";
-            RequestError::refused("reasoning_effort", why)
-        })?;
-        for (name, value) in told {
+            return Err(RequestError::refused("reasoning_effort", why));
+        }
+        for (name, value) in told.unwrap_or_default() {
             if variables.get(&name).is_some_and(|set| *set != value) {
                 let why = format!("contradicts chat_template_kwargs.{name}: send one of them");
                 return Err(RequestError::refused("reasoning_effort", why));
@@ -204,9 +208,14 @@ impl GenerationInput {
 
     /// The paths of the fields that the model's template writes nowhere.
     pub fn without_effect(&self, text: &TextModel) -> Vec<String> {
-        let mut paths = Vec::new();
-        let effort = self.effort.filter(|effort| has_effort(text, *effort));
-        paths.extend(effort.map(|_| "reasoning_effort".to_owned()));
+        let reads = |name: &str| text.template.reads(name);
+        let unread = self.template_variables.keys().filter(|name| !reads(name));
+        let mut paths: Vec<String> =
+            unread.map(|name| format!("chat_template_kwargs.{name}")).collect();
+        let silent = |effort: &ThinkingEffort| {
+            has_effort(text, *effort) || effort.variables(reads).is_none()
+        };
+        paths.extend(self.effort.filter(silent).map(|_| "reasoning_effort".to_owned()));
         for (index, message) in self.messages.iter().enumerate() {
             let fields = [
                 ("name", &message.name),

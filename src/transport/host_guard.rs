@@ -19,6 +19,26 @@ pub struct HostGuard {
     further: Vec<String>,
 }
 
+/// Why a request is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostRefusal {
+    NoHost,
+    ForeignName,
+    ForeignPage,
+}
+
+impl HostRefusal {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::NoHost => "the request needs exactly one Host header",
+            Self::ForeignName => {
+                "the Host header names another machine: use localhost or 127.0.0.1"
+            }
+            Self::ForeignPage => "requests of other sites' web pages are refused",
+        }
+    }
+}
+
 impl HostGuard {
     pub fn new(listen: SocketAddr, further: &[String]) -> Self {
         let further = further.iter().map(|name| name.to_ascii_lowercase()).collect();
@@ -27,18 +47,18 @@ impl HostGuard {
 
     /// Why a request is refused; `None` if it is addressed to this listener and comes from no page
     /// of another site.
-    pub fn refusal(&self, uri: &Uri, headers: &HeaderMap) -> Option<&'static str> {
+    pub fn refusal(&self, uri: &Uri, headers: &HeaderMap) -> Option<HostRefusal> {
         let Some(host) = the_host(uri, headers) else {
-            return Some("the request needs exactly one Host header");
+            return Some(HostRefusal::NoHost);
         };
         if !self.contains(host.host()) {
-            return Some("the Host header names another machine: use localhost or 127.0.0.1");
+            return Some(HostRefusal::ForeignName);
         }
         let mut origins = headers.get_all(ORIGIN).iter();
         let mut sites = headers.get_all(SEC_FETCH_SITE).iter();
         let own_page = origins.all(|origin| is_of(origin, &host))
             && sites.all(|site| *site == "same-origin" || *site == "none");
-        (!own_page).then_some("requests of other sites' web pages are refused")
+        (!own_page).then_some(HostRefusal::ForeignPage)
     }
 
     fn contains(&self, host: &str) -> bool {

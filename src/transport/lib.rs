@@ -29,7 +29,7 @@ pub use auth_failures::AuthFailures;
 pub use changed_exchange::{ChangedExchange, changed};
 pub use connections::Peer;
 pub use head_error::{ErrorObject, HeadError, set_headers, set_json};
-pub use host_guard::HostGuard;
+pub use host_guard::{HostGuard, HostRefusal};
 pub use listener::serve;
 pub use log_labels::{known_method, route};
 pub use raw_members::RawMembers;

@@ -28,6 +28,7 @@ mod edge;
 mod embed;
 mod families;
 mod formats;
+mod gateway_bounds;
 
 mod hostile;
 mod idempotency;

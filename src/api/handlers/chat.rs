@@ -1,6 +1,5 @@
 //! `POST /v1/chat/completions`.
 
-use crate::Api;
 use crate::access_log::AccessLine;
 use crate::error::ApiError;
 use crate::forward::Onward;
@@ -9,6 +8,7 @@ use crate::sse;
 use crate::wire::chat_request::ChatRequest;
 use crate::wire::completion::{ChunkWriter, Completion};
 use crate::wire::json::{JsonTree, fingerprint};
+use crate::{Api, ChatLeeway};
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -34,7 +34,7 @@ pub async fn create(
     let (tree, body) = JsonTree::read(&settings.http, &head.headers, body).await?;
     let fingerprint = fingerprint(head.method.as_str(), head.uri.path(), session, &tree);
     let ChatRequest { input, include_usage, mut ignored, .. } =
-        read(&services, &plan.limits, &tree)?;
+        read(&services, &plan.limits, &settings.leeway, &tree)?;
     if let Some(model) = input.model.and_then(|id| services.pool.offered(id)) {
         ignored.extend(input.without_effect(&model.text));
     }
@@ -67,11 +67,15 @@ pub async fn create(
             line.replayed();
             replay(body, stream.then_some(include_usage))?
         }
-        AnswerSource::Stream { created_at, deltas } => {
+        AnswerSource::Stream { created_at, prompt_tokens, deltas } => {
             let model = incoming.input.model.ok_or(ApiError::ModelNotFound)?;
             let chunks = ChunkWriter::new(id, created_at.seconds(), model, include_usage);
             let silence = Duration::from_secs(settings.http.keep_alive_seconds);
-            sse::response(sse::follow(deltas, chunks, silence, line))
+            let mut response = sse::response(sse::follow(deltas, chunks, silence, line));
+            if settings.leeway.is_lenient {
+                response.headers_mut().insert("x-prompt-tokens", prompt_tokens.into());
+            }
+            response
         }
         AnswerSource::Elsewhere { nodes, unreachable } => {
             let Some((forwarder, body)) = onward else { return Err(unreachable.into()) };
@@ -102,9 +106,13 @@ pub(super) fn count_request(
 pub(super) fn read(
     services: &Services,
     plan: &Plan,
+    leeway: &ChatLeeway,
     body: &JsonTree,
 ) -> Result<ChatRequest, ApiError> {
-    ChatRequest::parse(body).map_err(|error| with_model_id(error, services, plan, body))
+    let read = ChatRequest::parse_within(body, &leeway.bounds);
+    let mut request = read.map_err(|error| with_model_id(error, services, plan, body))?;
+    request.input.is_lenient = leeway.is_lenient;
+    Ok(request)
 }
 
 /// Adds the id of a model that the client called by its name.

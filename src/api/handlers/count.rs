@@ -24,7 +24,7 @@ pub async fn count(
     let plan = chat::count_request(&services, &caller)?;
     let (head, body) = request.into_parts();
     let (tree, _) = JsonTree::read(&settings.http, &head.headers, body).await?;
-    let input = chat::read(&services, &plan.limits, &tree)?.input;
+    let input = chat::read(&services, &plan.limits, &settings.leeway, &tree)?.input;
     line.model(input.model);
     let prompt_tokens = count_prompt(&services, &plan.limits, input).await?;
     Ok(Json(TokenCount { prompt_tokens }))

@@ -86,7 +86,7 @@ fn constraint(
         ("json", JsonTree::String(text)) => {
             let parsed = JsonTree::parse(text.as_bytes());
             let value = &parsed.map_err(|_| field.refuse("must be a JSON schema"))?;
-            json_schema(&JsonField { path: field.path.clone(), value }, false, ignored)
+            json_schema(&JsonField { value, ..field.clone() }, false, ignored)
         }
         ("json", _) => json_schema(field, false, ignored),
         ("regex", _) => Ok(AnswerFormat::Regex(field.value.text().into())),

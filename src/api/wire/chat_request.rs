@@ -7,6 +7,7 @@ use super::json::{JsonField, JsonTree};
 use super::messages;
 use super::tools;
 use crate::error::ApiError;
+use crate::settings::ChatBounds;
 use cresset_base::{ModelId, hyphenated};
 use cresset_engine::{NumberField, SAMPLING_NUMBERS};
 use cresset_request::{AskedFormat, GenerationInput};
@@ -27,12 +28,17 @@ pub struct ChatRequest {
 }
 
 impl ChatRequest {
+    /// Reads a request within the bounds of `/v1`.
     pub fn parse(tree: &JsonTree) -> Result<Self, ApiError> {
+        Self::parse_within(tree, &ChatBounds::new())
+    }
+
+    pub fn parse_within(tree: &JsonTree, bounds: &ChatBounds) -> Result<Self, ApiError> {
         let JsonTree::Object(_) = tree else {
             return Err(ApiError::malformed("The body must be a JSON object."));
         };
         let mut request = Self::default();
-        let members = JsonField { path: String::new(), value: tree }.members()?;
+        let members = JsonField { path: String::new(), value: tree, bounds }.members()?;
         for (name, field) in &members {
             let known = body_members().as_object().and_then(|all| all.get_key_value(*name));
             let (name, schema) = known.ok_or_else(|| refusal(name, field))?;

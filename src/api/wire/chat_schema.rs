@@ -7,6 +7,7 @@
 //! Keywords with `x-` before them are for the parser alone, and go before the plain ones. Besides:
 //! `x-must`, `x-few`: what is said of other values, and of too few items; `x-members`: what the
 //! members of a map are called; `x-form`: what a text is, where a pattern says it to clients;
+//! `x-bound`: under which name `ChatBounds` may have another number of items or characters;
 //! `x-by-hand`: shapes that no table tells apart, or that depend on other members. Their readers
 //! check them.
 
@@ -129,6 +130,12 @@ pub(super) fn count(schema: &Value, keyword: &str) -> Option<usize> {
     rule(schema, keyword).as_u64().map(|count| count as usize)
 }
 
+/// The most items or characters that a field may have.
+pub(super) fn most(schema: &Value, keyword: &str, field: &JsonField) -> Option<usize> {
+    let other = schema["x-bound"].as_str().and_then(|name| field.bounds.get(name).copied());
+    other.or_else(|| count(schema, keyword))
+}
+
 pub(super) fn only(field: &JsonField, holds: bool, must: &str) -> Result<(), ApiError> {
     if holds { Ok(()) } else { Err(field.refuse(must)) }
 }
@@ -199,7 +206,7 @@ fn check_text(schema: &Value, field: &JsonField) -> Result<(), ApiError> {
     if schema["format"] == "uuid" {
         return field.uuid().map(drop);
     }
-    let most = count(schema, "maxLength");
+    let most = self::most(schema, "maxLength", field);
     // Of words, a length tells that other texts and values are refused as such.
     if most.is_none() && !words(schema).is_empty() {
         return Ok(());
@@ -239,7 +246,7 @@ fn check_items(
     field: &JsonField,
     ignored: &mut Vec<String>,
 ) -> Result<(), ApiError> {
-    let items = field.items(count(schema, "maxItems").unwrap_or(usize::MAX))?;
+    let items = field.items(most(schema, "maxItems", field).unwrap_or(usize::MAX))?;
     let enough = items.len() >= count(schema, "minItems").unwrap_or(0);
     only(field, enough, schema["x-few"].as_str().unwrap_or_default())?;
     let mut checked = items.iter().map(|item| check(&schema["items"], item, ignored));
@@ -375,7 +382,7 @@ mod tests {
         const KNOWN: &str = "$ref type format description pattern properties required title if then \
             const enum items minItems maxItems minLength maxLength minimum maximum \
             exclusiveMinimum anyOf additionalProperties maxProperties propertyNames x-must x-few \
-            x-members x-form x-by-hand x-required x-anyOf x-minLength x-maxLength";
+            x-members x-form x-bound x-by-hand x-required x-anyOf x-minLength x-maxLength";
         fn look(schema: &Value) {
             for (keyword, value) in schema.as_object().into_iter().flatten() {
                 assert!(KNOWN.split_whitespace().any(|known| known == keyword), "{keyword}");

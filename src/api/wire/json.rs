@@ -5,6 +5,7 @@
 //! become equal trees; all other texts stay different. Numbers keep their literal token.
 
 use crate::error::ApiError;
+use crate::settings::ChatBounds;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
@@ -257,6 +258,8 @@ fn literal<S: Serializer>(token: &str, serializer: S) -> Result<S::Ok, S::Error>
 pub struct JsonField<'a> {
     pub path: String,
     pub value: &'a JsonTree,
+    /// In place of bounds of `chat_request.json`.
+    pub bounds: &'a ChatBounds,
 }
 
 impl<'a> JsonField<'a> {
@@ -308,7 +311,9 @@ impl<'a> JsonField<'a> {
         if items.len() > max {
             return Err(self.refuse(&format!("must have at most {max} items")));
         }
-        let item = |(index, value)| JsonField { path: format!("{}[{index}]", self.path), value };
+        let bounds = self.bounds;
+        let path = |index| format!("{}[{index}]", self.path);
+        let item = |(index, value)| JsonField { path: path(index), value, bounds };
         Ok(items.iter().enumerate().map(item).collect())
     }
 
@@ -322,8 +327,9 @@ impl<'a> JsonField<'a> {
         let JsonTree::Object(members) = self.value else {
             return Err(self.refuse("must be an object"));
         };
+        let bounds = self.bounds;
         let member = |(name, value): (&'a String, &'a JsonTree)| {
-            (name.as_str(), JsonField { path: self.path_of(name), value })
+            (name.as_str(), JsonField { path: self.path_of(name), value, bounds })
         };
         Ok(members.iter().map(member).collect())
     }

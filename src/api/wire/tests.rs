@@ -326,3 +326,42 @@ fn refusals_say_what_must_be() {
     check(r#""top_logprobs":21"#, "top_logprobs must be a whole number from 0 to 20.");
     check(r#""":1"#, "* is not supported.");
 }
+
+#[test]
+fn bounds_of_a_nodes_own_gateway_replace_those_of_the_surface() {
+    let bounds = [("messages", 70), ("tools", 70), ("description", 5_000), ("schema", 17_000)];
+    let bounds = bounds.into_iter().chain([("arguments", 17_000)]).collect();
+    let within =
+        |body: &str| ChatRequest::parse_within(&JsonTree::parse(body.as_bytes()).unwrap(), &bounds);
+    let messages = |count: usize| {
+        with_messages(&format!("[{}]", vec![r#"{"role":"user","content":"x"}"#; count].join(",")))
+    };
+    let parts = |count: usize| {
+        let parts = vec![r#"{"type":"text","text":"a"}"#; count].join(",");
+        with_messages(&format!(r#"[{{"role":"user","content":[{parts}]}}]"#))
+    };
+    let tools = |count: usize| body(&format!(r#""tools":[{}]"#, vec!["{}"; count].join(",")));
+    let tool = |member: &str, length: usize| {
+        let text = "x".repeat(length);
+        body(&format!(r#""tools":[{{"function":{{"name":"f",{}}}}}]"#, member.replace('*', &text)))
+    };
+    let description = |length| tool(r#""description":"*""#, length);
+    let schema = |length| tool(r#""parameters":{"type":"object","title":"*"}"#, length);
+    let call = |length: usize| {
+        let function = format!(r#"{{"name":"f","arguments":"{}"}}"#, "x".repeat(length));
+        let call = format!(r#"{{"id":"c","type":"function","function":{function}}}"#);
+        with_messages(&format!(r#"[{{"role":"assistant","tool_calls":[{call}]}}]"#))
+    };
+    for (request, wide, beyond) in [
+        (&messages as &dyn Fn(usize) -> String, 70, 71),
+        (&parts, 70, 71),
+        (&tools, 70, 71),
+        (&description, 5_000, 5_001),
+        (&schema, 16_900, 17_001),
+        (&call, 17_000, 17_001),
+    ] {
+        assert!(within(&request(wide)).is_ok(), "{wide}");
+        assert!(within(&request(beyond)).is_err(), "{beyond}");
+        assert!(parse(&request(wide)).is_err(), "{wide}");
+    }
+}

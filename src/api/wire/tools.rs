@@ -3,7 +3,7 @@
 //! Bounds are checked at once. What else is wrong with a definition is told only of a model that
 //! has tools: every other one refuses them all.
 
-use super::chat_schema::{body_members, check, check_members, count, only, schema};
+use super::chat_schema::{body_members, check, check_members, most, only, schema};
 use super::json::{JsonField, JsonTree, refuse_rest};
 use super::json_schema;
 use crate::error::ApiError;
@@ -12,9 +12,9 @@ use cresset_text::ToolDefinition;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// Bytes of one tool's schema, and of all together.
+/// Bytes of one tool's schema, and of all together for each tool that there may be.
 const MAX_TOOL_SCHEMA: usize = 16 * 1024;
-const MAX_SCHEMAS: usize = 64 * 1024;
+const SCHEMAS_OF_EACH: usize = 1024;
 /// A function without parameters.
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
 
@@ -75,9 +75,12 @@ fn choice_of(field: &JsonField, has_tools: bool) -> Result<AskedChoice, ApiError
 
 /// The definitions of a list, within their bounds.
 pub(super) fn items<'a>(field: &JsonField<'a>) -> Result<Vec<JsonField<'a>>, ApiError> {
-    let most = count(&body_members()["tools"], "maxItems");
-    let items = field.items(most.unwrap_or_default())?;
+    let items = field.items(most_tools(field))?;
     items.iter().try_for_each(check_bounds).map(|()| items)
+}
+
+fn most_tools(field: &JsonField) -> usize {
+    most(&body_members()["tools"], "maxItems", field).unwrap_or_default()
 }
 
 /// Reads either form: `{"type":"function","function":{…}}`, or the bare function of older clients.
@@ -86,12 +89,13 @@ fn check_bounds(field: &JsonField) -> Result<(), ApiError> {
     let mut members = function_of(field)?.members()?;
     for name in ["name", "description"] {
         if let Some(text) = members.remove(name) {
-            text.text(count(&rows[name], "maxLength").unwrap_or_default())?;
+            text.text(most(&rows[name], "maxLength", field).unwrap_or_default())?;
         }
     }
+    let most = field.bounds.get("schema").copied().unwrap_or(MAX_TOOL_SCHEMA);
     match members.remove("parameters") {
-        Some(schema) if schema_size(schema.value) > MAX_TOOL_SCHEMA => {
-            Err(schema.refuse("must have at most 16 KiB"))
+        Some(schema) if schema_size(schema.value) > most => {
+            Err(schema.refuse(&format!("must have at most {} KiB", most >> 10)))
         }
         _ => Ok(()),
     }
@@ -117,8 +121,9 @@ fn definitions(
         definitions.push(definition);
         shown.push(json!({ "type": "function", "function": function }));
     }
-    if definitions.iter().map(|tool| tool.parameters.len()).sum::<usize>() > MAX_SCHEMAS {
-        let why = format!("tools must have at most {} KiB of schemas together.", MAX_SCHEMAS >> 10);
+    let most = items.first().map_or(0, most_tools).saturating_mul(SCHEMAS_OF_EACH);
+    if definitions.iter().map(|tool| tool.parameters.len()).sum::<usize>() > most {
+        let why = format!("tools must have at most {} KiB of schemas together.", most >> 10);
         return Err(ApiError::invalid("tools", why));
     }
     let place = |name: &String| definitions.iter().position(|tool| tool.name == *name);

@@ -2,8 +2,9 @@
 
 use super::node_events::NodeCall;
 use super::{
-    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question, TEXT_ONLY,
-    UpstreamError, called, calling, event, message, only_function, result,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, EFFORT, JsonMembers, LeftOut, NodePart,
+    Question, TEXT_ONLY, UnservedTools, UpstreamError, called, calling, event, message,
+    only_function, result,
 };
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -12,8 +13,18 @@ use serde_json::{Value, json};
 /// Anthropic's status for a service that has no room at the moment.
 const OVERLOADED: u16 = 529;
 /// Members without an effect on the text.
-const HARMLESS: [&str; 5] =
-    ["metadata", "service_tier", "betas", "context_management", "cache_control"];
+const HARMLESS: [&str; 7] = [
+    "metadata",
+    "service_tier",
+    "betas",
+    "context_management",
+    "cache_control",
+    "inference_geo",
+    "speed",
+];
+/// Members of blocks and tools that are read.
+const OF_TEXT: [&str; 2] = ["type", "text"];
+const OF_TOOL: [&str; 5] = ["type", "name", "description", "input_schema", "strict"];
 
 #[derive(Deserialize)]
 struct AnthropicTurn {
@@ -29,35 +40,50 @@ enum AnthropicContent {
 }
 
 pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
-    asked.leave_out(&HARMLESS);
-    tools(&mut asked)?;
-    let shows_thoughts = thinking(&mut asked)?;
-    format(&mut asked)?;
+    let mut left_out = LeftOut::default();
+    asked.leave_out(&HARMLESS, &mut left_out);
+    asked.take_empty(&[
+        ("container", "is not supported: no code is run here"),
+        ("mcp_servers", "is not supported: give the servers' tools as tools of your own"),
+    ])?;
+    tools(&mut asked, &mut left_out)?;
+    let effort = format(&mut asked)?;
+    let shows_thoughts = thinking(&mut asked, effort, &mut left_out)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
     asked.rename("stop_sequences", "stop");
     let mut messages = Vec::new();
     if let Some(system) = asked.take("system", "a text or a list of text blocks")? {
-        messages.extend(turn("system", system)?);
+        messages.extend(turn("system", system, &mut left_out)?);
     }
     let must = "a list of messages with role and content";
     let turns: Option<Vec<AnthropicTurn>> = asked.take("messages", must)?;
     for turn in turns.ok_or_else(|| "messages is required.".to_owned())? {
-        messages.extend(self::turn(&turn.role, turn.content)?);
+        messages.extend(self::turn(&turn.role, turn.content, &mut left_out)?);
     }
     asked.add("messages", &messages);
     let writer = Box::new(AnthropicWriter { shows_thoughts, ..AnthropicWriter::default() });
-    Ok(Question { chat: asked, writer, is_streamed })
+    Ok(Question { chat: asked, writer, is_streamed, left_out, effort: "thinking" })
 }
 
 /// Definitions of tools, and which of them may be called.
-fn tools(asked: &mut JsonMembers) -> Result<(), String> {
-    let tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
+fn tools(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
+    let mut tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
     let choice: Value = asked.take("tool_choice", "an object")?.unwrap_or_default();
+    let mut unserved = UnservedTools::default();
+    tools.retain(|tool| match tool["type"].as_str() {
+        None | Some("custom") => true,
+        Some(kind) => {
+            unserved.add(kind, tool["name"].as_str().unwrap_or_default(), left_out);
+            false
+        }
+    });
+    let must = (choice["type"] == "any").then_some(tools.len());
+    unserved.refuse_choice(choice["name"].as_str().unwrap_or_default(), must)?;
     if tools.is_empty() {
         return Ok(());
     }
-    let tools: Result<Vec<Value>, String> = tools.iter().map(tool).collect();
-    asked.add("tools", &tools?);
+    let tools: Vec<Value> = tools.iter().map(|tool| self::tool(tool, left_out)).collect();
+    asked.add("tools", &tools);
     if choice["disable_parallel_tool_use"] == true {
         asked.add("parallel_tool_calls", &false);
     }
@@ -71,51 +97,75 @@ fn tools(asked: &mut JsonMembers) -> Result<(), String> {
     Ok(())
 }
 
-fn tool(tool: &Value) -> Result<Value, String> {
-    match tool["type"].as_str() {
-        None | Some("custom") => {}
-        Some(kind) => {
-            let why = "is a tool of another service: turn it off in the client";
-            return Err(format!("tools: {kind} {why}."));
-        }
-    }
+fn tool(tool: &Value, left_out: &mut LeftOut) -> Value {
+    note_others("tools[]", tool, &OF_TOOL, left_out);
     let [name, description] = ["name", "description"].map(|member| &tool[member]);
-    let function =
+    let mut function =
         json!({ "name": name, "description": description, "parameters": tool["input_schema"] });
-    Ok(json!({ "type": "function", "function": function }))
+    if tool["strict"] == true {
+        function["strict"] = true.into();
+    }
+    json!({ "type": "function", "function": function })
 }
 
-/// Extended thinking is on or off; `adaptive` leaves it to the model. Whether thoughts are shown.
-fn thinking(asked: &mut JsonMembers) -> Result<bool, String> {
+/// Notes members that say something and are not read.
+fn note_others(place: &str, object: &Value, read: &[&str], left_out: &mut LeftOut) {
+    let all = object.as_object().into_iter().flatten();
+    let others = all.filter(|(name, value)| !read.contains(&name.as_str()) && !value.is_null());
+    others.for_each(|(name, _)| left_out.add_member(place, name));
+}
+
+/// Extended thinking is on or off; `adaptive` leaves it to the model, in the degree of `effort`.
+/// Whether thoughts are shown.
+fn thinking(
+    asked: &mut JsonMembers,
+    effort: Option<Value>,
+    left_out: &mut LeftOut,
+) -> Result<bool, String> {
     let thinking: Value = asked.take("thinking", "an object")?.unwrap_or_default();
+    if !thinking["budget_tokens"].is_null() {
+        left_out.add("thinking.budget_tokens");
+    }
     let kind = thinking["type"].as_str();
-    match kind {
-        None | Some("adaptive") => {}
-        Some("disabled") => asked.add("reasoning_effort", &"none"),
-        Some("enabled") => asked.add("reasoning_effort", &"high"),
+    let degree = match kind {
+        None => None,
+        Some("adaptive") => effort.clone(),
+        Some("disabled") => Some("none".into()),
+        Some("enabled") => effort.clone().or_else(|| Some("high".into())),
         Some(_) => return Err("thinking.type must be enabled, adaptive or disabled.".into()),
+    };
+    // How much of an answer is written beside thoughts cannot be chosen.
+    if effort.is_some() && effort != degree {
+        left_out.add("output_config.effort");
+    }
+    if let Some(degree) = degree {
+        asked.add(EFFORT, &degree);
     }
     Ok(matches!(kind, Some("enabled" | "adaptive")))
 }
 
-/// An answer's format goes to the node; how much effort it takes cannot be chosen.
-fn format(asked: &mut JsonMembers) -> Result<(), String> {
+/// An answer's format goes to the node. Returns how much effort it may take.
+fn format(asked: &mut JsonMembers) -> Result<Option<Value>, String> {
     let config: Option<JsonMembers> = asked.take("output_config", "an object")?;
-    let Some(mut config) = config else { return Ok(()) };
-    config.take_empty("effort", "is not supported: leave output_config.effort out")?;
+    let Some(mut config) = config else { return Ok(None) };
+    let effort: Option<Value> = config.take("effort", "a text")?;
     let format: Value = config.take("format", "an object")?.unwrap_or_default();
     if !format.is_null() {
         asked.add("structured_outputs", &json!({ "json": format["schema"] }));
     }
     match config.0.first() {
         Some((name, _)) => Err(format!("output_config.{name} is not supported.")),
-        None => Ok(()),
+        None => Ok(effort.filter(|effort| !effort.is_null())),
     }
 }
 
 /// The messages that a turn is: results of tools are messages of their own. An earlier answer's
-/// thoughts are left out, and what is neither text nor tools is refused.
-fn turn(role: &str, content: AnthropicContent) -> Result<Vec<Value>, String> {
+/// thoughts are left out, and so is what tools of another service did. Files are refused.
+fn turn(
+    role: &str,
+    content: AnthropicContent,
+    left_out: &mut LeftOut,
+) -> Result<Vec<Value>, String> {
     let blocks = match content {
         AnthropicContent::Text(text) => return Ok(vec![message(role, text)]),
         AnthropicContent::Blocks(blocks) => blocks,
@@ -124,10 +174,16 @@ fn turn(role: &str, content: AnthropicContent) -> Result<Vec<Value>, String> {
     for block in blocks {
         let text = |member: &str| block[member].as_str().unwrap_or_default();
         match text("type") {
-            "text" => parts.push(json!({ "type": "text", "text": block["text"] })),
+            "text" => {
+                note_others("messages[].content[]", &block, &OF_TEXT, left_out);
+                parts.push(json!({ "type": "text", "text": block["text"] }));
+            }
             "thinking" | "redacted_thinking" => {}
             "tool_use" => calls.push(called(text("id"), text("name"), block["input"].to_string())),
             "tool_result" => messages.push(tool_result(&block)?),
+            kind if kind == "server_tool_use" || kind.ends_with("_tool_result") => {
+                left_out.add_member("messages[].content[]", kind);
+            }
             _ => return Err(TEXT_ONLY.into()),
         }
     }
@@ -242,12 +298,12 @@ fn usage(end: &AnswerEnd) -> Value {
 
 impl AnswerWriter for AnthropicWriter {
     fn begin(&mut self, head: &AnswerHead, out: &mut String) {
-        // The prompt's tokens are known at the end; clients need the members all the same.
-        let none = json!({
-            "input_tokens": 0, "cache_read_input_tokens": 0,
+        // How many of them were cached is known at the end; clients need the members all the same.
+        let so_far = json!({
+            "input_tokens": head.prompt_tokens, "cache_read_input_tokens": 0,
             "cache_creation_input_tokens": 0, "output_tokens": 0,
         });
-        let begun = answer(head, &json!([]), None, &none);
+        let begun = answer(head, &json!([]), None, &so_far);
         typed(out, &json!({ "type": "message_start", "message": begun }));
     }
 
@@ -265,7 +321,7 @@ impl AnswerWriter for AnthropicWriter {
                 }
                 self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
             }
-            NodePart::Thought(_) => {}
+            NodePart::Thought(_) | NodePart::Scores(_) => {}
             NodePart::Call { id, name } => {
                 self.begin_block("tool_use", &tool_block(id, name, &json!({})), out);
             }
@@ -294,7 +350,7 @@ impl AnswerWriter for AnthropicWriter {
     }
 
     fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
-        let AnswerContent { thought, text, calls } = content;
+        let AnswerContent { thought, text, calls, .. } = content;
         let mut blocks = Vec::new();
         if self.shows_thoughts && !thought.is_empty() {
             blocks.push(thinking_block(thought));

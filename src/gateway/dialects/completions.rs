@@ -2,8 +2,8 @@
 //! in its chat template: no model here is qualified to continue a bare text.
 
 use super::{
-    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question,
-    UpstreamError, event, message,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, EFFORT, JsonMembers, LeftOut, NodePart,
+    Question, UpstreamError, event, message,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,9 +22,11 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     let prompt = asked.take("prompt", "one text (no list of texts or of tokens)")?;
     let (CompletionPrompt::One(prompt) | CompletionPrompt::Only([prompt])) =
         prompt.ok_or_else(|| "prompt is required.".to_owned())?;
-    asked.take_empty("echo", "is not supported: put the prompt before the answer yourself")?;
-    asked.take_empty("suffix", "is not supported: models here only continue a text")?;
-    asked.take_empty("logprobs", "is not supported here: ask /v1/chat/completions for them")?;
+    asked.take_empty(&[
+        ("echo", "is not supported: put the prompt before the answer yourself"),
+        ("suffix", "is not supported: models here only continue a text"),
+        ("logprobs", "is not supported here: ask /v1/chat/completions for them"),
+    ])?;
     if asked.take::<u32>("best_of", "a number")?.is_some_and(|count| count != 1) {
         return Err("best_of can only be 1: one answer is made.".into());
     }
@@ -35,7 +37,8 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     let max_tokens: Option<Value> = asked.take("max_tokens", "a number")?;
     asked.add("max_tokens", &max_tokens.unwrap_or(MAX_TOKENS.into()));
     let writer = Box::new(CompletionsWriter { include_usage });
-    Ok(Question { chat: asked, writer, is_streamed })
+    let left_out = LeftOut::default();
+    Ok(Question { chat: asked, writer, is_streamed, left_out, effort: EFFORT })
 }
 
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 //!
 //! The node is always asked for a stream, whatever the client wants: whether an answer streams is
 //! part of what an idempotency key is bound to, and clients whose stream broke ask again without
-//! one. What no model here does is refused; what has no effect is left out; members that are not
-//! known go on as they are, and the node refuses them by name.
+//! one. What no model here does is refused; what has no effect is left out and named in the answer;
+//! members that are not known go on as they are, and the node refuses them by name.
 
 mod anthropic;
 mod completions;
@@ -15,6 +15,9 @@ mod responses;
 mod translated;
 
 use super::json_members::JsonMembers;
+use super::left_out::LeftOut;
+use super::thinking::EFFORT;
+use super::tools::UnservedTools;
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
@@ -50,6 +53,9 @@ pub(super) struct Question {
     pub chat: JsonMembers,
     pub writer: Box<dyn AnswerWriter>,
     pub is_streamed: bool,
+    pub left_out: LeftOut,
+    /// What the client calls how much a model thinks.
+    pub effort: &'static str,
 }
 
 /// What every part of an answer says of the whole.
@@ -61,6 +67,8 @@ pub(super) struct AnswerHead {
     pub created: i64,
     /// As the client named it.
     pub model: String,
+    /// 0 where the node tells them at the end alone.
+    pub prompt_tokens: u64,
 }
 
 /// Writes the node's answer in one dialect. A stream is written event by event; the whole answer
@@ -144,9 +152,9 @@ fn members(body: &[u8]) -> Result<JsonMembers, String> {
     serde_json::from_slice(body).map_err(|_| "The body must be a JSON object.".to_owned())
 }
 
-/// The chat request that a request for one of Anthropic's messages becomes.
-pub(super) fn anthropic_chat(body: &[u8]) -> Result<JsonMembers, String> {
-    Ok(anthropic::read(members(body)?)?.chat)
+/// What a request for one of Anthropic's messages asks.
+pub(super) fn anthropic_question(body: &[u8]) -> Result<Question, String> {
+    anthropic::read(members(body)?)
 }
 
 /// Adds one server-sent event, with a name where the dialect has names.

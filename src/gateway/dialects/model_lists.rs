@@ -1,5 +1,6 @@
 //! Lists of models as other services give them, from the node's own.
 
+use crate::model_names::capabilities;
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -63,9 +64,7 @@ pub(crate) fn ollama_show(model: &Value) -> Value {
 
 /// What clients look at before they offer tools or ask for thoughts.
 fn ollama_capabilities(model: &Value) -> Vec<&'static str> {
-    let can = |what: &str| {
-        model["capabilities"].as_array().is_some_and(|all| all.iter().any(|one| one == what))
-    };
+    let can = |what: &str| capabilities(model).any(|one| one == what);
     let named = [(true, "completion"), (can("tools"), "tools"), (can("reasoning"), "thinking")];
     named.into_iter().filter_map(|(can, name)| can.then_some(name)).collect()
 }

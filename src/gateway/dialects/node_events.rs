@@ -29,6 +29,8 @@ pub(crate) enum NodePart {
     },
     /// More of the latest call's arguments, a JSON text.
     Arguments(String),
+    /// The log-probabilities of the tokens of the part that comes next, as the node writes them.
+    Scores(Vec<Value>),
 }
 
 /// The parts of a whole answer.
@@ -37,6 +39,7 @@ pub(crate) struct AnswerContent {
     pub thought: String,
     pub text: String,
     pub calls: Vec<NodeCall>,
+    pub scores: Vec<Value>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +62,7 @@ impl AnswerContent {
                     call.arguments.push_str(&more);
                 }
             }
+            NodePart::Scores(more) => self.scores.extend(more),
         }
     }
 }
@@ -134,30 +138,35 @@ impl NodeEvents {
         self.0.push(data);
         let mut events = Vec::new();
         while let Some(event) = self.0.next_event() {
-            events.extend(match event {
-                ServerEvent::Comment => Some(NodeEvent::KeepAlive),
-                ServerEvent::Data(data) => read(&data, head),
-            });
+            match event {
+                ServerEvent::Comment => events.push(NodeEvent::KeepAlive),
+                ServerEvent::Data(data) => read(&data, head, &mut events),
+            }
         }
         events
     }
 }
 
-fn read(data: &str, head: &mut AnswerHead) -> Option<NodeEvent> {
+fn read(data: &str, head: &mut AnswerHead, events: &mut Vec<NodeEvent>) {
     // The end of the list, and whatever else is no event, is left out.
-    let event: Value = serde_json::from_str(data).ok()?;
+    let Ok(event) = serde_json::from_str::<Value>(data) else { return };
     if let Some(error) = event.get("error") {
-        return Some(NodeEvent::Failure(serde_json::from_value(error.clone()).unwrap_or_default()));
+        let error = serde_json::from_value(error.clone()).unwrap_or_default();
+        return events.push(NodeEvent::Failure(error));
     }
     if head.id.is_empty() {
-        event["id"].as_str()?.clone_into(&mut head.id);
+        let Some(id) = event["id"].as_str() else { return };
+        id.clone_into(&mut head.id);
         head.created = event["created"].as_i64().unwrap_or_default();
     }
     let choice = &event["choices"][0];
-    if let Some(reason) = choice["finish_reason"].as_str() {
-        return Some(NodeEvent::End(end(reason, &event)));
+    if let Some(scores) = choice["logprobs"]["content"].as_array().filter(|all| !all.is_empty()) {
+        events.push(NodeEvent::Part(NodePart::Scores(scores.clone())));
     }
-    part(&choice["delta"]).map(NodeEvent::Part)
+    match choice["finish_reason"].as_str() {
+        Some(reason) => events.push(NodeEvent::End(end(reason, &event))),
+        None => events.extend(part(&choice["delta"]).map(NodeEvent::Part)),
+    }
 }
 
 /// The piece that a delta has, if it is not empty.

@@ -4,8 +4,8 @@
 
 use super::node_events::NodeCall;
 use super::{
-    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, JsonMembers, NodePart, Question,
-    TEXT_ONLY, UpstreamError, called, calling, message, result,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, EFFORT, JsonMembers, LeftOut,
+    NodePart, Question, TEXT_ONLY, UpstreamError, called, calling, message, result,
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use std::time::Instant;
 
 /// Members and options that say how Ollama runs a model, not what it answers.
-const HARMLESS: [&str; 13] = [
+const HARMLESS: [&str; 18] = [
     "keep_alive",
     "num_ctx",
     "num_gpu",
@@ -27,6 +27,12 @@ const HARMLESS: [&str; 13] = [
     "low_vram",
     "repeat_last_n",
     "vocab_only",
+    "f16_kv",
+    "logits_all",
+    "num_gqa",
+    // Of samplers that are off.
+    "mirostat_eta",
+    "mirostat_tau",
 ];
 /// Options whose value here means that they are off.
 const OFF: [(&str, f64); 3] = [("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0)];
@@ -49,7 +55,7 @@ const SAME: [&str; 8] = [
 struct OllamaTurn {
     role: String,
     #[serde(default)]
-    content: String,
+    content: Option<String>,
     #[serde(default)]
     images: Option<Vec<Value>>,
     #[serde(default)]
@@ -65,7 +71,7 @@ struct OllamaCall {
 struct OllamaFunction {
     name: String,
     #[serde(default)]
-    arguments: Map<String, Value>,
+    arguments: Value,
 }
 
 pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
@@ -78,7 +84,7 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
         if images.is_some_and(|images| !images.is_empty()) {
             return Err(TEXT_ONLY.into());
         }
-        let tool_calls = tool_calls.unwrap_or_default();
+        let (content, tool_calls) = (content.unwrap_or_default(), tool_calls.unwrap_or_default());
         if role == "tool" {
             messages.push(result(&id(answered), content));
             answered += 1;
@@ -95,15 +101,23 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
 }
 
 fn node_call((id, OllamaCall { function }): (String, OllamaCall)) -> Value {
-    called(&id, &function.name, Value::Object(function.arguments).to_string())
+    // Some clients keep the text that other interfaces have.
+    let arguments = match function.arguments {
+        Value::Null => "{}".to_owned(),
+        Value::String(text) => text,
+        arguments => arguments.to_string(),
+    };
+    called(&id, &function.name, arguments)
 }
 
 pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {
-    asked.take_empty("images", "are not supported: models here read text only")?;
-    asked.take_empty("suffix", "is not supported: models here only continue a text")?;
-    asked.take_empty("context", "is not supported: send the conversation to /api/chat")?;
-    asked.take_empty("template", "cannot be chosen: each model has its own")?;
-    asked.take_empty("raw", "is not supported: models here answer in their chat template")?;
+    asked.take_empty(&[
+        ("images", "are not supported: models here read text only"),
+        ("suffix", "is not supported: models here only continue a text"),
+        ("context", "is not supported: send the conversation to /api/chat"),
+        ("template", "cannot be chosen: each model has its own"),
+        ("raw", "is not supported: models here answer in their chat template"),
+    ])?;
     let texts: [String; 2] = [
         asked.take("system", "a text")?.unwrap_or_default(),
         asked.take("prompt", "a text")?.unwrap_or_default(),
@@ -120,10 +134,11 @@ fn question(
     messages: &[Value],
     mut writer: OllamaWriter,
 ) -> Result<Asked, String> {
-    asked.leave_out(&HARMLESS);
+    let mut left_out = LeftOut::default();
+    asked.leave_out(&HARMLESS, &mut left_out);
     thinking(&mut asked)?;
     let format: Value = asked.take("format", "\"json\" or a schema")?.unwrap_or_default();
-    options(&mut asked)?;
+    options(&mut asked, &mut left_out)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(true);
     if messages.is_empty() {
         let model = asked.text("model").unwrap_or_default();
@@ -134,7 +149,8 @@ fn question(
     }
     keep_format(&mut asked, &format);
     asked.add("messages", &messages);
-    Ok(Asked::Question(Question { chat: asked, writer: Box::new(writer), is_streamed }))
+    let (chat, writer) = (asked, Box::new(writer));
+    Ok(Asked::Question(Question { chat, writer, is_streamed, left_out, effort: "think" }))
 }
 
 fn keep_format(asked: &mut JsonMembers, format: &Value) {
@@ -152,34 +168,38 @@ fn thinking(asked: &mut JsonMembers) -> Result<(), String> {
     match &think {
         Value::Null => {}
         Value::Bool(thinks) => {
-            asked.add("reasoning_effort", &if *thinks { "high" } else { "none" });
+            asked.add(EFFORT, &if *thinks { "high" } else { "none" });
         }
-        degree => asked.add("reasoning_effort", degree),
+        degree => asked.add(EFFORT, degree),
     }
     Ok(())
 }
 
 /// Makes `options` members of the request.
-fn options(asked: &mut JsonMembers) -> Result<(), String> {
+fn options(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
     let options: Map<String, Value> = asked.take("options", "an object")?.unwrap_or_default();
+    let mut unknown = Vec::new();
     for (name, value) in options {
-        if value.is_null() || HARMLESS.contains(&name.as_str()) {
+        let is_off = OFF.contains(&(name.as_str(), value.as_f64().unwrap_or(f64::NAN)));
+        if value.is_null() {
             continue;
         }
-        if OFF.contains(&(name.as_str(), value.as_f64().unwrap_or(f64::NAN))) {
+        if is_off || HARMLESS.contains(&name.as_str()) {
+            left_out.add_member("options", &name);
             continue;
         }
         let renamed = RENAMED.iter().find(|(own, _)| *own == name).map(|(_, other)| *other);
         let same = SAME.contains(&name.as_str()).then_some(name.as_str());
         let Some(known) = renamed.or(same) else {
-            return Err(format!("options.{name} is not supported: leave it out."));
+            unknown.push(format!("options.{name} is not supported: leave it out."));
+            continue;
         };
         // A negative number of tokens means as many as there is room for.
         if !(name == "num_predict" && value.as_i64().is_some_and(|count| count < 0)) {
             asked.add(known, &value);
         }
     }
-    Ok(())
+    if unknown.is_empty() { Ok(()) } else { Err(unknown.join(" ")) }
 }
 
 pub(super) fn refusal(error: &UpstreamError) -> Value {
@@ -194,12 +214,14 @@ struct OllamaWriter {
     first_text: Option<Instant>,
     /// Calls of tools are told whole.
     calls: AnswerContent,
+    /// The log-probabilities of tokens whose text has not been told.
+    scores: Vec<Value>,
 }
 
 impl OllamaWriter {
     fn new(is_chat: bool) -> Self {
         let calls = AnswerContent::default();
-        Self { is_chat, began: Instant::now(), first_text: None, calls }
+        Self { is_chat, began: Instant::now(), first_text: None, calls, scores: Vec::new() }
     }
 
     fn line(&mut self, head: &AnswerHead, text: &str, done: bool) -> Value {
@@ -210,6 +232,9 @@ impl OllamaWriter {
             line["message"] = message("assistant", text);
         } else {
             line["response"] = text.into();
+        }
+        if !self.scores.is_empty() {
+            line["logprobs"] = std::mem::take(&mut self.scores).into();
         }
         line
     }
@@ -265,6 +290,7 @@ impl AnswerWriter for OllamaWriter {
     fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String) {
         self.first_text.get_or_insert_with(Instant::now);
         let (text, thought) = match part {
+            NodePart::Scores(scores) => return self.scores.extend_from_slice(scores),
             NodePart::Text(text) => (text.as_str(), ""),
             NodePart::Thought(text) => ("", text.as_str()),
             NodePart::Call { .. } | NodePart::Arguments(_) => return self.calls.add(part.clone()),
@@ -291,6 +317,7 @@ impl AnswerWriter for OllamaWriter {
     fn keep_alive(&mut self, _: &mut String) {}
 
     fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
+        self.scores.clone_from(&content.scores);
         let mut whole = self.last(head, &content.text, end);
         self.add_parts(&mut whole, &content.thought, &content.calls);
         whole

@@ -3,15 +3,45 @@
 
 use super::node_events::NodeCall;
 use super::{
-    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, JsonMembers, NodePart, Question, TEXT_ONLY,
-    UpstreamError, called, calling, event, message, only_function, result,
+    AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, EFFORT, JsonMembers, LeftOut, NodePart,
+    Question, TEXT_ONLY, UnservedTools, UpstreamError, called, calling, event, message,
+    only_function, result,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 /// Members without an effect on the text.
-const HARMLESS: [&str; 5] =
-    ["include", "prompt_cache_key", "prompt_cache_retention", "client_metadata", "stream_options"];
+const HARMLESS: [&str; 11] = [
+    "client_metadata",
+    "context_management",
+    "include",
+    "max_tool_calls",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "stream_options",
+    "user",
+];
+/// Members of the service's own prompts and answers, and why they are refused.
+const REFUSED: [(&str, &str); 6] = [
+    ("previous_response_id", STATELESS),
+    ("conversation", STATELESS),
+    ("background", STATELESS),
+    ("prompt", STATELESS),
+    ("store", "can only be false: nothing is kept here"),
+    ("top_logprobs", "is not supported here: ask /v1/chat/completions for it"),
+];
+/// Items beside these that another service's tools left in a conversation, by their ends.
+const OF_TOOLS: [&str; 6] = [
+    "_call",
+    "_call_output",
+    "_list_tools",
+    "_approval_request",
+    "_approval_response",
+    "_snapshot",
+];
 /// Why members that speak of an earlier answer are refused.
 const STATELESS: &str = "is not supported: nothing is kept here, so send the whole conversation as \
                          input";
@@ -32,14 +62,18 @@ struct ResponsesItem {
     #[serde(default)]
     content: Value,
     /// The id of a call, also beside what the function answered.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     call_id: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     arguments: String,
     #[serde(default)]
     output: Value,
+}
+
+fn text_or_null<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
 fn message_type() -> String {
@@ -47,37 +81,45 @@ fn message_type() -> String {
 }
 
 pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
-    asked.leave_out(&HARMLESS);
-    for name in ["previous_response_id", "conversation", "background", "prompt"] {
-        asked.take_empty(name, STATELESS)?;
-    }
-    asked.take_empty("store", "can only be false: nothing is kept here")?;
-    tools(&mut asked)?;
-    asked.take_empty("top_logprobs", "is not supported here: ask /v1/chat/completions for it")?;
+    let mut left_out = LeftOut::default();
+    asked.leave_out(&HARMLESS, &mut left_out);
+    asked.take_empty(&REFUSED)?;
+    tools(&mut asked, &mut left_out)?;
     let cuts: Option<String> = asked.take("truncation", "a text")?;
     if cuts.is_some_and(|cuts| cuts != "disabled") {
         return Err("truncation can only be disabled: shorten the conversation yourself.".into());
     }
-    effort(&mut asked)?;
+    effort(&mut asked, &mut left_out)?;
     format(&mut asked)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
     asked.rename("max_output_tokens", "max_tokens");
-    let messages = messages(&mut asked)?;
+    let messages = messages(&mut asked, &mut left_out)?;
     asked.add("messages", &messages);
     let writer = Box::new(ResponsesWriter::default());
-    Ok(Question { chat: asked, writer, is_streamed })
+    Ok(Question { chat: asked, writer, is_streamed, left_out, effort: "reasoning.effort" })
 }
 
 /// Definitions of functions, and which of them may be called.
-fn tools(asked: &mut JsonMembers) -> Result<(), String> {
-    let tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
+fn tools(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
+    let mut tools: Vec<Value> = asked.take("tools", "a list of tools")?.unwrap_or_default();
     let choice: Value = asked.take("tool_choice", "a text or an object")?.unwrap_or_default();
     let parallel: Option<bool> = asked.take("parallel_tool_calls", "true or false")?;
+    let mut unserved = UnservedTools::default();
+    tools.retain(|tool| {
+        let kind = tool["type"].as_str().unwrap_or("no type");
+        if kind != "function" {
+            unserved.add(kind, tool["name"].as_str().unwrap_or_default(), left_out);
+        }
+        kind == "function"
+    });
+    let kind = choice["type"].as_str().filter(|kind| *kind != "function");
+    let chosen = kind.or(choice["name"].as_str()).unwrap_or_default();
+    unserved.refuse_choice(chosen, (choice == "required").then_some(tools.len()))?;
     if tools.is_empty() {
         return Ok(());
     }
-    let tools: Result<Vec<Value>, String> = tools.into_iter().map(tool).collect();
-    asked.add("tools", &tools?);
+    let tools: Vec<Value> = tools.into_iter().map(tool).collect();
+    asked.add("tools", &tools);
     if let Some(parallel) = parallel {
         asked.add("parallel_tool_calls", &parallel);
     }
@@ -89,23 +131,20 @@ fn tools(asked: &mut JsonMembers) -> Result<(), String> {
     Ok(())
 }
 
-fn tool(mut tool: Value) -> Result<Value, String> {
-    let kind = tool.as_object_mut().and_then(|members| members.shift_remove("type"));
-    match kind.as_ref().and_then(Value::as_str) {
-        Some("function") => Ok(json!({ "type": "function", "function": tool })),
-        kind => {
-            let kind = kind.unwrap_or("no type");
-            Err(format!("tools of the type {kind} are not supported: turn them off in the client."))
-        }
-    }
+fn tool(mut tool: Value) -> Value {
+    tool.as_object_mut().and_then(|members| members.shift_remove("type"));
+    json!({ "type": "function", "function": tool })
 }
 
 /// The effort of thinking goes on as the chat request's; how thoughts are summarised is left out,
 /// because they are shown as they are.
-fn effort(asked: &mut JsonMembers) -> Result<(), String> {
+fn effort(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
     let reasoning: Value = asked.take("reasoning", "an object")?.unwrap_or_default();
+    if !reasoning["summary"].is_null() {
+        left_out.add("reasoning.summary");
+    }
     if !reasoning["effort"].is_null() {
-        asked.add("reasoning_effort", &reasoning["effort"]);
+        asked.add(EFFORT, &reasoning["effort"]);
     }
     Ok(())
 }
@@ -129,7 +168,7 @@ fn format(asked: &mut JsonMembers) -> Result<(), String> {
     Ok(())
 }
 
-fn messages(asked: &mut JsonMembers) -> Result<Vec<Value>, String> {
+fn messages(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<Vec<Value>, String> {
     let instructions: Option<String> = asked.take("instructions", "a text")?;
     let mut messages: Vec<Value> =
         instructions.into_iter().map(|text| message("system", text)).collect();
@@ -138,7 +177,7 @@ fn messages(asked: &mut JsonMembers) -> Result<Vec<Value>, String> {
         ResponsesInput::Text(text) => messages.push(message("user", text)),
         ResponsesInput::Items(items) => {
             for item in items {
-                add_item(&mut messages, item)?;
+                add_item(&mut messages, item, left_out)?;
             }
         }
     }
@@ -147,8 +186,12 @@ fn messages(asked: &mut JsonMembers) -> Result<Vec<Value>, String> {
 }
 
 /// Adds what an item is to the messages: calls in a row are one message. Thoughts of earlier
-/// answers are left out.
-fn add_item(messages: &mut Vec<Value>, item: ResponsesItem) -> Result<(), String> {
+/// answers are left out, and so is what tools of another service did.
+fn add_item(
+    messages: &mut Vec<Value>,
+    item: ResponsesItem,
+    left_out: &mut LeftOut,
+) -> Result<(), String> {
     match item.r#type.as_str() {
         "message" => messages.push(turn(item)?),
         "reasoning" => {}
@@ -161,6 +204,9 @@ fn add_item(messages: &mut Vec<Value>, item: ResponsesItem) -> Result<(), String
             }
         }
         "function_call_output" => messages.push(result(&item.call_id, plain(&item.output))),
+        other if OF_TOOLS.iter().any(|end| other.ends_with(end)) => {
+            left_out.add_member("input[]", other);
+        }
         other => return Err(format!("input items of the type {other} are not supported.")),
     }
     Ok(())
@@ -391,6 +437,7 @@ impl AnswerWriter for ResponsesWriter {
                 self.open(head, ItemKind::Call { id, name }, out);
             }
             NodePart::Arguments(more) => self.grow(head, more, out),
+            NodePart::Scores(_) => {}
         }
     }
 
@@ -407,7 +454,7 @@ impl AnswerWriter for ResponsesWriter {
     }
 
     fn whole(&mut self, head: &AnswerHead, content: &AnswerContent, end: &AnswerEnd) -> Value {
-        let AnswerContent { thought, text, calls } = content;
+        let AnswerContent { thought, text, calls, .. } = content;
         let mut items = Vec::new();
         let mut add = |kind, text: &String| items.push(OutputItem { kind, text: text.clone() });
         if !thought.is_empty() {

@@ -253,22 +253,47 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
         (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
         (Completions, json!({ "prompt": "a", "logprobs": 1 }), "logprobs"),
         (Anthropic, json!({ "messages": image }), "text only"),
-        (Anthropic, json!({ "messages": [], "tools": [{ "type": "bash_1" }] }), "bash_1"),
+        (
+            Anthropic,
+            json!({ "messages": [], "tools": [{ "type": "bash_1", "name": "bash" }],
+                "tool_choice": { "type": "tool", "name": "bash" } }),
+            "bash_1",
+        ),
+        (
+            Anthropic,
+            json!({ "messages": [], "tools": [{ "type": "bash_1" }],
+                "tool_choice": { "type": "any" } }),
+            "bash_1",
+        ),
+        (Anthropic, json!({ "messages": [], "mcp_servers": [{}], "container": "c" }), "container"),
+        (Anthropic, json!({ "messages": [], "mcp_servers": [{}], "container": "c" }), "servers"),
         (Anthropic, json!({ "messages": [], "thinking": { "type": "deep" } }), "thinking"),
-        (Anthropic, json!({ "messages": [], "output_config": { "effort": "low" } }), "effort"),
         (Anthropic, json!({ "messages": [], "output_config": { "other": 1 } }), "other"),
         (Anthropic, json!({}), "messages is required"),
         (OllamaChat, json!({ "messages": [{ "role": "user", "images": ["x"] }] }), "text only"),
         (OllamaChat, json!({ "messages": [], "options": { "mirostat": 1 } }), "mirostat"),
         (OllamaChat, json!({ "messages": [], "options": { "new": 1 } }), "options.new"),
+        (OllamaChat, json!({ "messages": [], "options": { "new": 1, "b": 2 } }), "options.b"),
         (OllamaGenerate, json!({ "prompt": "a", "raw": true }), "raw"),
         (OllamaGenerate, json!({ "prompt": "a", "context": [1] }), "/api/chat"),
         (OllamaGenerate, json!({ "prompt": "a", "suffix": "b" }), "suffix"),
+        (OllamaGenerate, json!({ "prompt": "a", "suffix": "b", "raw": true }), "raw"),
         (Responses, json!({}), "input is required"),
         (Responses, json!({ "input": "a", "store": true }), "store"),
         (Responses, json!({ "input": "a", "previous_response_id": "r" }), "whole conversation"),
         (Responses, json!({ "input": "a", "background": true }), "background"),
-        (Responses, json!({ "input": "a", "tools": [{ "type": "web_search" }] }), "web_search"),
+        (
+            Responses,
+            json!({ "input": "a", "tools": [{ "type": "web_search" }],
+                "tool_choice": { "type": "web_search" } }),
+            "web_search",
+        ),
+        (
+            Responses,
+            json!({ "input": "a", "tools": [{ "type": "custom", "name": "patch" }],
+                "tool_choice": "required" }),
+            "custom",
+        ),
         (Responses, json!({ "input": "a", "truncation": "auto" }), "truncation"),
         (Responses, json!({ "input": "a", "text": { "verbosity": "low" } }), "verbosity"),
         (Responses, json!({ "input": [{ "type": "item_reference" }] }), "item_reference"),
@@ -276,6 +301,99 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
     ] {
         let why = read(dialect, &body).expect_err("it is refused");
         assert!(why.contains(expect), "{dialect:?} {body}: {why}");
+    }
+}
+
+/// Checks what becomes of a request, and the members that are named as left out.
+fn check_left_out(dialect: ApiDialect, body: &Value, mut chat: Value, named: &str) {
+    let Ok(Asked::Question(question)) = dialect.read(body.to_string().as_bytes()) else {
+        panic!("{dialect:?} {body}");
+    };
+    let mut own = serde_json::to_value(&question.chat).unwrap();
+    [&mut own, &mut chat].into_iter().for_each(Value::sort_all_objects);
+    assert_eq!(own, chat, "{dialect:?} {body}");
+    assert_eq!(question.left_out.shown().as_deref(), Some(named), "{dialect:?} {body}");
+}
+
+#[test]
+fn what_has_no_effect_for_a_message_is_left_out_and_named() {
+    let user = json!([{ "role": "user", "content": "Hi" }]);
+    let text = |more: &str| {
+        let mut block = json!({ "type": "text", "text": "Hi" });
+        block[more] = json!({ "type": "ephemeral" });
+        block
+    };
+    let hosted = json!([{ "type": "web_search_20250305", "name": "web_search" },
+        { "type": "bash_20250124", "name": "bash" }, { "type": "computer_20250124", "name": "c" },
+        { "type": "text_editor_20250728", "name": "e" }]);
+    let own =
+        json!({ "name": "f", "input_schema": {}, "cache_control": {}, "defer_loading": true });
+    for (body, chat, named) in [
+        (
+            json!({ "messages": user, "metadata": { "user_id": "u" }, "betas": ["b"],
+                "context_management": { "edits": [] }, "service_tier": "auto", "tools": hosted,
+                "thinking": { "type": "adaptive" }, "output_config": { "effort": "high" } }),
+            json!({ "messages": user, "reasoning_effort": "high" }),
+            "metadata, betas, context_management, service_tier, tools[].web_search_20250305, \
+             tools[].bash_20250124, tools[].computer_20250124, tools[].text_editor_20250728",
+        ),
+        (
+            json!({ "messages": [{ "role": "user", "content": [text("cache_control")] }],
+                "tools": [own], "output_config": { "effort": "low" },
+                "thinking": { "type": "disabled", "budget_tokens": 7 } }),
+            json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "Hi" }] }],
+                "reasoning_effort": "none", "tools": [{ "type": "function",
+                "function": { "name": "f", "description": null, "parameters": {} } }] }),
+            "tools[].cache_control, tools[].defer_loading, thinking.budget_tokens, \
+             output_config.effort, messages[].content[].cache_control",
+        ),
+        (
+            json!({ "messages": [{ "role": "assistant", "content": [
+                { "type": "server_tool_use", "id": "s", "name": "web_search", "input": {} },
+                { "type": "web_search_tool_result", "content": [] },
+                { "type": "text", "text": "Hi" }] }] }),
+            json!({ "messages": [
+                { "role": "assistant", "content": [{ "type": "text", "text": "Hi" }] }] }),
+            "messages[].content[].server_tool_use, messages[].content[].web_search_tool_result",
+        ),
+    ] {
+        check_left_out(Anthropic, &body, chat, named);
+    }
+}
+
+#[test]
+fn what_has_no_effect_elsewhere_is_left_out_and_named() {
+    let user = json!([{ "role": "user", "content": "Hi" }]);
+    for (dialect, body, chat, named) in [
+        (
+            Responses,
+            json!({ "input": [{ "role": "user", "content": "Hi" }, { "type": "local_shell_call", "call_id": null },
+                { "type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x" },
+                { "type": "custom_tool_call_output", "call_id": "c", "output": "y" }],
+                "store": false, "include": ["reasoning.encrypted_content"], "user": "u",
+                "reasoning": { "summary": "auto" },
+                "client_metadata": { "a": "b" }, "prompt_cache_key": "k", "service_tier": "auto",
+                "metadata": {}, "tool_choice": "auto", "parallel_tool_calls": true, "tools": [
+                { "type": "namespace", "name": "n", "tools": [] }, { "type": "local_shell" },
+                { "type": "custom", "name": "patch" }, { "type": "web_search" },
+                { "type": "function", "name": "f", "parameters": {}, "strict": false }] }),
+            json!({ "messages": user, "tool_choice": "auto", "parallel_tool_calls": true, "tools": [
+                { "type": "function",
+                    "function": { "name": "f", "parameters": {}, "strict": false } }] }),
+            "include, user, client_metadata, prompt_cache_key, service_tier, tools[].namespace, \
+             tools[].local_shell, tools[].custom, tools[].web_search, reasoning.summary, \
+             input[].local_shell_call, \
+             input[].custom_tool_call, input[].custom_tool_call_output",
+        ),
+        (
+            OllamaChat,
+            json!({ "messages": user, "keep_alive": "5m", "logprobs": true, "top_logprobs": 2,
+                "options": { "num_ctx": 9, "mirostat": 0, "mirostat_tau": 5.0, "seed": 1 } }),
+            json!({ "messages": user, "logprobs": true, "top_logprobs": 2, "seed": 1 }),
+            "keep_alive, options.num_ctx, options.mirostat, options.mirostat_tau",
+        ),
+    ] {
+        check_left_out(dialect, &body, chat, named);
     }
 }
 
@@ -434,6 +552,40 @@ fn events_come_in_the_order_that_clients_expect() {
     assert_eq!(last(OllamaChat, &failure), json!({ "error": "It failed." }));
     assert_eq!(last(OllamaGenerate, &length)["done_reason"], "length");
     assert_eq!(last(Completions, &failure)["error"]["code"], "generation_failed");
+}
+
+#[test]
+fn ollama_tells_log_probabilities_beside_their_text() {
+    let scores =
+        |text: &str| json!([{ "token": text, "logprob": -0.5, "bytes": [1], "top_logprobs": [] }]);
+    let chunk = |text: &str, told: &str, end: Value| {
+        let choice = json!({ "delta": { "content": text }, "finish_reason": end,
+            "logprobs": { "content": scores(told) } });
+        format!("data: {}\n\n", json!({ "id": "r1", "created": 1, "choices": [choice] }))
+    };
+    let held_back = chunk("", "a", Value::Null);
+    let node = [held_back, chunk("ab", "b", Value::Null), chunk("", "c", "stop".into())].concat();
+    for dialect in [OllamaChat, OllamaGenerate] {
+        let lines = events(&translated(dialect, &node, node.len()));
+        let told: Vec<&Value> = lines.iter().map(|line| &line["logprobs"]).collect();
+        let both = json!([scores("a")[0], scores("b")[0]]);
+        assert_eq!(told, [&both, &scores("c")], "{dialect:?}");
+        let whole = whole(writer(dialect), MODEL.into(), node.as_bytes()).unwrap();
+        let all = json!([scores("a")[0], scores("b")[0], scores("c")[0]]);
+        assert_eq!(whole["logprobs"], all, "{dialect:?}");
+    }
+    let plain = translated(OllamaChat, &finished("stop"), 64);
+    assert!(!plain.contains("logprobs"), "{plain}");
+}
+
+#[test]
+fn a_message_begins_with_its_prompts_tokens() {
+    for tokens in [0, 9] {
+        let stream = TranslatedStream::new(writer(Anthropic), MODEL.to_owned());
+        let text = stream.with_prompt(tokens).take(finished("stop").as_bytes());
+        let begun = &events(std::str::from_utf8(&text).unwrap())[0];
+        assert_eq!(begun["message"]["usage"]["input_tokens"], tokens);
+    }
 }
 
 #[test]

@@ -20,6 +20,12 @@ impl TranslatedStream {
         Self { events: NodeEvents::default(), head, writer, has_begun: false }
     }
 
+    /// Tells how many tokens the prompt has, before the first event does.
+    pub(crate) fn with_prompt(mut self, tokens: u64) -> Self {
+        self.head.prompt_tokens = tokens;
+        self
+    }
+
     pub(crate) fn content_type(&self) -> &'static str {
         self.writer.content_type()
     }

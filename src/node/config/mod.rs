@@ -22,7 +22,7 @@ pub use sections::{
     QuickstartSettings,
 };
 
-use cresset_api::{ApiSettings, CredentialSettings};
+use cresset_api::{ApiSettings, ChatLeeway, CredentialSettings};
 use cresset_transport::HttpSettings;
 
 use cresset_base::section;
@@ -83,6 +83,26 @@ impl Config {
             http: self.http.clone(),
             credentials: self.credentials.clone(),
             public: self.listen.public,
+            leeway: ChatLeeway::default(),
+        }
+    }
+
+    /// The settings of the public surface for what the node's own gateway asks.
+    pub fn gateway_api(&self) -> ApiSettings {
+        let GatewaySettings { max_messages, max_tools, .. } = self.gateway;
+        let max_body_bytes = self.gateway.max_body_mib << 20;
+        let text = self.gateway.max_description_kib << 10;
+        let bounds = [
+            ("messages", max_messages),
+            ("tools", max_tools),
+            ("description", text),
+            ("schema", text),
+            ("arguments", max_body_bytes),
+        ];
+        ApiSettings {
+            http: HttpSettings { max_body_bytes, ..self.http.clone() },
+            leeway: ChatLeeway { bounds: bounds.into(), is_lenient: true },
+            ..self.api()
         }
     }
 

@@ -126,9 +126,23 @@ pub struct GatewaySettings {
     /// Further names of models: a client that names the left one means the model on the right. A
     /// left one that ends in `*` stands for every name that begins so, such as `claude-*`.
     pub aliases: BTreeMap<String, String> = BTreeMap::new(),
-    /// Open connections. Each takes three of the files that the system lets the process open, and
-    /// further ones wait.
+    /// Open connections. Each takes up to two of the files that the system lets the process open,
+    /// and further ones wait.
     #[schemars(range(min = 1, max = 65_536))]
     pub max_connections: usize = 256,
+    /// Size of the body of one request to it, also when it was compressed, MiB. `/v1` has
+    /// `http.max_body_bytes`.
+    #[schemars(range(min = 1, max = 64))]
+    pub max_body_mib: usize = 16,
+    /// Messages of one request to it, and parts of a message. `/v1` takes 64.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub max_messages: usize = 4096,
+    /// Tools of one request to it, and calls of a message. `/v1` takes 64.
+    #[schemars(range(min = 1, max = 4_096))]
+    pub max_tools: usize = 256,
+    /// Size of a tool's description, and of the schema of its parameters, KiB. `/v1` takes 4 and
+    /// 16.
+    #[schemars(range(min = 1, max = 1_024))]
+    pub max_description_kib: usize = 64,
 }
 }
