@@ -1,18 +1,20 @@
 //! Constrained decoding: formats of answers, compiled into grammars over the release's own tokens
-//! by the crate llguidance. A format is honoured as it was given or refused before anything runs;
-//! it is never loosened.
+//! by the crate llguidance. A format is honoured as it was given or refused before anything runs.
 
-use super::answer_format::{AnswerFormat, Decimals, FormatRefused};
+use super::answer_format::{AnswerFormat, FormatRefused};
+use super::schema::{Decimals, Terminals, Writing};
 use crate::tokenizer::Tokenizer;
-use llguidance::api::ParserLimits;
+use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
+use llguidance::panic_utils::catch_unwind;
 use llguidance::{Matcher, ParserFactory};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::error::Error;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// Grammars that are kept compiled, and bytes of their formats together.
@@ -29,6 +31,8 @@ const TOKEN_WORK: u64 = 28_000;
 /// of a second and tens of megabytes.
 pub(crate) struct Grammars {
     factory: ParserFactory,
+    /// Objects may have members that their schema does not name, unless it forbids them.
+    open_objects: bool,
     /// Held while a format is compiled, so that formats never take more than one thread.
     compiling: Mutex<()>,
     /// The latest used last.
@@ -53,7 +57,11 @@ struct GrammarCursor {
 }
 
 impl Grammars {
-    pub(crate) fn new(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Result<Self, String> {
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        eos_ids: &[u32],
+        open_objects: bool,
+    ) -> Result<Self, String> {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie(tokenizer, eos_ids)));
         let slices = SlicedBiasComputer::json_slices();
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
@@ -64,7 +72,7 @@ impl Grammars {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, compiling: Mutex::default(), kept: Mutex::default() })
+        Ok(Self { factory, open_objects, compiling: Mutex::default(), kept: Mutex::default() })
     }
 
     /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
@@ -119,10 +127,19 @@ impl Grammars {
         format: &AnswerFormat,
         decimals: Decimals,
     ) -> Result<CompiledGrammar, FormatRefused> {
-        let parser = self.factory.create_parser(format.grammar(decimals)?);
-        let mut matcher = Matcher::new(parser);
-        let first =
-            matcher.compute_mask_or_eos().map_err(|why| format.refusal(&why.to_string()))?;
+        let mut terminals = Terminals::default();
+        let writing = Writing { decimals, open_objects: self.open_objects };
+        let grammar = format.grammar(writing, &mut terminals)?;
+        let refusal = |why: &str| format.refusal(why);
+        let internal = catch_unwind(AssertUnwindSafe(|| {
+            let env = Some(self.factory.tok_env().clone());
+            GrammarInit::Serialized(grammar).to_internal(env, self.factory.limits().clone())
+        }));
+        let (grammar, mut lexer) = internal.map_err(|why| refusal(&why.to_string()))?;
+        terminals.put_into(&mut lexer).map_err(|why| refusal(&why))?;
+        let grammar = GrammarInit::Internal(grammar, lexer);
+        let mut matcher = Matcher::new(self.factory.create_parser_from_init_default(grammar));
+        let first = matcher.compute_mask_or_eos().map_err(|why| refusal(&why.to_string()))?;
         Ok(CompiledGrammar { matcher, first: first.as_slice().into() })
     }
 }
@@ -197,5 +214,7 @@ impl GrammarCursor {
 /// Characters that are shown of the library's reason.
 const MOST_OF_A_REASON: usize = 200;
 
+#[cfg(test)]
+mod generated;
 #[cfg(test)]
 pub(crate) mod tests;

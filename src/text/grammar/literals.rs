@@ -4,6 +4,7 @@
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::LarkGrammar;
 use super::parameters::ToolParameters;
+use super::schema::{odd_number, write};
 use crate::forms::tool_calls::{LiteralSyntax, ToolDefinition};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -223,7 +224,7 @@ impl LiteralRules<'_, '_> {
         let mut number = schema.clone();
         number.retain(|name, _| NUMERIC_KEYWORDS.contains(&name.as_str()));
         number.insert("type".into(), kind.into());
-        self.grammar.part(AnswerFormat::Schema(Value::from(number).to_string()))
+        self.grammar.part(AnswerFormat::Schema(write(&number.into())))
     }
 
     fn list(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
@@ -321,6 +322,9 @@ impl LiteralRules<'_, '_> {
 
     fn constant(&mut self, value: &Value) -> Result<String, FormatRefused> {
         let is_python = self.syntax.quote.is_none();
+        if let Some(number) = odd_number(value) {
+            return Ok(LarkGrammar::plain(number));
+        }
         match value {
             Value::String(text) => self.text_constant(text),
             Value::Bool(true) if is_python => Ok("(\"True\" | \"true\")".into()),

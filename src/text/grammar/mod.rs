@@ -6,11 +6,13 @@ mod compile;
 mod lark;
 mod literals;
 mod parameters;
+mod schema;
 mod tagged;
 mod tool_calls;
 
 pub use answer_format::{AnswerFormat, FormatRefused};
 pub(crate) use compile::Grammars;
 pub use compile::{CompiledGrammar, GrammarPlace};
+pub use schema::{CheckedSchema, SchemaRefused};
 pub(crate) use lark::{after_thinking, in_last_message};
 pub use tool_calls::CallRule;

@@ -10,6 +10,11 @@ const SCHEMA: &str = r#"{"type":"object","properties":{"b":{"type":"integer","mi
     "a":{"enum":["x","<tool>"]},"c":{"type":"array","items":{"type":"boolean"},"maxItems":2}},
     "required":["b","a"],"additionalProperties":false}"#;
 
+/// Two objects that require each other.
+const ENDLESS: &str = r##"{"$ref":"#/$defs/a","$defs":{
+    "a":{"type":"object","properties":{"x":{"$ref":"#/$defs/b"}},"required":["x"]},
+    "b":{"type":"object","properties":{"y":{"$ref":"#/$defs/a"}},"required":["y"]}}}"##;
+
 fn allowed(mask: &[u32]) -> Vec<u32> {
     (0..mask.len() as u32 * 32).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
 }
@@ -46,6 +51,14 @@ pub fn walk(text: &TextModel, grammar: &CompiledGrammar, seed: u64, most: usize)
     None
 }
 
+/// Whether an answer can be this text, to its end.
+pub fn writes(text: &TextModel, grammar: &CompiledGrammar, written: &str) -> bool {
+    let (place, ids) = (grammar.start(), text.tokenizer.encode(written, false).unwrap());
+    ids.iter().chain(&text.eos_ids[..1]).enumerate().all(|(at, next)| {
+        place.allowed_after(&ids[..at]).is_ok_and(|mask| allowed(&mask).contains(next))
+    })
+}
+
 fn answers(format: &AnswerFormat, most: usize) -> Vec<String> {
     let text = text_model(&byte_level());
     let grammar = text.compile(format).unwrap();
@@ -61,7 +74,7 @@ fn answers_are_what_the_schema_allows() {
         let value: Value = serde_json::from_str(&answer).unwrap();
         let members: Vec<&String> = value.as_object().unwrap().keys().collect();
         assert!(["b", "a"] == members[..2], "members keep the schema's order: {answer}");
-        assert!((-5..=12).contains(&value["b"].as_i64().unwrap()), "{answer}");
+        assert!((-5..=12).contains(&(value["b"].as_f64().unwrap() as i64)), "{answer}");
         assert!(["x", "<tool>"].contains(&value["a"].as_str().unwrap()), "{answer}");
         let items = value.get("c").map_or(0, |items| items.as_array().unwrap().len());
         assert!(items <= 2 && members.len() <= 3, "{answer}");
@@ -170,14 +183,29 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"$ref":"http://localhost/schema"}"#, "cannot be kept to"),
         (r#"{"type":"array","uniqueItems":true}"#, "uniqueItems"),
         (r#"{"if":{},"then":false}"#, "cannot be kept to"),
-        (r#"{"type":"string","format":"telephone"}"#, "telephone"),
+        (r#"{"type":"string","pattern":"a(?=b)"}"#, "look"),
+        (r#"{"type":"string","pattern":"a\bb"}"#, "word borders"),
+        (r#"{"items":{"contains":{}}}"#, "(at #/items/contains)"),
+        (r##"{"properties":{"a/b":{"$ref":"#/$defs/a"}}}"##, "(at #/properties/a~1b)"),
+        (r#"{"properties":{"a":{"uniqueItems":true}}}"#, "(at #/properties/a/uniqueItems)"),
+        (r#"{"type":"number","multipleOf":0.07}"#, "(at #/multipleOf)"),
+        (r#"{"type":"number","minimum":9007199254740993.5}"#, "(at #/minimum)"),
+        (r#"{"allOf":[{"type":"integer"},{"const":9007199254740993}]}"#, "(at #/allOf/1/const)"),
+        (r#"{"not":{"pattern":"a"}}"#, "(at #/not)"),
+        (r#"{"not":{}}"#, "(at #/not)"),
+        (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),
+        (ENDLESS, "no finite value"),
+        (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "use anyOf"),
         (r#"{"type":"integer","minimum":2,"maximum":1}"#, "cannot be kept to"),
         ("false", "cannot be kept to"),
     ] {
         let why = schema(given);
         assert!(why.contains(expect), "{given}: {why}");
     }
-    assert!(refused(AnswerFormat::Regex("(".into())).contains("cannot be kept to"));
+    for (given, expect) in [("(", "unclosed group"), ("a(?!b)", "look"), (r"a\b", "word borders")] {
+        let why = refused(AnswerFormat::Regex(given.into()));
+        assert!(why.starts_with("cannot be kept to") && why.contains(expect), "{given}: {why}");
+    }
     assert!(refused(AnswerFormat::Lark("begin: \"x\"".into())).contains("cannot be kept to"));
 }
 
