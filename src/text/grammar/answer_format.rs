@@ -1,7 +1,7 @@
 //! Formats that an answer keeps to, in the terms of the crate llguidance.
 
 use super::schema::{
-    SchemaRefused, Terminals, Writing, fault_of_expression, prepare, reason_in,
+    SchemaRefused, Terminals, Writing, fault_of_expression, parts_of, prepare, reason_in,
 };
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::json;
@@ -62,6 +62,20 @@ impl AnswerFormat {
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
             Self::Nested { grammar, parts } => nested(grammar, parts, writing, terminals)?,
         })
+    }
+
+    /// The formats inside this one, with their places in a schema.
+    pub(super) fn parts(&self) -> Vec<(String, Self)> {
+        match self {
+            Self::Schema(schema) => {
+                let parts = parts_of(schema).into_iter();
+                parts.map(|(place, part)| (place, Self::Schema(part))).collect()
+            }
+            Self::Nested { parts, .. } => {
+                parts.iter().map(|part| (String::new(), part.clone())).collect()
+            }
+            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => Vec::new(),
+        }
     }
 
     /// Whether there may be numbers whose decimals were bounded.

@@ -22,6 +22,8 @@ const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
+/// Parts of a refused format that are tried by themselves, to find the one that is at fault.
+const MOST_TRIES: usize = 40;
 /// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
 /// does 14 000 units a millisecond, and a token of an ordinary schema takes a hundredth of that.
 const ANSWER_WORK: u64 = 1_400_000;
@@ -115,11 +117,39 @@ impl Grammars {
 
     /// Compiles a format and computes what may come first: some grammars only fail there.
     fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
-        match self.compile_grammar(format, Decimals::Bounded) {
+        let compiled = match self.compile_grammar(format, Decimals::Bounded) {
             // Bounds of a number may be closer to each other than the unit is long.
             Err(_) if format.names_numbers() => self.compile_grammar(format, Decimals::Any),
             compiled => compiled,
+        };
+        compiled.map_err(|why| self.innermost(format, why))
+    }
+
+    /// The refusal of the innermost part of a format that is refused by itself.
+    fn innermost(&self, format: &AnswerFormat, why: FormatRefused) -> FormatRefused {
+        let (mut parts, mut why, mut left) = (format.parts(), why, MOST_TRIES);
+        while let Some((place, part)) = parts.pop().filter(|_| left > 0) {
+            left -= 1;
+            // What a part refers to may be missing in it, which is no fault of the whole.
+            let is_whole = part.grammar(self.writing(Decimals::Any), &mut Terminals::default());
+            if is_whole.is_err() && matches!(format, AnswerFormat::Schema(_)) {
+                continue;
+            }
+            if let Err(FormatRefused(inner)) = self.compile_grammar(&part, Decimals::Any) {
+                why = FormatRefused(if place.is_empty() {
+                    inner
+                } else {
+                    format!("{inner} (at #{place})")
+                });
+                let inside = part.parts().into_iter();
+                parts = inside.map(|(at, part)| (format!("{place}{at}"), part)).collect();
+            }
         }
+        why
+    }
+
+    fn writing(&self, decimals: Decimals) -> Writing {
+        Writing { decimals, open_objects: self.open_objects }
     }
 
     fn compile_grammar(
@@ -128,8 +158,7 @@ impl Grammars {
         decimals: Decimals,
     ) -> Result<CompiledGrammar, FormatRefused> {
         let mut terminals = Terminals::default();
-        let writing = Writing { decimals, open_objects: self.open_objects };
-        let grammar = format.grammar(writing, &mut terminals)?;
+        let grammar = format.grammar(self.writing(decimals), &mut terminals)?;
         let refusal = |why: &str| format.refusal(why);
         let internal = catch_unwind(AssertUnwindSafe(|| {
             let env = Some(self.factory.tok_env().clone());

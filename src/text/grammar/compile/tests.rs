@@ -176,7 +176,10 @@ fn marks_are_never_text() {
 #[test]
 fn what_cannot_be_kept_to_is_refused() {
     let text = text_model(&byte_level());
-    let refused = |format: AnswerFormat| text.compile(&format).unwrap_err().0;
+    let refused = |format: AnswerFormat| match text.compile(&format) {
+        Ok(_) => "accepted".to_owned(),
+        Err(why) => why.0,
+    };
     let schema = |schema: &str| refused(AnswerFormat::Schema(schema.into()));
     for (given, expect) in [
         (r##"{"$ref":"#"}"##, "cannot be kept to"),
@@ -184,7 +187,7 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"type":"array","uniqueItems":true}"#, "uniqueItems"),
         (r#"{"if":{},"then":false}"#, "cannot be kept to"),
         (r#"{"type":"string","pattern":"a(?=b)"}"#, "look"),
-        (r#"{"type":"string","pattern":"a\bb"}"#, "word borders"),
+        (r#"{"type":"string","pattern":"a\\bb"}"#, "word borders"),
         (r#"{"items":{"contains":{}}}"#, "(at #/items/contains)"),
         (r##"{"properties":{"a/b":{"$ref":"#/$defs/a"}}}"##, "(at #/properties/a~1b)"),
         (r#"{"properties":{"a":{"uniqueItems":true}}}"#, "(at #/properties/a/uniqueItems)"),

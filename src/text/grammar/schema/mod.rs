@@ -92,6 +92,37 @@ pub(super) fn prepare(
     Ok(schema)
 }
 
+/// The schemas directly inside a schema, each with its place and with what it may refer to.
+pub(super) fn parts_of(text: &str) -> Vec<(String, String)> {
+    let Some(Value::Object(members)) = parse(text) else { return Vec::new() };
+    let definitions = ["$defs", "definitions", "components"];
+    let shared: Vec<_> = members.iter().filter(|(name, _)| definitions.contains(&name.as_str())).collect();
+    let mut parts = Vec::new();
+    let mut add = |place: String, part: &Value| {
+        let Value::Object(part) = part else { return };
+        let mut part = part.clone();
+        for (name, value) in &shared {
+            part.entry((*name).clone()).or_insert((*value).clone());
+        }
+        parts.push((place, write(&part.into())));
+    };
+    for (keyword, value) in &members {
+        let place = inside("", keyword);
+        match (keyword.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                named.iter().for_each(|(name, part)| add(inside(&place, name), part));
+            }
+            ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(all)) => {
+                let numbered = all.iter().enumerate();
+                numbered.for_each(|(at, part)| add(inside(&place, &at.to_string()), part));
+            }
+            ("items" | "additionalProperties", part) => add(place, part),
+            _ => {}
+        }
+    }
+    parts
+}
+
 /// A schema that is `true` has no place for options.
 fn read(text: &str) -> Result<Value, SchemaRefused> {
     let schema = parse(text).ok_or_else(|| SchemaRefused::new("", "it is no JSON schema"))?;

@@ -439,7 +439,7 @@ fn unit(members: &Map<String, Value>, place: &str) -> Result<(), SchemaRefused> 
     }
     let counted = Decimal::read(&format!("{scaled:.0}e-{decimals}"));
     let written = Decimal::of(unit).map(|unit| Decimal { negative: false, ..unit });
-    if scaled <= f64::from(u32::MAX) && counted == written {
+    if scaled.fract() == 0.0 && scaled <= f64::from(u32::MAX) && counted == written {
         return Ok(());
     }
     let why = "it is a unit that is not counted in exactly: use one of fewer digits";
