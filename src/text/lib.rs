@@ -42,7 +42,7 @@ pub use grammar::{
     SchemaRefused,
 };
 pub use reader::{AnswerPart, AnswerReader, ReadCall};
-pub use settings::TemplateSettings;
+pub use settings::{FormatSettings, TemplateSettings};
 pub use stop::StopMatcher;
 pub use text_model::TextModel;
 pub use tokenizer::{Detokenizer, Tokenizer};

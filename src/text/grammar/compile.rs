@@ -6,10 +6,10 @@ use super::schema::{Decimals, Terminals, Writing};
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
-use llguidance::panic_utils::catch_unwind;
 use llguidance::{Matcher, ParserFactory};
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -13,6 +13,6 @@ mod tool_calls;
 pub use answer_format::{AnswerFormat, FormatRefused};
 pub(crate) use compile::Grammars;
 pub use compile::{CompiledGrammar, GrammarPlace};
-pub use schema::{CheckedSchema, SchemaRefused};
 pub(crate) use lark::{after_thinking, in_last_message};
+pub use schema::{CheckedSchema, SchemaRefused};
 pub use tool_calls::CallRule;

@@ -15,6 +15,10 @@ const ENDLESS: &str = r##"{"$ref":"#/$defs/a","$defs":{
     "a":{"type":"object","properties":{"x":{"$ref":"#/$defs/b"}},"required":["x"]},
     "b":{"type":"object","properties":{"y":{"$ref":"#/$defs/a"}},"required":["y"]}}}"##;
 
+const FAULT_INSIDE: &str = r##"{"type":"object","properties":{"a":{"items":{"$ref":"#/$defs/d"},"minItems":1}},
+    "required":["a"],"$defs":{"d":{"type":"object","properties":{"b":{"type":"string","minLength":2,"maxLength":1}},
+    "required":["b"]}}}"##;
+
 fn allowed(mask: &[u32]) -> Vec<u32> {
     (0..mask.len() as u32 * 32).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
 }
@@ -198,6 +202,7 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"not":{}}"#, "(at #/not)"),
         (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),
         (ENDLESS, "no finite value"),
+        (FAULT_INSIDE, "greater than maxLength (1) (at #/properties/a/items/properties/b)"),
         (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "use anyOf"),
         (r#"{"type":"integer","minimum":2,"maximum":1}"#, "cannot be kept to"),
         ("false", "cannot be kept to"),

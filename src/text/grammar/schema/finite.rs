@@ -21,27 +21,32 @@ pub(super) fn check(schema: &mut Value) -> Result<(), SchemaRefused> {
 
 struct Finite<'r> {
     root: &'r Value,
-    /// Whether the target of a reference has finite values, as far as is known.
+    /// Whether the targets of references have finite values, as far as is known.
     targets: HashMap<String, bool>,
 }
 
 impl Finite<'_> {
-    /// Finds the targets that have values, until no more are found.
+    /// Finds the targets that have values, until no more are found. It goes forth and back, because
+    /// definitions mostly follow each other.
     fn learn(&mut self) {
         let mut references = Vec::new();
         collect(self.root, &mut references);
-        self.targets = references.into_iter().map(|reference| (reference, false)).collect();
-        loop {
-            let is_new = |(reference, known): (&String, &bool)| {
-                let target = resolve(self.root, reference);
-                let found = !known && target.is_none_or(|target| self.has_values(target));
-                found.then(|| reference.clone())
-            };
-            let found: Vec<String> = self.targets.iter().filter_map(is_new).collect();
-            if found.is_empty() {
-                return;
+        let mut open: Vec<(String, Option<&Value>)> = Vec::new();
+        for reference in references {
+            if self.targets.insert(reference.clone(), false).is_none() {
+                let target = resolve(self.root, &reference);
+                open.push((reference, target));
             }
-            self.targets.extend(found.into_iter().map(|reference| (reference, true)));
+        }
+        let mut left = usize::MAX;
+        while open.len() < left {
+            left = open.len();
+            open.reverse();
+            open.retain(|(reference, target)| {
+                let found = target.is_none_or(|target| self.has_values(target));
+                self.targets.insert(reference.clone(), found);
+                !found
+            });
         }
     }
 
@@ -51,9 +56,9 @@ impl Finite<'_> {
         let list = |name: &str| members.get(name).and_then(Value::as_array);
         reference.is_none_or(|reference| self.targets.get(reference).copied().unwrap_or(true))
             && list("allOf").is_none_or(|all| all.iter().all(|one| self.has_values(one)))
-            && ["anyOf", "oneOf"].into_iter().all(|name| {
-                list(name).is_none_or(|all| all.iter().any(|one| self.has_values(one)))
-            })
+            && ["anyOf", "oneOf"]
+                .into_iter()
+                .all(|name| list(name).is_none_or(|all| all.iter().any(|one| self.has_values(one))))
             && (may_be_another(members) || self.has_parts(members))
     }
 
@@ -63,11 +68,14 @@ impl Finite<'_> {
         let required = members.get("required").and_then(Value::as_array);
         let mut required = required.into_iter().flatten().filter_map(Value::as_str);
         let least = members.get("minItems").and_then(Value::as_u64).unwrap_or(0) as usize;
-        let first = members.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let first =
+            members.get("prefixItems").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         required.all(|name| part("properties", name).is_none_or(|one| self.has_values(one)))
             && first.iter().take(least).all(|item| self.has_values(item))
             && (least <= first.len()
-                || members.get("items").is_none_or(|items| items.is_array() || self.has_values(items)))
+                || members
+                    .get("items")
+                    .is_none_or(|items| items.is_array() || self.has_values(items)))
     }
 
     /// The innermost place that has no values.

@@ -94,9 +94,11 @@ pub(super) fn prepare(
 
 /// The schemas directly inside a schema, each with its place and with what it may refer to.
 pub(super) fn parts_of(text: &str) -> Vec<(String, String)> {
-    let Some(Value::Object(members)) = parse(text) else { return Vec::new() };
+    let Some(whole) = parse(text) else { return Vec::new() };
+    let Value::Object(members) = &whole else { return Vec::new() };
     let definitions = ["$defs", "definitions", "components"];
-    let shared: Vec<_> = members.iter().filter(|(name, _)| definitions.contains(&name.as_str())).collect();
+    let shared: Vec<_> =
+        members.iter().filter(|(name, _)| definitions.contains(&name.as_str())).collect();
     let mut parts = Vec::new();
     let mut add = |place: String, part: &Value| {
         let Value::Object(part) = part else { return };
@@ -106,10 +108,10 @@ pub(super) fn parts_of(text: &str) -> Vec<(String, String)> {
         }
         parts.push((place, write(&part.into())));
     };
-    for (keyword, value) in &members {
+    for (keyword, value) in members {
         let place = inside("", keyword);
         match (keyword.as_str(), value) {
-            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+            ("properties" | "patternProperties", Value::Object(named)) => {
                 named.iter().for_each(|(name, part)| add(inside(&place, name), part));
             }
             ("allOf" | "anyOf" | "oneOf" | "prefixItems", Value::Array(all)) => {
@@ -117,6 +119,11 @@ pub(super) fn parts_of(text: &str) -> Vec<(String, String)> {
                 numbered.for_each(|(at, part)| add(inside(&place, &at.to_string()), part));
             }
             ("items" | "additionalProperties", part) => add(place, part),
+            ("$ref", Value::String(reference)) => {
+                if let Some(meant) = tree::resolve(&whole, reference) {
+                    add(String::new(), meant);
+                }
+            }
             _ => {}
         }
     }

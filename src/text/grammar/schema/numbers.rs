@@ -3,7 +3,7 @@
 //! stands in their place until the grammar is compiled, and is then exchanged.
 
 use super::exact::{Decimal, has_odd_number, odd_number};
-use super::ranges::{self, Bound};
+use super::ranges::{self, RangeBound};
 use super::tree::{self, is_alone, visit};
 use super::{Decimals, SchemaRefused, inside};
 use llguidance::derivre::RegexAst;
@@ -119,7 +119,7 @@ pub(super) fn bound(
     })?;
     let bounds_decimals = decimals == Decimals::Bounded && !has_units;
     let definitions = Map::new();
-    let mut numbers = Numbers { terminals, definitions, combines, bounds_decimals, has_ids };
+    let mut numbers = NumberRules { terminals, definitions, combines, bounds_decimals, has_ids };
     visit(schema, "", &mut |schema, place| match schema {
         Value::Object(members) => numbers.schema(members, place),
         _ => Ok(()),
@@ -140,7 +140,7 @@ fn combines_rules(members: &Map<String, Value>) -> bool {
         || (members.contains_key("patternProperties") && members.contains_key("properties"))
 }
 
-struct Numbers<'t> {
+struct NumberRules<'t> {
     terminals: &'t mut Terminals,
     definitions: Map<String, Value>,
     combines: bool,
@@ -148,7 +148,7 @@ struct Numbers<'t> {
     has_ids: bool,
 }
 
-impl Numbers<'_> {
+impl NumberRules<'_> {
     fn schema(
         &mut self,
         members: &mut Map<String, Value>,
@@ -232,7 +232,8 @@ impl Numbers<'_> {
             }
             Value::Object(members) => {
                 let required: Vec<&String> = members.keys().collect();
-                let named = members.iter().map(|(name, value)| (name.clone(), self.constant(value)));
+                let named =
+                    members.iter().map(|(name, value)| (name.clone(), self.constant(value)));
                 let properties: Map<String, Value> = named.collect();
                 json!({ "type": "object", "properties": properties, "required": required,
                     "additionalProperties": false })
@@ -370,12 +371,14 @@ fn may_be(members: &Map<String, Value>, value: &Value) -> bool {
     let is_kind = |kind: &&str| *kind == "number" || (*kind == "integer" && number.is_integer());
     let [least, most] = bounds_of(members);
     (kinds.is_empty() || kinds.iter().any(is_kind))
-        && least.is_none_or(|Bound { at, exclusive }| number > at || (number == at && !exclusive))
-        && most.is_none_or(|Bound { at, exclusive }| number < at || (number == at && !exclusive))
+        && least
+            .is_none_or(|RangeBound { at, exclusive }| number > at || (number == at && !exclusive))
+        && most
+            .is_none_or(|RangeBound { at, exclusive }| number < at || (number == at && !exclusive))
 }
 
 /// The lower and the upper bound. Old drafts say with `true` that a bound is no part of it.
-fn bounds_of(members: &Map<String, Value>) -> [Option<Bound>; 2] {
+fn bounds_of(members: &Map<String, Value>) -> [Option<RangeBound>; 2] {
     let is_tighter = |lower: bool, one: &Decimal, other: &Decimal| {
         if lower { one >= other } else { one <= other }
     };
@@ -385,10 +388,10 @@ fn bounds_of(members: &Map<String, Value>) -> [Option<Bound>; 2] {
             let outside = members.get(without) == Some(&Value::Bool(true));
             match (at(with), at(without)) {
                 (Some(with), Some(without)) if !is_tighter(lower, &without, &with) => {
-                    Some(Bound { at: with, exclusive: false })
+                    Some(RangeBound { at: with, exclusive: false })
                 }
-                (_, Some(at)) => Some(Bound { at, exclusive: true }),
-                (at, None) => at.map(|at| Bound { at, exclusive: outside }),
+                (_, Some(at)) => Some(RangeBound { at, exclusive: true }),
+                (at, None) => at.map(|at| RangeBound { at, exclusive: outside }),
             }
         },
     )

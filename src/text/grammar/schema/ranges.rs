@@ -9,19 +9,22 @@ const LONGEST: i64 = 64;
 
 /// An integer: its digits without leading zeros, of which zero has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Whole {
+struct WholeNumber {
     negative: bool,
     digits: String,
 }
 
 /// A bound of a range; `exclusive`: it is no part of it.
-pub(super) struct Bound {
+pub(super) struct RangeBound {
     pub at: Decimal,
     pub exclusive: bool,
 }
 
 /// The expression of all integers from `least` to `most`. An error says why there is none.
-pub(super) fn expression(least: Option<&Bound>, most: Option<&Bound>) -> Result<String, String> {
+pub(super) fn expression(
+    least: Option<&RangeBound>,
+    most: Option<&RangeBound>,
+) -> Result<String, String> {
     let [least, most] = [(least, true), (most, false)].map(|(bound, up)| {
         bound.map(|bound| {
             if bound.at.whole_digits() > LONGEST {
@@ -31,12 +34,12 @@ pub(super) fn expression(least: Option<&Bound>, most: Option<&Bound>) -> Result<
         })
     });
     let (least, most) = (least.transpose()?, most.transpose()?);
-    let room = |bound: Option<&Whole>| bound.map_or(0, |bound| bound.digits.len() + 1);
+    let room = |bound: Option<&WholeNumber>| bound.map_or(0, |bound| bound.digits.len() + 1);
     let digits = MOST_DIGITS.max(room(least.as_ref())).max(room(most.as_ref()));
-    let largest = |negative| Whole { negative, digits: "9".repeat(digits) };
+    let largest = |negative| WholeNumber { negative, digits: "9".repeat(digits) };
     let (least, most) =
         (least.unwrap_or_else(|| largest(true)), most.unwrap_or_else(|| largest(false)));
-    let zero = || Whole { negative: false, digits: "0".into() };
+    let zero = || WholeNumber { negative: false, digits: "0".into() };
     let mut parts = Vec::new();
     if least.negative {
         let nearest = if most.negative { most.digits.as_str() } else { "1" };
@@ -46,12 +49,16 @@ pub(super) fn expression(least: Option<&Bound>, most: Option<&Bound>) -> Result<
         let nearest = if least.negative { zero() } else { least };
         parts.extend(between(&nearest.digits, &most.digits));
     }
-    if parts.is_empty() { Err("no integer lies between its bounds".into()) } else { Ok(parts.join("|")) }
+    if parts.is_empty() {
+        Err("no integer lies between its bounds".into())
+    } else {
+        Ok(parts.join("|"))
+    }
 }
 
 /// The first integer inside a bound; `up`: it is the lower one.
-fn inner(bound: &Bound, up: bool) -> Whole {
-    let Bound { at, exclusive } = bound;
+fn inner(bound: &RangeBound, up: bool) -> WholeNumber {
+    let RangeBound { at, exclusive } = bound;
     let whole = at.whole_digits().max(0) as usize;
     let mut digits: String = at.digits.chars().chain(std::iter::repeat('0')).take(whole).collect();
     if digits.is_empty() {
@@ -68,8 +75,8 @@ fn inner(bound: &Bound, up: bool) -> Whole {
     }
 }
 
-fn normal(negative: bool, digits: String) -> Whole {
-    Whole { negative: negative && digits != "0", digits }
+fn normal(negative: bool, digits: String) -> WholeNumber {
+    WholeNumber { negative: negative && digits != "0", digits }
 }
 
 fn more(digits: &str) -> String {
@@ -157,9 +164,12 @@ mod tests {
     use super::*;
     use llguidance::derivre::RegexBuilder;
 
-    fn allows(least: Option<(&str, bool)>, most: Option<(&str, bool)>) -> impl FnMut(&str) -> bool + use<> {
+    fn allows(
+        least: Option<(&str, bool)>,
+        most: Option<(&str, bool)>,
+    ) -> impl FnMut(&str) -> bool + use<> {
         let [least, most] = [least, most].map(|bound| {
-            bound.map(|(at, exclusive)| Bound { at: Decimal::read(at).unwrap(), exclusive })
+            bound.map(|(at, exclusive)| RangeBound { at: Decimal::read(at).unwrap(), exclusive })
         });
         let expression = expression(least.as_ref(), most.as_ref()).unwrap();
         let mut builder = RegexBuilder::new();
@@ -193,7 +203,8 @@ mod tests {
 
     #[test]
     fn large_bounds_are_exact() {
-        let u64s = allows(Some(("18446744073709551614", false)), Some(("18446744073709551615", false)));
+        let u64s =
+            allows(Some(("18446744073709551614", false)), Some(("18446744073709551615", false)));
         let above = allows(Some(("9007199254740993", true)), None);
         let below = allows(None, Some(("-9007199254740993.5", false)));
         let fraction = allows(Some(("-0.5", false)), Some(("0.5", false)));
@@ -219,9 +230,10 @@ mod tests {
             assert!(inside.iter().all(|text| allows(text)), "{inside:?}");
             assert!(!outside.iter().any(|text| allows(text)), "{outside:?}");
         }
-        let far = Bound { at: Decimal::read("1e400").unwrap(), exclusive: false };
+        let far = RangeBound { at: Decimal::read("1e400").unwrap(), exclusive: false };
         assert!(expression(Some(&far), None).is_err());
-        let [two, one] = ["2", "1"].map(|at| Bound { at: Decimal::read(at).unwrap(), exclusive: false });
+        let [two, one] =
+            ["2", "1"].map(|at| RangeBound { at: Decimal::read(at).unwrap(), exclusive: false });
         assert!(expression(Some(&two), Some(&one)).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Rules that the library does not know, written with those that it does.
 
-use super::tree::{LISTS, NAMED, is_alone, resolve};
+use super::tree::{LISTS, NAMED, is_alone, name_places, resolve};
 use super::{SchemaRefused, fault_of_expression, formats, inside};
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,9 @@ const SCHEMAS: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
 /// Most lists that a list of distinct items is written as.
 const MOST_LISTS: usize = 256;
 /// References that are followed from one to the next.
-const MOST_REFERENCES: usize = 32;
+const MOST_REFERENCES: usize = 8;
+/// Schemas of one oneOf that are compared with each other.
+const MOST_COMPARED: usize = 64;
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 /// What marks a schema that forbids every value, until all of it was looked at.
 const NEVER: &str = "\u{0}never";
@@ -35,12 +37,12 @@ const LEAVE_OUT: &str = "it is a rule that answers cannot be kept to: leave it o
 
 /// Rewrites a schema; the places of keywords that only describe are returned. `loosened`: rules
 /// that cannot be kept to are left out and among them.
-pub(super) fn simplify(
-    schema: &mut Value,
-    loosened: bool,
-) -> Result<Vec<String>, SchemaRefused> {
+pub(super) fn simplify(schema: &mut Value, loosened: bool) -> Result<Vec<String>, SchemaRefused> {
+    let has_ids = schema.to_string().contains("\"$id\"");
+    if !has_ids {
+        name_places(schema)?;
+    }
     let root = schema.clone();
-    let has_ids = root.to_string().contains("\"$id\"");
     let mut rules = Rules { root: &root, loosened, has_ids, ignored: Vec::new() };
     rules.schema(schema, "")?;
     Ok(rules.ignored)
@@ -153,7 +155,7 @@ impl Rules<'_> {
         let Some(Value::Array(all)) = members.get("oneOf") else { return };
         let meant: Vec<&Value> = all.iter().map(|one| self.meant(one)).collect();
         let excludes = |at: usize| meant[at + 1..].iter().all(|other| excludes(meant[at], other));
-        if !(0..meant.len()).all(excludes) {
+        if meant.len() > MOST_COMPARED || !(0..meant.len()).all(excludes) {
             if !self.loosened {
                 return;
             }
@@ -273,9 +275,9 @@ fn nullable(members: &mut Members) {
 /// A schema that every value keeps to.
 fn is_everything(schema: &Value) -> bool {
     schema == &Value::Bool(true)
-        || schema.as_object().is_some_and(|members| {
-            members.keys().all(|keyword| !super::tree::is_rule(keyword))
-        })
+        || schema
+            .as_object()
+            .is_some_and(|members| members.keys().all(|keyword| !super::tree::is_rule(keyword)))
 }
 
 /// Names of members, which are texts anyway.
@@ -399,7 +401,8 @@ fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), Stri
         }
         let lists = (0..1_usize << values.len()).filter_map(|chosen| {
             let is_chosen = |at: &usize| chosen >> at & 1 == 1;
-            let list: Vec<&Value> = (0..values.len()).filter(is_chosen).map(|at| &values[at]).collect();
+            let list: Vec<&Value> =
+                (0..values.len()).filter(is_chosen).map(|at| &values[at]).collect();
             (list.len() >= least && most.is_none_or(|most| list.len() <= most)).then(|| json!(list))
         });
         let lists: Vec<Value> = lists.collect();
@@ -429,7 +432,8 @@ fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
                            use anyOf";
             let (name, values, others) = cases(&condition, members).ok_or(refused)?;
             let case = |values: Vec<Value>, rule: Value| {
-                json!({ "allOf": [{ "properties": { name.clone(): { "enum": values } } }, rule] })
+                let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
+                json!({ "allOf": [is_case, rule] })
             };
             json!({ "anyOf": [case(values, then), case(others, otherwise)] })
         }

@@ -2,6 +2,7 @@
 
 use super::{SchemaRefused, inside};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 
 /// Keywords whose value is a list of schemas.
 pub(super) const LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
@@ -83,12 +84,23 @@ pub(super) fn is_alone(members: &Map<String, Value>, keyword: &str) -> bool {
 
 /// The schema that a reference inside the document means.
 pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-    let pointer = decoded(reference.strip_prefix('#')?);
-    root.pointer(&pointer).or_else(|| {
-        let is_it = |members: &Map<String, Value>| {
-            members.get("$anchor").and_then(Value::as_str) == Some(pointer.as_str())
-        };
-        find(root, &is_it)
+    root.pointer(&decoded(reference.strip_prefix('#')?))
+}
+
+/// Replaces the names of places in references by pointers.
+pub(super) fn name_places(schema: &mut Value) -> Result<(), SchemaRefused> {
+    let mut places = HashMap::new();
+    visit(schema, "", &mut |schema, place| {
+        let name = schema.get("$anchor").and_then(Value::as_str);
+        places.extend(name.map(|name| (format!("#{name}"), format!("#{place}"))));
+        Ok(())
+    })?;
+    visit(schema, "", &mut |schema, _| {
+        let place = schema.get("$ref").and_then(|name| places.get(name.as_str()?)).cloned();
+        if let (Some(place), Some(members)) = (place, schema.as_object_mut()) {
+            members.insert("$ref".into(), place.into());
+        }
+        Ok(())
     })
 }
 
@@ -110,13 +122,4 @@ fn decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn find<'a>(value: &'a Value, is_it: &dyn Fn(&Map<String, Value>) -> bool) -> Option<&'a Value> {
-    match value {
-        Value::Object(members) if is_it(members) => Some(value),
-        Value::Object(members) => members.values().find_map(|inner| find(inner, is_it)),
-        Value::Array(items) => items.iter().find_map(|inner| find(inner, is_it)),
-        _ => None,
-    }
 }
