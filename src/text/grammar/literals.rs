@@ -448,6 +448,29 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_any_size_are_exact_in_every_form() {
+        let text = text();
+        let schema = json!({ "type": "object", "required": ["id", "n"] }).to_string();
+        let properties = r#","properties":{"id":{"const":9007199254740993},
+            "n":{"type":"integer","minimum":18446744073709551615,"maximum":18446744073709551615}}}"#;
+        let parameters = schema.trim_end_matches('}').to_owned() + properties;
+        let tools = [ToolDefinition { name: "f".into(), parameters }];
+        let rule = CallRule { required: true, only: None, most: 1 };
+        for form in CALL_FORMS {
+            let format = form.format(&tools, &rule, None, &text.markup).unwrap();
+            let compiled = text.compile(&format).unwrap();
+            let answers: Vec<String> =
+                (0..60).filter_map(|seed| walk(&text, &compiled, seed, 700)).collect();
+            assert!(!answers.is_empty(), "{}", form.family);
+            for answer in answers {
+                for number in ["9007199254740993", "18446744073709551615"] {
+                    assert!(answer.contains(number), "{}: {answer}", form.family);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn any_text_and_any_value_are_read_back() {
         let properties = json!({ "any": {}, "text": { "type": "string" } });
         let (text, schema) = (text(), of(&properties, &["any", "text"]));

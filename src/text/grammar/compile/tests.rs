@@ -124,6 +124,64 @@ fn numbers_with_bounds_have_no_endless_decimals() {
 }
 
 #[test]
+fn white_space_and_classes_are_bounded() {
+    let text = text_model(&byte_level());
+    let writes = |format: AnswerFormat, written: &str| {
+        writes(&text, &text.compile(&format).unwrap(), written)
+    };
+    let blanks = |count: usize| " ".repeat(count);
+    for (gap, expect) in [
+        (String::new(), true),
+        (blanks(1), true),
+        (blanks(2), false),
+        ("\n".into(), true),
+        (format!("\n{}", blanks(20)), true),
+        (format!("\n{}", blanks(21)), false),
+        ("\n\n".into(), false),
+        ("\t".into(), false),
+    ] {
+        let written = format!("{{\"b\":{gap}1,{gap}\"a\":\"x\"{gap}}}");
+        assert_eq!(writes(AnswerFormat::Schema(SCHEMA.into()), &written), expect, "{written:?}");
+    }
+    for (expression, written, expect) in [
+        (r"\d+", "12", true),
+        (r"\d+", "🯸", false),
+        (r"[\d\s]{3}", "1 2", true),
+        (r"[\d\s]{3}", "1\u{3000}2", false),
+        (r"\w", "é", false),
+        (r"[^\d]", "é", true),
+        (r"a/b", "a/b", true),
+    ] {
+        let format = AnswerFormat::Regex(expression.into());
+        assert_eq!(writes(format, written), expect, "{expression} {written}");
+    }
+}
+
+#[test]
+fn objects_that_name_members_are_closed_unless_a_setting_opens_them() {
+    let named = r#"{"properties":{"a":{"properties":{"b":true}}},"required":["a","c"]}"#;
+    let both =
+        r#"{"allOf":[{"properties":{"a":true}},{"properties":{"b":true},"required":["c"]}]}"#;
+    for (schema, written, is_always) in [
+        (named, r#"{"a":{"b":1},"c":2}"#, true),
+        (named, r#"{"a":{"b":1},"c":2,"d":3}"#, false),
+        (named, r#"{"a":{"c":1},"c":2}"#, false),
+        (both, r#"{"a":1,"b":2,"c":3}"#, true),
+        (both, r#"{"c":1,"d":2}"#, false),
+        (r#"{"type":"object"}"#, r#"{"d":3}"#, true),
+        (r#"{"additionalProperties":{"type":"null"},"properties":{}}"#, r#"{"d":null}"#, true),
+    ] {
+        for open in [false, true] {
+            let mut text = text_model(&byte_level());
+            text.open_objects = open;
+            let grammar = text.compile(&AnswerFormat::Schema(schema.into())).unwrap();
+            let expect = is_always || open;
+            assert_eq!(writes(&text, &grammar, written), expect, "{open} {schema}: {written}");
+        }
+    }
+}
+
+#[test]
 fn a_rule_younger_than_the_draft_is_kept() {
     let old = r#""$schema":"http://json-schema.org/draft-04/schema#""#;
     let answers = |schema: String| answers(&AnswerFormat::Schema(schema), 60);
@@ -205,6 +263,7 @@ fn what_cannot_be_kept_to_is_refused() {
         (FAULT_INSIDE, "greater than maxLength (1) (at #/properties/a/items/properties/b)"),
         (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "use anyOf"),
         (r#"{"type":"integer","minimum":2,"maximum":1}"#, "cannot be kept to"),
+        (r#"{"properties":{"a":{"items":{"type":"text"}}}}"#, "(at #/properties/a/items)"),
         ("false", "cannot be kept to"),
     ] {
         let why = schema(given);

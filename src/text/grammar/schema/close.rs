@@ -27,7 +27,7 @@ pub(super) fn close(schema: &mut Value, open: bool) -> Result<(), SchemaRefused>
             closed.push(place.to_owned());
             unite(members, &root, place, &mut left)?;
         } else if members.contains_key("properties") && !decides(members) {
-            members.insert("additionalProperties".into(), false.into());
+            shut(members, Vec::new());
         }
         Ok(())
     })
@@ -85,15 +85,22 @@ fn unite(
     if names.is_empty() || is_decided || decides(members) {
         return Ok(());
     }
+    shut(members, names);
+    Ok(())
+}
+
+/// Allows these members, those that are required, and no others than are named.
+fn shut(members: &mut Map<String, Value>, mut names: Vec<String>) {
+    let required = members.get("required").and_then(Value::as_array);
+    let required = required.into_iter().flatten().filter_map(Value::as_str);
+    names.extend(required.map(str::to_owned));
     let properties = members.entry("properties").or_insert_with(|| json!({}));
-    for name in names {
-        let all = properties.as_object_mut().into_iter();
-        all.for_each(|all| {
-            all.entry(name.clone()).or_insert(Value::Bool(true));
-        });
+    if let Some(properties) = properties.as_object_mut() {
+        for name in names {
+            properties.entry(name).or_insert(Value::Bool(true));
+        }
     }
     members.insert("additionalProperties".into(), false.into());
-    Ok(())
 }
 
 /// Replaces the references of a part, and of its own parts, by what they mean.
@@ -130,6 +137,8 @@ fn inline(
 fn look(part: &Value, names: &mut Vec<String>, is_decided: &mut bool) {
     let Some(members) = part.as_object() else { return };
     *is_decided |= decides(members);
+    let required = members.get("required").and_then(Value::as_array);
+    names.extend(required.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned));
     if let Some(named) = members.get("properties").and_then(Value::as_object) {
         names.extend(named.keys().cloned());
     }

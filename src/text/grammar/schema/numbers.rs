@@ -66,7 +66,7 @@ impl Terminals {
         let own = self.expressions.iter().enumerate();
         let own = own.map(|(at, expression)| (stand_in(at), expression.clone()));
         let pairs: Vec<(String, String)> = plain.chain(own).collect();
-        let (count, mut exchanged) = (lexer.lexemes.len(), Vec::new());
+        let (count, mut exchanged, class) = (lexer.lexemes.len(), Vec::new(), lexer.current_class);
         let mut classes: Vec<_> = lexer.lexemes.iter().map(|lexeme| lexeme.class()).collect();
         classes.dedup();
         for class in classes {
@@ -89,6 +89,7 @@ impl Terminals {
                 return Err("two of its numbers are written alike".into());
             }
         }
+        lexer.current_class = class;
         Ok(())
     }
 }
