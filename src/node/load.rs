@@ -33,7 +33,10 @@ impl Assembly {
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
     /// demand.
     pub fn served_model(&self, qualified: QualifiedModel) -> Result<ServedModel, EngineError> {
-        let text = text(qualified.source(), self.template_limits())?;
+        let mut text = text(qualified.source(), self.template_limits())?;
+        if let Some(text) = Arc::get_mut(&mut text) {
+            text.open_objects = self.config.formats.open_objects;
+        }
         let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);
         let draft = self.draft_release(&manifest, &text)?;

@@ -37,9 +37,12 @@ pub use chat_template::{ChatMessage, ChatTemplate, PromptExtras};
 pub use error::{Error, Result};
 pub use forms::reasoning::{ThinkingEffort, ThinkingMarks, ThinkingStart};
 pub use forms::tool_calls::{CallForm, MOST_CALLS, ToolDefinition, is_of_name};
-pub use grammar::{AnswerFormat, CallRule, CompiledGrammar, FormatRefused, GrammarPlace};
+pub use grammar::{
+    AnswerFormat, CallRule, CheckedSchema, CompiledGrammar, FormatRefused, GrammarPlace,
+    SchemaRefused,
+};
 pub use reader::{AnswerPart, AnswerReader, ReadCall};
-pub use settings::TemplateSettings;
+pub use settings::{FormatSettings, TemplateSettings};
 pub use stop::StopMatcher;
 pub use text_model::TextModel;
 pub use tokenizer::{Detokenizer, Tokenizer};

@@ -108,6 +108,7 @@ impl TextModel {
             markup_ids: markup_ids.into_iter().collect(),
             eos_ids: eos_ids.into_iter().collect(),
             header_blake3: None,
+            open_objects: false,
             grammars: std::sync::OnceLock::new(),
         })
     }

@@ -1,4 +1,4 @@
-//! What a rendering of a chat template may cost.
+//! What a rendering of a chat template may cost, and what formats of answers leave open.
 
 use cresset_base::section;
 
@@ -12,5 +12,14 @@ pub struct TemplateSettings {
     /// All texts and lists that it makes on the way, the prompt among them, MiB.
     #[schemars(range(min = 1, max = 1 << 14))]
     pub max_written_mib: usize = 32,
+}
+}
+
+section! {
+/// What formats of answers leave open.
+pub struct FormatSettings {
+    /// Objects of a schema that names properties, and does not say whether there may be others, may
+    /// have others. Small models then invent them until max_tokens.
+    pub open_objects: bool = false,
 }
 }

@@ -32,6 +32,8 @@ pub struct TextModel {
     /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
     /// of the whole file, and this one proves that both read the same.
     pub header_blake3: Option<String>,
+    /// Objects of formats may have members that their schema does not name, unless it forbids them.
+    pub open_objects: bool,
     /// Made at the first use; an error where no format can be honoured.
     pub(crate) grammars: OnceLock<Result<Grammars, ()>>,
 }
@@ -40,7 +42,7 @@ impl TextModel {
     /// The grammar of a format. Blocking, as `Grammars::compile` is.
     pub fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
         let grammars = self.grammars.get_or_init(|| {
-            Grammars::new(&self.tokenizer, &self.eos_ids).map_err(|why| {
+            Grammars::new(&self.tokenizer, &self.eos_ids, self.open_objects).map_err(|why| {
                 tracing::error!(%why, "no format can be honoured for this tokenizer");
             })
         });

@@ -578,7 +578,7 @@ async fn tools_are_refused_where_they_are_not_to_be_had() {
         (of(json!({ "type": "object", "not": {} })), "tools[1].function.parameters.not", ""),
         (
             of(
-                json!({ "type": "object", "properties": { "a": { "oneOf": [{ "minimum": 1 }, { "maximum": 9 }] } } }),
+                json!({ "type": "object", "required": ["a"], "properties": { "a": { "type": "string", "minLength": 2, "maxLength": 1 } } }),
             ),
             path,
             "cannot be kept to",

@@ -136,7 +136,7 @@ fn refusals() -> Vec<(Value, &'static str)> {
         (json!({ "response_format": { "type": "xml" } }), "response_format.type"),
         (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
         (of(json!({ "type": "string", "minLenght": 3 })), "guided_json.minLenght"),
-        (of(json!({ "items": { "nullable": true } })), "guided_json.items.nullable"),
+        (of(json!({ "items": { "contains": {} } })), "guided_json.items.contains"),
         (of(json!({ "x-guidance": { "lenient": true } })), "guided_json.x-guidance"),
         (of(json!({ "type": "array", "uniqueItems": true })), "guided_json.uniqueItems"),
         (of(json!({ "$schema": OLD_DRAFT, "not": {} })), "guided_json.not"),
@@ -181,9 +181,14 @@ async fn what_cannot_be_honoured_is_refused_before_anything_is_reserved() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_keyword_without_effect_is_named() {
     let world = World::new().await;
-    let format = json!({ "guided_json": { "enum": [1], "example": 1, "title": "One" } });
-    let answer = world.post(Uuid::new_v4(), &asking(&world, &format)).await;
-    assert_eq!((answer.status, answer.header("x-ignored-params")), (200, "guided_json.example"));
+    for (schema, ignored) in [
+        (json!({ "enum": [1], "example": 1, "title": "One" }), "guided_json.example"),
+        (json!({ "type": "string", "format": "path", "maxLength": 2 }), "guided_json.format"),
+    ] {
+        let format = json!({ "guided_json": schema });
+        let answer = world.post(Uuid::new_v4(), &asking(&world, &format)).await;
+        assert_eq!((answer.status, answer.header("x-ignored-params")), (200, ignored));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 
 use super::chat_schema::{body_members, check, only};
 use super::json::{JsonField, JsonTree, refuse_rest, required};
-use super::json_schema;
+use super::json_schema::{self, Keeping};
 use crate::error::ApiError;
 use cresset_request::AnswerFormat;
 
@@ -36,7 +36,11 @@ fn response_format(
     check(&shape["type"], &kind, ignored)?;
     let format = match kind.value.text() {
         "text" => None,
-        "json_object" => Some(AnswerFormat::Schema(ANY_OBJECT.into())),
+        // llama.cpp's clients send the schema of the object beside it.
+        "json_object" => Some(match members.remove("schema") {
+            Some(schema) => json_schema(&schema, false, ignored)?,
+            None => AnswerFormat::Schema(ANY_OBJECT.into()),
+        }),
         _ => {
             let described = required(field, &mut members, "json_schema")?;
             check(&shape["json_schema"], &described, ignored)?;
@@ -54,8 +58,8 @@ fn json_schema(
     strict: bool,
     ignored: &mut Vec<String>,
 ) -> Result<AnswerFormat, ApiError> {
-    json_schema::check(field, strict, ignored)?;
-    let text = field.value.in_order();
+    let keeping = if strict { Keeping::Strict } else { Keeping::Whole };
+    let text = json_schema::read(field, keeping, ignored)?;
     if text.len() > MAX_FORMAT {
         return Err(field.refuse(&format!("must have at most {} KiB", MAX_FORMAT >> 10)));
     }

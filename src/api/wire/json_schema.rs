@@ -1,8 +1,9 @@
-//! What is refused or left out of a JSON schema before it is compiled: the compiler ignores
-//! keywords that it does not know, and a client must not take an ignored rule for a kept one.
+//! What is refused or left out of a JSON schema before it is compiled: a client must not take an
+//! ignored rule for a kept one.
 
 use super::json::{JsonField, JsonTree};
 use crate::error::ApiError;
+use cresset_text::CheckedSchema;
 use std::collections::BTreeMap;
 
 /// Members of all `properties` of a schema together. Three times as many, all optional, were seen
@@ -26,7 +27,19 @@ const ANNOTATIONS: [&str; 14] = [
     "id",
 ];
 /// Keywords whose value is a schema.
-const SCHEMA: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
+const SCHEMA: [&str; 11] = [
+    "additionalProperties",
+    "additionalItems",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
 /// Keywords whose value is an array of schemas.
 const SCHEMAS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
 /// Keywords whose value is an object of named schemas.
@@ -52,31 +65,22 @@ const VALUES: [&str; 18] = [
     "required",
     "type",
 ];
-/// Rules of any draft that answers cannot be kept to. The compiler refuses some of them, and
-/// ignores those that the draft named by the schema does not have.
-const NOT_KEPT: [&str; 24] = [
+/// Other rules of any draft. Those that answers cannot be kept to are refused where formats are made.
+const OTHER_RULES: [&str; 16] = [
     "$dynamicAnchor",
     "$dynamicRef",
     "$recursiveAnchor",
     "$recursiveRef",
     "$vocabulary",
-    "contains",
     "dependencies",
     "dependentRequired",
     "dependentSchemas",
     "disallow",
     "divisibleBy",
-    "else",
     "extends",
-    "if",
     "maxContains",
     "minContains",
-    "not",
     "nullable",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
     "uniqueItems",
     "x-guidance",
 ];
@@ -87,20 +91,57 @@ const SHORTEST_TYPO: usize = 6;
 const TYPO: usize = 1;
 const LONG_KEYWORD: usize = 9;
 
-/// Refuses a schema with rules that would not be kept, and appends the paths of keywords without
-/// an effect to `ignored`. `strict`: as OpenAI defines it, every object names all its properties,
-/// requires them and allows no others.
-pub(super) fn check(
+/// How a schema is taken.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Keeping {
+    /// As OpenAI defines it, every object names all its properties, requires them and allows no
+    /// others.
+    Strict,
+    /// What cannot be kept to is refused.
+    Whole,
+    /// What cannot be kept to is left out, as a schema that advises a model allows.
+    Loosened,
+}
+
+/// The text of a schema within its bounds. Refuses one with rules that would not be kept, and
+/// appends the paths of keywords without an effect to `ignored`.
+pub(super) fn read(
     field: &JsonField,
-    strict: bool,
+    keeping: Keeping,
     ignored: &mut Vec<String>,
-) -> Result<(), ApiError> {
-    let mut walk = SchemaWalk { strict, properties: 0, ignored };
-    walk.schema(field)
+) -> Result<String, ApiError> {
+    SchemaWalk { keeping, properties: 0, ignored }.schema(field)?;
+    let checked = CheckedSchema::of(&field.value.in_order(), keeping == Keeping::Loosened);
+    let checked = checked.map_err(|refused| {
+        let place = at(field, &refused.place);
+        place.refuse(&format!("cannot be kept to: {}", refused.why))
+    })?;
+    let places = checked.ignored.iter().map(|place| at(field, place).path);
+    ignored.extend(places);
+    Ok(checked.text)
+}
+
+/// The part of a schema that a JSON pointer means, or the innermost one that there is.
+fn at<'a>(schema: &JsonField<'a>, pointer: &str) -> JsonField<'a> {
+    let mut found = schema.clone();
+    for step in pointer.split('/').skip(1) {
+        let name = step.replace("~1", "/").replace("~0", "~");
+        let (path, value) = match found.value {
+            JsonTree::Object(members) => (found.path_of(&name), members.get(&name)),
+            JsonTree::Array(items) => {
+                let place = name.parse::<usize>().ok();
+                (format!("{}[{name}]", found.path), place.and_then(|place| items.get(place)))
+            }
+            _ => break,
+        };
+        let Some(value) = value else { break };
+        found = JsonField { path, value, ..found };
+    }
+    found
 }
 
 struct SchemaWalk<'a> {
-    strict: bool,
+    keeping: Keeping,
     properties: usize,
     ignored: &'a mut Vec<String>,
 }
@@ -115,7 +156,7 @@ impl SchemaWalk<'_> {
         for (keyword, value) in members {
             self.keyword(keyword, &value)?;
         }
-        if self.strict { strict_object(field) } else { Ok(()) }
+        if self.keeping == Keeping::Strict { strict_object(field) } else { Ok(()) }
     }
 
     fn keyword(&mut self, keyword: &str, value: &JsonField) -> Result<(), ApiError> {
@@ -128,7 +169,7 @@ impl SchemaWalk<'_> {
         if NAMED_SCHEMAS.contains(&keyword) {
             return self.named(keyword, value);
         }
-        if VALUES.contains(&keyword) || ANNOTATIONS.contains(&keyword) {
+        if [&VALUES[..], &ANNOTATIONS, &OTHER_RULES].iter().any(|all| all.contains(&keyword)) {
             return Ok(());
         }
         self.unknown(keyword, value)
@@ -144,10 +185,7 @@ impl SchemaWalk<'_> {
     }
 
     fn unknown(&mut self, keyword: &str, value: &JsonField) -> Result<(), ApiError> {
-        if NOT_KEPT.contains(&keyword) {
-            return Err(value.refuse("is a rule that answers cannot be kept to: leave it out"));
-        }
-        if let Some(meant) = meant_by(keyword) {
+        if let Some(meant) = meant_by(keyword).filter(|_| self.keeping != Keeping::Loosened) {
             return Err(value.refuse(&format!("is no keyword of JSON Schema; {meant} is")));
         }
         self.ignored.push(value.path.clone());
@@ -158,7 +196,7 @@ impl SchemaWalk<'_> {
 /// The rule that a misspelt keyword stands for. A word that begins with no letter is meant as it
 /// is: so are keywords of other tools named, or put out of use.
 fn meant_by(keyword: &str) -> Option<&'static str> {
-    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS, &NOT_KEPT].concat();
+    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS, &OTHER_RULES].concat();
     let near = |rule: &&str| {
         let typo = TYPO + usize::from(rule.len() >= LONG_KEYWORD);
         rule.len() >= SHORTEST_TYPO

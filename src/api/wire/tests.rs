@@ -365,3 +365,45 @@ fn bounds_of_a_nodes_own_gateway_replace_those_of_the_surface() {
         assert!(parse(&request(wide)).is_err(), "{wide}");
     }
 }
+
+/// A schema of a tool advises a model, unless it is strict.
+#[test]
+fn schemas_of_tools_are_loosened_and_formats_are_not() {
+    let place = "tools[0].function.parameters.properties.a";
+    for (member, left_out) in [
+        (r#"{"type":"object","propertyNames":{"type":"string"}}"#, ""),
+        (r#"{"type":"string","format":"uri-reference"}"#, ".format"),
+        (r#"{"not":{"pattern":"x"}}"#, ".not"),
+        (r#"{"type":"array","items":{"type":"string"},"uniqueItems":true}"#, ".uniqueItems"),
+        (r#"{"type":"string","nullable":true}"#, ""),
+        (r#"{"if":{"minimum":1},"then":{"maximum":2}}"#, ".if"),
+        (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, ".oneOf"),
+        (r#"{"oneOf":[{"type":"string"},{"type":"null"}]}"#, ""),
+        (r#"{"$ref":"https://example.org/schema"}"#, ".*"),
+        (r#"{"type":"string","pattern":"a(?=b)"}"#, ".pattern"),
+        (r#"{"type":"array","contains":{}}"#, ".contains"),
+    ] {
+        let of = |strict: bool| {
+            let schema = format!(
+                r#"{{"type":"object","properties":{{"a":{member}}},"required":["a"],
+                    "additionalProperties":false}}"#
+            );
+            let function = format!(r#"{{"name":"f","strict":{strict},"parameters":{schema}}}"#);
+            accepted(&body(&format!(r#""tools":[{{"type":"function","function":{function}}}]"#)))
+        };
+        let loosened = of(false);
+        assert!(matches!(loosened.input.tools, Some(Ok(_))), "{member}");
+        let expect: Vec<String> =
+            (!left_out.is_empty()).then(|| format!("{place}{left_out}")).into_iter().collect();
+        assert_eq!(loosened.ignored, expect, "{member}");
+        let is_refused = matches!(of(true).input.tools, Some(Err(_)));
+        // A format only describes, and which schemas of a oneOf hold is told with the model.
+        let passes = ["", ".format", ".oneOf"].contains(&left_out);
+        assert_eq!(is_refused, !passes, "{member}");
+    }
+    let asked = |schema: &str| body(&format!(r#""guided_json":{schema}"#));
+    let named = accepted(&asked(r#"{"items":{"type":"string","format":"password"}}"#));
+    assert_eq!(named.ignored, ["guided_json.items.format"]);
+    check_refused(&asked(r#"{"items":{"not":{"pattern":"x"}}}"#), "guided_json.items.not");
+    check_refused(&asked(r#"{"anyOf":[{"pattern":"(?=x)"}]}"#), "guided_json.anyOf[0].pattern");
+}

@@ -5,7 +5,7 @@
 
 use super::chat_schema::{body_members, check, check_members, most, only, schema};
 use super::json::{JsonField, JsonTree, refuse_rest};
-use super::json_schema;
+use super::json_schema::{self, Keeping};
 use crate::error::ApiError;
 use cresset_request::{AskedTools, RequestError, ToolChoice};
 use cresset_text::ToolDefinition;
@@ -171,9 +171,8 @@ fn parameters_of(
     strict: bool,
     ignored: &mut Vec<String>,
 ) -> Result<String, ApiError> {
-    json_schema::check(schema, strict, ignored)?;
     only(schema, schema.value.get("type").text() == "object", "must be of type object")?;
-    Ok(schema.value.in_order())
+    json_schema::read(schema, if strict { Keeping::Strict } else { Keeping::Loosened }, ignored)
 }
 
 /// The function as the client wrote it, without members that are null.

@@ -32,7 +32,7 @@ use cresset_engine::EngineSettings;
 use cresset_request::Plan;
 use cresset_store::{ClockSettings, LedgerSettings, RequestSettings};
 use cresset_telemetry::traces::TraceSettings;
-use cresset_text::TemplateSettings;
+use cresset_text::{FormatSettings, TemplateSettings};
 use cresset_tls::{ClusterSettings, TlsSettings};
 use std::collections::BTreeMap;
 
@@ -52,6 +52,7 @@ pub struct Config {
     pub cluster: ClusterSettings = ClusterSettings::default(),
     pub clock: ClockSettings = ClockSettings::default(),
     pub template: TemplateSettings = TemplateSettings::default(),
+    pub formats: FormatSettings = FormatSettings::default(),
     pub credentials: CredentialSettings = CredentialSettings::default(),
     pub hub: HubSettings = HubSettings::default(),
     pub qualification: QualificationSettings = QualificationSettings::default(),

@@ -1,7 +1,10 @@
 //! Formats that an answer keeps to, in the terms of the crate llguidance.
 
+use super::schema::{
+    SchemaRefused, Terminals, Writing, fault_of_expression, parts_of, prepare, reason_in,
+};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 /// What an answer keeps to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,13 +26,6 @@ pub enum AnswerFormat {
 #[error("{0}")]
 pub struct FormatRefused(pub String);
 
-/// White space between the parts of JSON. Where nothing bounds it, small models write it without
-/// end.
-const WHITE_SPACE: &str = r"[ \n\r\t]{1,32}";
-/// The unit of numbers that have a minimum or a maximum, which are never written with an exponent.
-/// Small models write decimals without end, too. The library counts a digit times ten to the number
-/// of decimals in 32 bits, so that eight are the most.
-const UNIT: f64 = 1e-8;
 const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot be kept to: \
     use anyOf";
 
@@ -44,17 +40,42 @@ impl AnswerFormat {
         }
     }
 
-    pub(super) fn grammar(&self, decimals: Decimals) -> Result<TopLevelGrammar, FormatRefused> {
+    /// The grammar for the library. Numbers that it would round are put into `terminals`.
+    pub(super) fn grammar(
+        &self,
+        writing: Writing,
+        terminals: &mut Terminals,
+    ) -> Result<TopLevelGrammar, FormatRefused> {
         Ok(match self {
-            Self::Schema(schema) => TopLevelGrammar::from_json_schema(bounded(schema, decimals)?),
-            Self::Regex(expression) => TopLevelGrammar::from_regex(expression),
+            Self::Schema(schema) => {
+                TopLevelGrammar::from_json_schema(prepare(schema, writing, terminals)?)
+            }
+            Self::Regex(expression) => {
+                // Classes are ASCII, as in patterns of schemas.
+                let expression = llguidance::regex_to_lark(expression, "dws");
+                TopLevelGrammar::from_lark(format!("start: /{expression}/"))
+            }
             Self::Choice(texts) => {
                 let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
                 TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
             }
             Self::Lark(grammar) => TopLevelGrammar::from_lark(grammar.clone()),
-            Self::Nested { grammar, parts } => nested(grammar, parts, decimals)?,
+            Self::Nested { grammar, parts } => nested(grammar, parts, writing, terminals)?,
         })
+    }
+
+    /// The formats inside this one, with their places in a schema.
+    pub(super) fn parts(&self) -> Vec<(String, Self)> {
+        match self {
+            Self::Schema(schema) => {
+                let parts = parts_of(schema).into_iter();
+                parts.map(|(place, part)| (place, Self::Schema(part))).collect()
+            }
+            Self::Nested { parts, .. } => {
+                parts.iter().map(|part| (String::new(), part.clone())).collect()
+            }
+            Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => Vec::new(),
+        }
     }
 
     /// Whether there may be numbers whose decimals were bounded.
@@ -68,97 +89,46 @@ impl AnswerFormat {
 
     /// The library's reason, where its words are about the format; others name its own parts.
     pub(super) fn refusal(&self, why: &str) -> FormatRefused {
-        let line = why.lines().next().unwrap_or_default().trim();
-        let known = ["Unimplemented", "Unknown", "Unsatisfiable", "min/maxProperties", "circular"];
+        if let Self::Regex(expression) = self
+            && let Some(why) = fault_of_expression(expression)
+        {
+            return FormatRefused(format!("cannot be kept to: {why}"));
+        }
+        let line = reason_in(why);
+        if line == "NoExtensionBias" {
+            return FormatRefused("cannot be kept to: no text keeps to it".into());
+        }
+        // Words about the library's own parts tell a client nothing.
+        let own = ["panic", "lexer", "grammar", "::", "fuel"];
         let shown = match self {
             Self::Schema(_) if line.starts_with("oneOf") => return FormatRefused(ONE_OF.into()),
-            Self::Schema(_) if line.starts_with("regex") => {
-                return FormatRefused("has a pattern that is no expression known here".into());
-            }
-            Self::Schema(_) => known.iter().any(|start| line.starts_with(start)),
+            Self::Schema(_) => !line.is_empty() && !own.iter().any(|word| line.contains(word)),
             Self::Regex(_) | Self::Lark(_) => !line.is_empty() && !line.contains("panic"),
             Self::Choice(_) | Self::Nested { .. } => false,
         };
-        let text = if shown { line } else { "it is too complex, or uses what is not supported" };
-        FormatRefused(format!("cannot be kept to: {}", text.trim_end_matches('.')))
+        let text = if shown { &line } else { "it is too complex, or uses what is not supported" };
+        FormatRefused(format!("cannot be kept to: {text}"))
     }
 }
 
 fn nested(
     grammar: &str,
     parts: &[AnswerFormat],
-    decimals: Decimals,
+    writing: Writing,
+    terminals: &mut Terminals,
 ) -> Result<TopLevelGrammar, FormatRefused> {
     let mut whole = TopLevelGrammar::from_lark(grammar.to_owned());
     for (at, part) in parts.iter().enumerate() {
         let named =
             |part: GrammarWithLexer| GrammarWithLexer { name: Some(format!("part_{at}")), ..part };
-        whole.grammars.extend(part.grammar(decimals)?.grammars.into_iter().map(named));
+        let part = part.grammar(writing, terminals)?;
+        whole.grammars.extend(part.grammars.into_iter().map(named));
     }
     Ok(whole)
 }
 
-/// How many decimals a number with a minimum or a maximum may have.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Decimals {
-    Any,
-    /// Those of `UNIT`.
-    Bounded,
-}
-
-/// The schema, with white space bounded. A schema that is `true` or `false` has no place for that.
-fn bounded(schema: &str, decimals: Decimals) -> Result<Value, FormatRefused> {
-    let schema = serde_json::from_str(schema);
-    let mut schema: Value = schema.map_err(|_| FormatRefused("must be a JSON schema".into()))?;
-    if schema == Value::Bool(true) {
-        schema = json!({});
-    }
-    // Units of the schema's own would have to be brought together with ours. They are looked for in
-    // the schema as it was read, because a client may spell a keyword with escapes.
-    let has_units = || schema.to_string().contains("multipleOf");
-    let bounds_decimals = decimals == Decimals::Bounded && !has_units();
-    change_schemas(&mut schema, &|members| {
-        // The compiler ignores rules that are younger than the draft named, and reads older
-        // spellings in any.
-        members.retain(|name, value| name != "$schema" || !value.is_string());
-        if bounds_decimals {
-            bound_decimals(members);
-        }
-    });
-    if let Some(members) = schema.as_object_mut() {
-        members.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
-    }
-    Ok(schema)
-}
-
-/// Changes each schema in a schema. Values that are no schemas are left as they are.
-fn change_schemas(schema: &mut Value, change: &dyn Fn(&mut Map<String, Value>)) {
-    match schema {
-        Value::Array(items) => items.iter_mut().for_each(|item| change_schemas(item, change)),
-        Value::Object(members) => {
-            change(members);
-            for (keyword, value) in members {
-                match (keyword.as_str(), value) {
-                    ("const" | "enum", _) => {}
-                    (
-                        "properties" | "patternProperties" | "$defs" | "definitions",
-                        Value::Object(named),
-                    ) => named.values_mut().for_each(|value| change_schemas(value, change)),
-                    (_, value) => change_schemas(value, change),
-                }
-            }
-        }
-        _ => {}
-    }
-}
-
-fn bound_decimals(members: &mut Map<String, Value>) {
-    let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-    let is_number = match members.get("type") {
-        Some(Value::Array(types)) => types.iter().any(|kind| kind == "number"),
-        kind => kind.is_some_and(|kind| kind == "number"),
-    };
-    if is_number && bounds.iter().any(|bound| members.contains_key(*bound)) {
-        members.insert("multipleOf".into(), json!(UNIT));
+impl From<SchemaRefused> for FormatRefused {
+    fn from(refused: SchemaRefused) -> Self {
+        Self(refused.to_string())
     }
 }

@@ -1,11 +1,12 @@
 //! Constrained decoding: formats of answers, compiled into grammars over the release's own tokens
-//! by the crate llguidance. A format is honoured as it was given or refused before anything runs;
-//! it is never loosened.
+//! by the crate llguidance. A format is honoured as it was given or refused before anything runs.
 
-use super::answer_format::{AnswerFormat, Decimals, FormatRefused};
+use super::answer_format::{AnswerFormat, FormatRefused};
+use super::schema::{Decimals, Terminals, Writing};
 use crate::tokenizer::Tokenizer;
-use llguidance::api::ParserLimits;
+use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
+use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
@@ -13,6 +14,7 @@ use llguidance::{Matcher, ParserFactory};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::error::Error;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// Grammars that are kept compiled, and bytes of their formats together.
@@ -20,6 +22,8 @@ const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
+/// Parts of a refused format that are tried by themselves, to find the one that is at fault.
+const MOST_TRIES: usize = 40;
 /// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
 /// does 14 000 units a millisecond, and a token of an ordinary schema takes a hundredth of that.
 const ANSWER_WORK: u64 = 1_400_000;
@@ -29,6 +33,8 @@ const TOKEN_WORK: u64 = 28_000;
 /// of a second and tens of megabytes.
 pub(crate) struct Grammars {
     factory: ParserFactory,
+    /// Objects may have members that their schema does not name, unless it forbids them.
+    open_objects: bool,
     /// Held while a format is compiled, so that formats never take more than one thread.
     compiling: Mutex<()>,
     /// The latest used last.
@@ -53,7 +59,11 @@ struct GrammarCursor {
 }
 
 impl Grammars {
-    pub(crate) fn new(tokenizer: &Tokenizer, eos_ids: &[u32]) -> Result<Self, String> {
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        eos_ids: &[u32],
+        open_objects: bool,
+    ) -> Result<Self, String> {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie(tokenizer, eos_ids)));
         let slices = SlicedBiasComputer::json_slices();
         let factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices);
@@ -64,7 +74,7 @@ impl Grammars {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, compiling: Mutex::default(), kept: Mutex::default() })
+        Ok(Self { factory, open_objects, compiling: Mutex::default(), kept: Mutex::default() })
     }
 
     /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
@@ -107,11 +117,39 @@ impl Grammars {
 
     /// Compiles a format and computes what may come first: some grammars only fail there.
     fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
-        match self.compile_grammar(format, Decimals::Bounded) {
+        let compiled = match self.compile_grammar(format, Decimals::Bounded) {
             // Bounds of a number may be closer to each other than the unit is long.
             Err(_) if format.names_numbers() => self.compile_grammar(format, Decimals::Any),
             compiled => compiled,
+        };
+        compiled.map_err(|why| self.innermost(format, why))
+    }
+
+    /// The refusal of the innermost part of a format that is refused by itself.
+    fn innermost(&self, format: &AnswerFormat, why: FormatRefused) -> FormatRefused {
+        let (mut parts, mut why, mut left) = (format.parts(), why, MOST_TRIES);
+        while let Some((place, part)) = parts.pop().filter(|_| left > 0) {
+            left -= 1;
+            // What a part refers to may be missing in it, which is no fault of the whole.
+            let is_whole = part.grammar(self.writing(Decimals::Any), &mut Terminals::default());
+            if is_whole.is_err() && matches!(format, AnswerFormat::Schema(_)) {
+                continue;
+            }
+            if let Err(FormatRefused(inner)) = self.compile_grammar(&part, Decimals::Any) {
+                why = FormatRefused(if place.is_empty() {
+                    inner
+                } else {
+                    format!("{inner} (at #{place})")
+                });
+                let inside = part.parts().into_iter();
+                parts = inside.map(|(at, part)| (format!("{place}{at}"), part)).collect();
+            }
         }
+        why
+    }
+
+    fn writing(&self, decimals: Decimals) -> Writing {
+        Writing { decimals, open_objects: self.open_objects }
     }
 
     fn compile_grammar(
@@ -119,10 +157,18 @@ impl Grammars {
         format: &AnswerFormat,
         decimals: Decimals,
     ) -> Result<CompiledGrammar, FormatRefused> {
-        let parser = self.factory.create_parser(format.grammar(decimals)?);
-        let mut matcher = Matcher::new(parser);
-        let first =
-            matcher.compute_mask_or_eos().map_err(|why| format.refusal(&why.to_string()))?;
+        let mut terminals = Terminals::default();
+        let grammar = format.grammar(self.writing(decimals), &mut terminals)?;
+        let refusal = |why: &str| format.refusal(why);
+        let internal = catch_unwind(AssertUnwindSafe(|| {
+            let env = Some(self.factory.tok_env().clone());
+            GrammarInit::Serialized(grammar).to_internal(env, self.factory.limits().clone())
+        }));
+        let (grammar, mut lexer) = internal.map_err(|why| refusal(&why.to_string()))?;
+        terminals.put_into(&mut lexer).map_err(|why| refusal(&why))?;
+        let grammar = GrammarInit::Internal(grammar, lexer);
+        let mut matcher = Matcher::new(self.factory.create_parser_from_init_default(grammar));
+        let first = matcher.compute_mask_or_eos().map_err(|why| refusal(&why.to_string()))?;
         Ok(CompiledGrammar { matcher, first: first.as_slice().into() })
     }
 }
@@ -197,5 +243,7 @@ impl GrammarCursor {
 /// Characters that are shown of the library's reason.
 const MOST_OF_A_REASON: usize = 200;
 
+#[cfg(test)]
+mod generated;
 #[cfg(test)]
 pub(crate) mod tests;

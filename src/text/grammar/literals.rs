@@ -4,6 +4,7 @@
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::LarkGrammar;
 use super::parameters::ToolParameters;
+use super::schema::{odd_number, write};
 use crate::forms::tool_calls::{LiteralSyntax, ToolDefinition};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -223,7 +224,7 @@ impl LiteralRules<'_, '_> {
         let mut number = schema.clone();
         number.retain(|name, _| NUMERIC_KEYWORDS.contains(&name.as_str()));
         number.insert("type".into(), kind.into());
-        self.grammar.part(AnswerFormat::Schema(Value::from(number).to_string()))
+        self.grammar.part(AnswerFormat::Schema(write(&number.into())))
     }
 
     fn list(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
@@ -321,6 +322,9 @@ impl LiteralRules<'_, '_> {
 
     fn constant(&mut self, value: &Value) -> Result<String, FormatRefused> {
         let is_python = self.syntax.quote.is_none();
+        if let Some(number) = odd_number(value) {
+            return Ok(LarkGrammar::plain(number));
+        }
         match value {
             Value::String(text) => self.text_constant(text),
             Value::Bool(true) if is_python => Ok("(\"True\" | \"true\")".into()),
@@ -438,6 +442,29 @@ mod tests {
                     let leaf = &read["tree"]["leaf"];
                     let leaves = [json!("it's"), json!("<|\"tool_call|>"), json!(2), json!(null)];
                     assert!(list <= 2 && leaves.contains(leaf), "{answer:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_exact_in_every_form() {
+        let text = text();
+        let schema = json!({ "type": "object", "required": ["id", "n"] }).to_string();
+        let properties = r#","properties":{"id":{"const":9007199254740993},
+            "n":{"type":"integer","minimum":18446744073709551615,"maximum":18446744073709551615}}}"#;
+        let parameters = schema.trim_end_matches('}').to_owned() + properties;
+        let tools = [ToolDefinition { name: "f".into(), parameters }];
+        let rule = CallRule { required: true, only: None, most: 1 };
+        for form in CALL_FORMS {
+            let format = form.format(&tools, &rule, None, &text.markup).unwrap();
+            let compiled = text.compile(&format).unwrap();
+            let answers: Vec<String> =
+                (0..60).filter_map(|seed| walk(&text, &compiled, seed, 700)).collect();
+            assert!(!answers.is_empty(), "{}", form.family);
+            for answer in answers {
+                for number in ["9007199254740993", "18446744073709551615"] {
+                    assert!(answer.contains(number), "{}: {answer}", form.family);
                 }
             }
         }

@@ -6,6 +6,7 @@ mod compile;
 mod lark;
 mod literals;
 mod parameters;
+mod schema;
 mod tagged;
 mod tool_calls;
 
@@ -13,4 +14,5 @@ pub use answer_format::{AnswerFormat, FormatRefused};
 pub(crate) use compile::Grammars;
 pub use compile::{CompiledGrammar, GrammarPlace};
 pub(crate) use lark::{after_thinking, in_last_message};
+pub use schema::{CheckedSchema, SchemaRefused};
 pub use tool_calls::CallRule;

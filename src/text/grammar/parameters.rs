@@ -1,6 +1,7 @@
 //! The JSON schemas of tools' parameters, for families that write no JSON object.
 
 use super::answer_format::FormatRefused;
+use super::schema::{parse, write};
 use serde_json::{Map, Value};
 
 /// The schema of a function's parameters, where each argument is written by itself.
@@ -15,8 +16,7 @@ pub(super) struct ToolParameters {
 impl ToolParameters {
     pub(super) fn read(schema: &str) -> Result<Self, FormatRefused> {
         let refused = |why: &str| FormatRefused(why.to_owned());
-        let schema = serde_json::from_str(schema);
-        let schema: Value = schema.map_err(|_| refused("must be a JSON schema"))?;
+        let schema = parse(schema).ok_or_else(|| refused("must be a JSON schema"))?;
         let Value::Object(members) = schema else {
             return Err(refused("must be a JSON schema of an object"));
         };
@@ -53,6 +53,6 @@ impl ToolParameters {
         if let Some(members) = property.as_object_mut() {
             members.extend(self.definitions.clone());
         }
-        property.to_string()
+        write(&property)
     }
 }

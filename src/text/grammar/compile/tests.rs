@@ -10,6 +10,15 @@ const SCHEMA: &str = r#"{"type":"object","properties":{"b":{"type":"integer","mi
     "a":{"enum":["x","<tool>"]},"c":{"type":"array","items":{"type":"boolean"},"maxItems":2}},
     "required":["b","a"],"additionalProperties":false}"#;
 
+/// Two objects that require each other.
+const ENDLESS: &str = r##"{"$ref":"#/$defs/a","$defs":{
+    "a":{"type":"object","properties":{"x":{"$ref":"#/$defs/b"}},"required":["x"]},
+    "b":{"type":"object","properties":{"y":{"$ref":"#/$defs/a"}},"required":["y"]}}}"##;
+
+const FAULT_INSIDE: &str = r##"{"type":"object","properties":{"a":{"items":{"$ref":"#/$defs/d"},"minItems":1}},
+    "required":["a"],"$defs":{"d":{"type":"object","properties":{"b":{"type":"string","minLength":2,"maxLength":1}},
+    "required":["b"]}}}"##;
+
 fn allowed(mask: &[u32]) -> Vec<u32> {
     (0..mask.len() as u32 * 32).filter(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
 }
@@ -46,6 +55,14 @@ pub fn walk(text: &TextModel, grammar: &CompiledGrammar, seed: u64, most: usize)
     None
 }
 
+/// Whether an answer can be this text, to its end.
+pub fn writes(text: &TextModel, grammar: &CompiledGrammar, written: &str) -> bool {
+    let (place, ids) = (grammar.start(), text.tokenizer.encode(written, false).unwrap());
+    ids.iter().chain(&text.eos_ids[..1]).enumerate().all(|(at, next)| {
+        place.allowed_after(&ids[..at]).is_ok_and(|mask| allowed(&mask).contains(next))
+    })
+}
+
 fn answers(format: &AnswerFormat, most: usize) -> Vec<String> {
     let text = text_model(&byte_level());
     let grammar = text.compile(format).unwrap();
@@ -61,7 +78,7 @@ fn answers_are_what_the_schema_allows() {
         let value: Value = serde_json::from_str(&answer).unwrap();
         let members: Vec<&String> = value.as_object().unwrap().keys().collect();
         assert!(["b", "a"] == members[..2], "members keep the schema's order: {answer}");
-        assert!((-5..=12).contains(&value["b"].as_i64().unwrap()), "{answer}");
+        assert!((-5..=12).contains(&(value["b"].as_f64().unwrap() as i64)), "{answer}");
         assert!(["x", "<tool>"].contains(&value["a"].as_str().unwrap()), "{answer}");
         let items = value.get("c").map_or(0, |items| items.as_array().unwrap().len());
         assert!(items <= 2 && members.len() <= 3, "{answer}");
@@ -103,6 +120,64 @@ fn numbers_with_bounds_have_no_endless_decimals() {
         assert!(!values.is_empty() && values.iter().all(|value| bounds.contains(value)));
         let is_multiple = |value: &f64| (value * 4.0).fract() == 0.0;
         assert!(unit.is_empty() || values.iter().all(is_multiple), "{schema}: {values:?}");
+    }
+}
+
+#[test]
+fn white_space_and_classes_are_bounded() {
+    let text = text_model(&byte_level());
+    let writes = |format: AnswerFormat, written: &str| {
+        writes(&text, &text.compile(&format).unwrap(), written)
+    };
+    let blanks = |count: usize| " ".repeat(count);
+    for (gap, expect) in [
+        (String::new(), true),
+        (blanks(1), true),
+        (blanks(2), false),
+        ("\n".into(), true),
+        (format!("\n{}", blanks(20)), true),
+        (format!("\n{}", blanks(21)), false),
+        ("\n\n".into(), false),
+        ("\t".into(), false),
+    ] {
+        let written = format!("{{\"b\":{gap}1,{gap}\"a\":\"x\"{gap}}}");
+        assert_eq!(writes(AnswerFormat::Schema(SCHEMA.into()), &written), expect, "{written:?}");
+    }
+    for (expression, written, expect) in [
+        (r"\d+", "12", true),
+        (r"\d+", "🯸", false),
+        (r"[\d\s]{3}", "1 2", true),
+        (r"[\d\s]{3}", "1\u{3000}2", false),
+        (r"\w", "é", false),
+        (r"[^\d]", "é", true),
+        (r"a/b", "a/b", true),
+    ] {
+        let format = AnswerFormat::Regex(expression.into());
+        assert_eq!(writes(format, written), expect, "{expression} {written}");
+    }
+}
+
+#[test]
+fn objects_that_name_members_are_closed_unless_a_setting_opens_them() {
+    let named = r#"{"properties":{"a":{"properties":{"b":true}}},"required":["a","c"]}"#;
+    let both =
+        r#"{"allOf":[{"properties":{"a":true}},{"properties":{"b":true},"required":["c"]}]}"#;
+    for (schema, written, is_always) in [
+        (named, r#"{"a":{"b":1},"c":2}"#, true),
+        (named, r#"{"a":{"b":1},"c":2,"d":3}"#, false),
+        (named, r#"{"a":{"c":1},"c":2}"#, false),
+        (both, r#"{"a":1,"b":2,"c":3}"#, true),
+        (both, r#"{"c":1,"d":2}"#, false),
+        (r#"{"type":"object"}"#, r#"{"d":3}"#, true),
+        (r#"{"additionalProperties":{"type":"null"},"properties":{}}"#, r#"{"d":null}"#, true),
+    ] {
+        for open in [false, true] {
+            let mut text = text_model(&byte_level());
+            text.open_objects = open;
+            let grammar = text.compile(&AnswerFormat::Schema(schema.into())).unwrap();
+            let expect = is_always || open;
+            assert_eq!(writes(&text, &grammar, written), expect, "{open} {schema}: {written}");
+        }
     }
 }
 
@@ -163,21 +238,41 @@ fn marks_are_never_text() {
 #[test]
 fn what_cannot_be_kept_to_is_refused() {
     let text = text_model(&byte_level());
-    let refused = |format: AnswerFormat| text.compile(&format).unwrap_err().0;
+    let refused = |format: AnswerFormat| match text.compile(&format) {
+        Ok(_) => "accepted".to_owned(),
+        Err(why) => why.0,
+    };
     let schema = |schema: &str| refused(AnswerFormat::Schema(schema.into()));
     for (given, expect) in [
         (r##"{"$ref":"#"}"##, "cannot be kept to"),
         (r#"{"$ref":"http://localhost/schema"}"#, "cannot be kept to"),
         (r#"{"type":"array","uniqueItems":true}"#, "uniqueItems"),
         (r#"{"if":{},"then":false}"#, "cannot be kept to"),
-        (r#"{"type":"string","format":"telephone"}"#, "telephone"),
+        (r#"{"type":"string","pattern":"a(?=b)"}"#, "look"),
+        (r#"{"type":"string","pattern":"a\\bb"}"#, "word borders"),
+        (r#"{"items":{"contains":{}}}"#, "(at #/items/contains)"),
+        (r##"{"properties":{"a/b":{"$ref":"#/$defs/a"}}}"##, "(at #/properties/a~1b)"),
+        (r#"{"properties":{"a":{"uniqueItems":true}}}"#, "(at #/properties/a/uniqueItems)"),
+        (r#"{"type":"number","multipleOf":0.07}"#, "(at #/multipleOf)"),
+        (r#"{"type":"number","minimum":9007199254740993.5}"#, "(at #/minimum)"),
+        (r#"{"allOf":[{"type":"integer"},{"const":9007199254740993}]}"#, "(at #/allOf/1/const)"),
+        (r#"{"not":{"pattern":"a"}}"#, "(at #/not)"),
+        (r#"{"not":{}}"#, "(at #/not)"),
+        (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),
+        (ENDLESS, "no finite value"),
+        (FAULT_INSIDE, "greater than maxLength (1) (at #/properties/a/items/properties/b)"),
+        (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "use anyOf"),
         (r#"{"type":"integer","minimum":2,"maximum":1}"#, "cannot be kept to"),
+        (r#"{"properties":{"a":{"items":{"type":"text"}}}}"#, "(at #/properties/a/items)"),
         ("false", "cannot be kept to"),
     ] {
         let why = schema(given);
         assert!(why.contains(expect), "{given}: {why}");
     }
-    assert!(refused(AnswerFormat::Regex("(".into())).contains("cannot be kept to"));
+    for (given, expect) in [("(", "unclosed group"), ("a(?!b)", "look"), (r"a\b", "word borders")] {
+        let why = refused(AnswerFormat::Regex(given.into()));
+        assert!(why.starts_with("cannot be kept to") && why.contains(expect), "{given}: {why}");
+    }
     assert!(refused(AnswerFormat::Lark("begin: \"x\"".into())).contains("cannot be kept to"));
 }
 

@@ -1,0 +1,532 @@
+//! Rules that the library does not know, written with those that it does.
+
+use super::tree::{LISTS, NAMED, is_alone, name_places, resolve};
+use super::{SchemaRefused, fault_of_expression, formats, inside};
+use serde_json::{Map, Value, json};
+
+/// Rules that cannot be written with others.
+const NOT_KEPT: [&str; 15] = [
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "$vocabulary",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "disallow",
+    "divisibleBy",
+    "extends",
+    "maxContains",
+    "minContains",
+    "x-guidance",
+];
+/// Keywords whose value is one schema.
+const SCHEMAS: [&str; 3] = ["additionalProperties", "additionalItems", "items"];
+/// Most lists that a list of distinct items is written as.
+const MOST_LISTS: usize = 256;
+/// References that are followed from one to the next.
+const MOST_REFERENCES: usize = 8;
+/// Schemas of one oneOf that are compared with each other.
+const MOST_COMPARED: usize = 64;
+const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
+/// What marks a schema that forbids every value, until all of it was looked at.
+const NEVER: &str = "\u{0}never";
+const LEAVE_OUT: &str = "it is a rule that answers cannot be kept to: leave it out";
+
+/// Rewrites a schema; the places of keywords that only describe are returned. `loosened`: rules
+/// that cannot be kept to are left out and among them.
+pub(super) fn simplify(schema: &mut Value, loosened: bool) -> Result<Vec<String>, SchemaRefused> {
+    let has_ids = schema.to_string().contains("\"$id\"");
+    if !has_ids {
+        name_places(schema)?;
+    }
+    let root = schema.clone();
+    let mut rules = Rules { root: &root, loosened, has_ids, ignored: Vec::new() };
+    rules.schema(schema, "")?;
+    Ok(rules.ignored)
+}
+
+struct Rules<'r> {
+    /// The document as it was given, for references.
+    root: &'r Value,
+    loosened: bool,
+    /// Whether references may mean what is named by an id.
+    has_ids: bool,
+    ignored: Vec<String>,
+}
+
+type Members = Map<String, Value>;
+type Step = fn(&mut Rules<'_>, &mut Members) -> Result<(), String>;
+
+/// Each step with the keyword that it rewrites.
+const STEPS: [(&str, Step); 9] = [
+    ("propertyNames", property_names),
+    ("not", not),
+    ("uniqueItems", unique_items),
+    ("if", conditional),
+    ("unevaluatedProperties", |_, members| unevaluated(members, "unevaluatedProperties")),
+    ("unevaluatedItems", |_, members| unevaluated(members, "unevaluatedItems")),
+    ("$ref", reference),
+    ("pattern", pattern),
+    ("patternProperties", pattern_properties),
+];
+
+impl Rules<'_> {
+    fn schema(&mut self, schema: &mut Value, place: &str) -> Result<(), SchemaRefused> {
+        let Value::Object(members) = schema else {
+            return match schema {
+                Value::Bool(_) => Ok(()),
+                _ => Err(SchemaRefused::new(place, "a schema is an object, true or false")),
+            };
+        };
+        for keyword in NOT_KEPT {
+            if members.contains_key(keyword) {
+                self.leave_out(members, place, keyword, LEAVE_OUT.to_owned())?;
+            }
+        }
+        for (keyword, step) in STEPS {
+            if !members.contains_key(keyword) {
+                continue;
+            }
+            if let Err(why) = step(self, members) {
+                self.leave_out(members, place, keyword, why)?;
+            }
+        }
+        for without_if in ["then", "else"] {
+            members.remove(without_if);
+        }
+        self.format(members, place);
+        self.either(members, place);
+        self.inner(members, place)?;
+        if members.remove("nullable") == Some(Value::Bool(true)) {
+            nullable(members);
+        }
+        if members.contains_key(NEVER) {
+            if place.is_empty() {
+                return Err(SchemaRefused::new("/not", "it forbids every value"));
+            }
+            *schema = Value::Bool(false);
+        }
+        Ok(())
+    }
+
+    fn leave_out(
+        &mut self,
+        members: &mut Members,
+        place: &str,
+        keyword: &str,
+        why: String,
+    ) -> Result<(), SchemaRefused> {
+        // Names of references are no part of a path that clients read.
+        let at = if keyword == "$ref" { place.to_owned() } else { inside(place, keyword) };
+        if !self.loosened {
+            return Err(SchemaRefused { place: at, why });
+        }
+        members.remove(keyword);
+        self.ignored.push(inside(place, keyword));
+        Ok(())
+    }
+
+    /// A format that is not known only describes.
+    fn format(&mut self, members: &mut Members, place: &str) {
+        let Some(format) = members.get("format") else { return };
+        let format = format.as_str().unwrap_or_default().to_owned();
+        if !formats::is_kept(&format) || !may_be_text(members) {
+            members.remove("format");
+            self.ignored.push(inside(place, "format"));
+            return;
+        }
+        let Some(expression) = formats::expression(&format) else { return };
+        members.remove("format");
+        if members.contains_key("pattern") {
+            let all = members.entry("allOf").or_insert_with(|| json!([]));
+            let all = all.as_array_mut().into_iter();
+            all.for_each(|all| all.push(json!({ "type": "string", "pattern": expression })));
+        } else {
+            members.insert("pattern".into(), expression.into());
+        }
+    }
+
+    /// Of schemas that exclude each other, one holds where any does. Others may hold at once, which
+    /// only a loosened rule passes over.
+    fn either(&mut self, members: &mut Members, place: &str) {
+        let Some(Value::Array(all)) = members.get("oneOf") else { return };
+        let meant: Vec<&Value> = all.iter().map(|one| self.meant(one)).collect();
+        let excludes = |at: usize| meant[at + 1..].iter().all(|other| excludes(meant[at], other));
+        if meant.len() > MOST_COMPARED || !(0..meant.len()).all(excludes) {
+            if !self.loosened {
+                return;
+            }
+            self.ignored.push(inside(place, "oneOf"));
+        }
+        let Some(all) = members.remove("oneOf") else { return };
+        if members.contains_key("anyOf") {
+            let list = members.entry("allOf").or_insert_with(|| json!([]));
+            let list = list.as_array_mut().into_iter();
+            list.for_each(|list| list.push(json!({ "anyOf": all })));
+        } else {
+            members.insert("anyOf".into(), all);
+        }
+    }
+
+    /// What a schema that is only a reference means.
+    fn meant<'v>(&'v self, schema: &'v Value) -> &'v Value {
+        let mut meant = schema;
+        for _ in 0..MOST_REFERENCES {
+            let reference = meant.get("$ref").and_then(Value::as_str);
+            match reference.and_then(|reference| resolve(self.root, reference)) {
+                Some(next) => meant = next,
+                None => break,
+            }
+        }
+        meant
+    }
+
+    fn inner(&mut self, members: &mut Members, place: &str) -> Result<(), SchemaRefused> {
+        for (keyword, value) in members {
+            let place = inside(place, keyword);
+            match (keyword.as_str(), value) {
+                (list, Value::Array(items))
+                    if LISTS.contains(&list) || ["items", "prefixItems"].contains(&list) =>
+                {
+                    for (at, item) in items.iter_mut().enumerate() {
+                        self.schema(item, &inside(&place, &at.to_string()))?;
+                    }
+                }
+                (one, value) if SCHEMAS.contains(&one) => self.schema(value, &place)?,
+                (named, Value::Object(schemas)) if NAMED.contains(&named) => {
+                    for (name, schema) in schemas {
+                        self.schema(schema, &inside(&place, name))?;
+                    }
+                }
+                // OpenAPI's place for schemas that are referred to.
+                ("components", Value::Object(parts)) => {
+                    let schemas = parts.get_mut("schemas").and_then(Value::as_object_mut);
+                    for (name, schema) in schemas.into_iter().flatten() {
+                        self.schema(schema, &inside(&inside(&place, "schemas"), name))?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether two schemas exclude each other: by their types, by lists of values, or by those of a
+/// member that must be there.
+fn excludes(one: &Value, other: &Value) -> bool {
+    let kinds = |schema: &Value| {
+        let kinds = match schema.get("type") {
+            Some(Value::Array(kinds)) => kinds.clone(),
+            kind => kind.cloned().into_iter().collect(),
+        };
+        let family = |kind: Value| if kind == "integer" { "number".into() } else { kind };
+        kinds.into_iter().map(family).collect::<Vec<Value>>()
+    };
+    let values = |schema: &Value| match (schema.get("const"), schema.get("enum")) {
+        (Some(one), _) => vec![one.clone()],
+        (None, Some(Value::Array(values))) => values.clone(),
+        _ => Vec::new(),
+    };
+    let differ = |one: Vec<Value>, other: Vec<Value>| {
+        let are_told = [&one, &other].iter().all(|all| !all.is_empty());
+        let is_exact = |value: &Value| !value.is_f64() && !value.is_object() && !value.is_array();
+        are_told && one.iter().chain(&other).all(is_exact) && !one.iter().any(|v| other.contains(v))
+    };
+    let requires = |schema: &Value, name: &str| {
+        let required = schema.get("required").and_then(Value::as_array);
+        required.is_some_and(|all| all.iter().any(|one| one == name))
+    };
+    let member = |schema: &Value, name: &str| {
+        schema.get("properties").and_then(|all| all.get(name)).map(values).unwrap_or_default()
+    };
+    let names = one.get("properties").and_then(Value::as_object);
+    differ(kinds(one), kinds(other))
+        || differ(values(one), values(other))
+        || names.into_iter().flat_map(Map::keys).any(|name| {
+            (requires(one, name) || requires(other, name))
+                && differ(member(one, name), member(other, name))
+        })
+}
+
+fn may_be_text(members: &Members) -> bool {
+    match members.get("type") {
+        Some(Value::String(kind)) => kind == "string",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
+        _ => true,
+    }
+}
+
+/// OpenAPI 3.0: the value may also be null.
+fn nullable(members: &mut Members) {
+    let keeps = ["$defs", "definitions", "$schema", "$id", "components", "title", "description"];
+    let (mut kept, mut inner) = (Map::new(), Map::new());
+    for (name, value) in std::mem::take(members) {
+        let to = if keeps.contains(&name.as_str()) { &mut kept } else { &mut inner };
+        to.insert(name, value);
+    }
+    kept.insert("anyOf".into(), json!([inner, { "type": "null" }]));
+    *members = kept;
+}
+
+/// A schema that every value keeps to.
+fn is_everything(schema: &Value) -> bool {
+    schema == &Value::Bool(true)
+        || schema
+            .as_object()
+            .is_some_and(|members| members.keys().all(|keyword| !super::tree::is_rule(keyword)))
+}
+
+/// Names of members, which are texts anyway.
+fn property_names(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let names = rules.meant(members.get("propertyNames").unwrap_or(&Value::Null)).clone();
+    let holds = |names: &Members| is_alone(names, "type") && names["type"] == "string";
+    let is_held = is_everything(&names) || names.as_object().is_some_and(holds);
+    if !is_held {
+        let open = members.get("additionalProperties").cloned().unwrap_or(Value::Bool(true));
+        let listed = names.get("enum").and_then(Value::as_array).cloned();
+        let listed = listed.or_else(|| names.get("const").map(|one| vec![one.clone()]));
+        if members.contains_key("patternProperties") {
+            return Err("it cannot be kept to beside patternProperties".into());
+        }
+        if let Some(listed) = listed {
+            let mut properties = Map::new();
+            let named = members.get("properties").and_then(Value::as_object);
+            for name in listed.iter().filter_map(Value::as_str) {
+                let own = named.and_then(|named| named.get(name));
+                properties.insert(name.to_owned(), own.unwrap_or(&open).clone());
+            }
+            members.insert("properties".into(), properties.into());
+        } else if members.contains_key("properties") {
+            return Err("it cannot be kept to beside properties: leave it out".into());
+        } else {
+            let pattern = expression_of(&names).ok_or("it cannot be kept to: use a pattern")?;
+            members.insert("patternProperties".into(), json!({ pattern: open }));
+        }
+        members.insert("additionalProperties".into(), false.into());
+    }
+    members.remove("propertyNames");
+    Ok(())
+}
+
+/// The expression of the texts that a schema allows.
+fn expression_of(schema: &Value) -> Option<String> {
+    let members = schema.as_object()?;
+    let length = |name| members.get(name).and_then(Value::as_u64);
+    let known = ["type", "pattern", "minLength", "maxLength", "format"];
+    if super::tree::has_rules_beside(members, &known) {
+        return None;
+    }
+    let (least, most) = (length("minLength"), length("maxLength"));
+    let pattern = members.get("pattern").and_then(Value::as_str).map(str::to_owned);
+    let format = members.get("format").and_then(Value::as_str).and_then(formats::expression);
+    match (pattern.or(format), least, most) {
+        (Some(pattern), None, None) => Some(pattern),
+        (None, None, None) => Some(String::new()),
+        (None, least, most) => {
+            let most = most.map_or(String::new(), |most| most.to_string());
+            Some(format!(r"^[\s\S]{{{},{most}}}$", least.unwrap_or(0)))
+        }
+        _ => None,
+    }
+}
+
+/// The few negations that types and lists of values can say.
+fn not(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let refused = || Err(LEAVE_OUT.to_owned());
+    let Some(mut negated) = members.get("not").cloned() else { return Ok(()) };
+    if is_everything(&negated) {
+        members.insert(NEVER.into(), Value::Null);
+        return Ok(());
+    }
+    if negated == Value::Bool(false) {
+        members.remove("not");
+        return Ok(());
+    }
+    let Some(negated) = negated.as_object_mut() else { return refused() };
+    let list = |value: &Value| match value {
+        Value::Array(all) => all.clone(),
+        one => vec![one.clone()],
+    };
+    if is_alone(negated, "type") {
+        let without = list(&negated["type"]);
+        if without.iter().any(|kind| kind == "integer") {
+            return refused();
+        }
+        let all = members.get("type").map_or_else(|| TYPES.map(Value::from).to_vec(), list);
+        let is_kept = |kind: &Value| {
+            let family = if kind == "integer" { &Value::from("number") } else { kind };
+            !without.contains(kind) && !without.contains(family)
+        };
+        let kept: Vec<Value> = all.into_iter().filter(is_kept).collect();
+        members.insert("type".into(), kept.into());
+    } else if is_alone(negated, "const") || is_alone(negated, "enum") {
+        let without = negated.get("const").map(|one| vec![one.clone()]);
+        let without = without.unwrap_or_else(|| list(&negated["enum"]));
+        let Some(Value::Array(all)) = members.get_mut("enum") else { return refused() };
+        all.retain(|value| !without.contains(value));
+    } else if is_alone(negated, "required") {
+        let [Value::String(name)] = &list(&negated["required"])[..] else { return refused() };
+        let properties = members.entry("properties").or_insert_with(|| json!({}));
+        let Some(properties) = properties.as_object_mut() else { return refused() };
+        properties.insert(name.clone(), false.into());
+    } else {
+        return refused();
+    }
+    members.remove("not");
+    Ok(())
+}
+
+/// Items that differ: of a short list of values, in the order of that list.
+fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let count = |name: &str| members.get(name).and_then(Value::as_u64).map(|count| count as usize);
+    let (least, most) = (count("minItems").unwrap_or(0), count("maxItems"));
+    let is_needed = members["uniqueItems"] == true && most.is_none_or(|most| most > 1);
+    if is_needed {
+        let items = rules.meant(members.get("items").unwrap_or(&Value::Null));
+        let values = match (items.get("enum"), items.get("const"), items.get("type")) {
+            (Some(Value::Array(values)), ..) => values.clone(),
+            (_, Some(one), _) => vec![one.clone()],
+            (.., Some(kind)) if kind == "boolean" => vec![false.into(), true.into()],
+            _ => Vec::new(),
+        };
+        let short = !values.is_empty() && values.len() <= MOST_LISTS.ilog2() as usize;
+        if !short || members.contains_key("prefixItems") {
+            return Err("items that differ are only kept to where they are one of at most eight \
+                        values: leave it out"
+                .into());
+        }
+        let lists = (0..1_usize << values.len()).filter_map(|chosen| {
+            let is_chosen = |at: &usize| chosen >> at & 1 == 1;
+            let list: Vec<&Value> =
+                (0..values.len()).filter(is_chosen).map(|at| &values[at]).collect();
+            (list.len() >= least && most.is_none_or(|most| list.len() <= most)).then(|| json!(list))
+        });
+        let lists: Vec<Value> = lists.collect();
+        for rule in ["items", "minItems", "maxItems"] {
+            members.remove(rule);
+        }
+        members.insert("enum".into(), lists.into());
+    }
+    members.remove("uniqueItems");
+    Ok(())
+}
+
+/// A condition on the value of one member, whose other values a list or a type names.
+fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let branch = |name: &str| members.get(name).cloned().unwrap_or(Value::Bool(true));
+    let (condition, then, otherwise) = (branch("if"), branch("then"), branch("else"));
+    let always = match &condition {
+        condition if is_everything(condition) => Some(then.clone()),
+        Value::Bool(false) => Some(otherwise.clone()),
+        _ if is_everything(&then) && is_everything(&otherwise) => Some(Value::Bool(true)),
+        _ => None,
+    };
+    let rule = match always {
+        Some(rule) => rule,
+        None => {
+            let refused = "a condition is only kept to on a required member that lists its values: \
+                           use anyOf";
+            let (name, values, others) = cases(&condition, members).ok_or(refused)?;
+            let case = |values: Vec<Value>, rule: Value| {
+                let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
+                json!({ "allOf": [is_case, rule] })
+            };
+            json!({ "anyOf": [case(values, then), case(others, otherwise)] })
+        }
+    };
+    for keyword in ["if", "then", "else"] {
+        members.remove(keyword);
+    }
+    if !is_everything(&rule) {
+        let all = members.entry("allOf").or_insert_with(|| json!([]));
+        all.as_array_mut().into_iter().for_each(|all| all.push(rule.clone()));
+    }
+    Ok(())
+}
+
+/// The member of a condition, the values for which it holds, and the others.
+fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Vec<Value>)> {
+    let condition = condition.as_object()?;
+    let is_known = |name: &String| ["properties", "required", "type"].contains(&name.as_str());
+    let properties = condition.get("properties")?.as_object()?;
+    let (name, tested) = properties.iter().next()?;
+    let requires = |list: Option<&Value>| {
+        let list = list.and_then(Value::as_array);
+        list.is_some_and(|list| list.iter().any(|one| one == name.as_str()))
+    };
+    if !condition.keys().all(is_known) || properties.len() > 1 || !requires(members.get("required"))
+    {
+        return None;
+    }
+    let listed = |schema: &Value| match (schema.get("enum"), schema.get("const")) {
+        (Some(Value::Array(values)), _) => Some(values.clone()),
+        (_, Some(one)) => Some(vec![one.clone()]),
+        _ if schema.get("type")? == "boolean" => Some(vec![true.into(), false.into()]),
+        _ => None,
+    };
+    let all = listed(members.get("properties")?.get(name)?)?;
+    let tested = listed(tested)?;
+    let (values, others) = all.into_iter().partition(|value| tested.contains(value));
+    Some((name.clone(), values, others))
+}
+
+/// What no other keyword looked at: beside none that could, this is what is additional.
+fn unevaluated(members: &mut Members, keyword: &str) -> Result<(), String> {
+    let plain = if keyword == "unevaluatedItems" { "items" } else { "additionalProperties" };
+    let beside = ["allOf", "anyOf", "oneOf", "$ref", "if"];
+    let looks = beside.iter().any(|name| members.contains_key(*name));
+    match members.get(keyword) {
+        Some(rule) if is_everything(rule) => {
+            let rule = rule.clone();
+            members.entry(plain).or_insert(rule);
+        }
+        Some(_) if members.contains_key(plain) => {}
+        Some(rule) if !looks => {
+            let rule = rule.clone();
+            members.insert(plain.to_owned(), rule);
+        }
+        _ => {
+            return Err(format!("it cannot be kept to beside combined rules: use {plain}"));
+        }
+    }
+    members.remove(keyword);
+    Ok(())
+}
+
+fn reference(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let reference = members["$ref"].as_str().ok_or("a reference is a text")?;
+    if resolve(rules.root, reference).is_some() || rules.has_ids {
+        return Ok(());
+    }
+    Err(if reference.starts_with('#') {
+        "its reference leads to nothing in this schema".into()
+    } else {
+        "its reference leads to another document: copy that schema into $defs".into()
+    })
+}
+
+fn pattern(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let pattern = members["pattern"].as_str().ok_or("a pattern is a text")?;
+    let equal = formats::without_assertions(pattern);
+    // The library takes the blanks of every script for white space; other patterns are ASCII.
+    let known = llguidance::regex_to_lark(equal.as_deref().unwrap_or(pattern), "s");
+    match fault_of_expression(&known) {
+        Some(why) => Err(format!("its expression is not kept to: {why}")),
+        None => {
+            members.insert("pattern".into(), known.into());
+            Ok(())
+        }
+    }
+}
+
+fn pattern_properties(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
+    let patterns = members["patternProperties"].as_object().into_iter().flat_map(Map::keys);
+    match patterns.filter_map(|pattern| fault_of_expression(pattern)).next() {
+        Some(why) => Err(format!("its expression is not kept to: {why}")),
+        None => Ok(()),
+    }
+}
