@@ -139,6 +139,9 @@ impl Rules<'_> {
             return;
         }
         let Some(expression) = formats::expression(&format) else { return };
+        if self.loosened {
+            return;
+        }
         members.remove("format");
         if members.contains_key("pattern") {
             let all = members.entry("allOf").or_insert_with(|| json!([]));
@@ -233,8 +236,9 @@ fn excludes(one: &Value, other: &Value) -> bool {
     };
     let differ = |one: Vec<Value>, other: Vec<Value>| {
         let are_told = [&one, &other].iter().all(|all| !all.is_empty());
-        let is_exact = |value: &Value| !value.is_f64() && !value.is_object() && !value.is_array();
-        are_told && one.iter().chain(&other).all(is_exact) && !one.iter().any(|v| other.contains(v))
+        are_told
+            && one.iter().chain(&other).all(is_told_apart)
+            && !one.iter().any(|v| other.contains(v))
     };
     let requires = |schema: &Value, name: &str| {
         let required = schema.get("required").and_then(Value::as_array);
@@ -322,8 +326,12 @@ fn expression_of(schema: &Value) -> Option<String> {
     }
     let (least, most) = (length("minLength"), length("maxLength"));
     let pattern = members.get("pattern").and_then(Value::as_str).map(str::to_owned);
-    let format = members.get("format").and_then(Value::as_str).and_then(formats::expression);
-    match (pattern.or(format), least, most) {
+    let format = members.get("format").and_then(Value::as_str).filter(|it| formats::is_kept(it));
+    let expression = format.map(|format| formats::expression(format).ok_or(())).transpose().ok()?;
+    if pattern.is_some() && expression.is_some() {
+        return None;
+    }
+    match (pattern.or(expression), least, most) {
         (Some(pattern), None, None) => Some(pattern),
         (None, None, None) => Some(String::new()),
         (None, least, most) => {
@@ -367,9 +375,15 @@ fn not(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
         let without = negated.get("const").map(|one| vec![one.clone()]);
         let without = without.unwrap_or_else(|| list(&negated["enum"]));
         let Some(Value::Array(all)) = members.get_mut("enum") else { return refused() };
+        if !without.iter().chain(all.iter()).all(is_told_apart) {
+            return refused();
+        }
         all.retain(|value| !without.contains(value));
     } else if is_alone(negated, "required") {
         let [Value::String(name)] = &list(&negated["required"])[..] else { return refused() };
+        if !is_object(members) {
+            return refused();
+        }
         let properties = members.entry("properties").or_insert_with(|| json!({}));
         let Some(properties) = properties.as_object_mut() else { return refused() };
         properties.insert(name.clone(), false.into());
@@ -380,6 +394,16 @@ fn not(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether equal values are equal texts, which those of floats need not be.
+fn is_told_apart(value: &Value) -> bool {
+    !value.is_f64() && !value.is_object() && !value.is_array()
+}
+
+/// Whether only objects keep to a schema. One without a type becomes one of objects.
+fn is_object(members: &mut Members) -> bool {
+    members.entry("type").or_insert_with(|| "object".into()) == "object"
+}
+
 /// Items that differ: of a short list of values, in the order of that list.
 fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
     let count = |name: &str| members.get(name).and_then(Value::as_u64).map(|count| count as usize);
@@ -387,14 +411,20 @@ fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), Stri
     let is_needed = members["uniqueItems"] == true && most.is_none_or(|most| most > 1);
     if is_needed {
         let items = rules.meant(members.get("items").unwrap_or(&Value::Null));
-        let values = match (items.get("enum"), items.get("const"), items.get("type")) {
+        let mut values = match (items.get("enum"), items.get("const"), items.get("type")) {
             (Some(Value::Array(values)), ..) => values.clone(),
             (_, Some(one), _) => vec![one.clone()],
             (.., Some(kind)) if kind == "boolean" => vec![false.into(), true.into()],
             _ => Vec::new(),
         };
+        let mut seen = Vec::new();
+        values.retain(|value| {
+            let is_new = !seen.contains(value);
+            seen.push(value.clone());
+            is_new
+        });
         let short = !values.is_empty() && values.len() <= MOST_LISTS.ilog2() as usize;
-        if !short || members.contains_key("prefixItems") {
+        if !short || !values.iter().all(is_told_apart) || members.contains_key("enum") {
             return Err("items that differ are only kept to where they are one of at most eight \
                         values: leave it out"
                 .into());
@@ -406,8 +436,9 @@ fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), Stri
             (list.len() >= least && most.is_none_or(|most| list.len() <= most)).then(|| json!(list))
         });
         let lists: Vec<Value> = lists.collect();
-        for rule in ["items", "minItems", "maxItems"] {
-            members.remove(rule);
+        // Where the schema is written again, its lists would fill it.
+        if rules.loosened {
+            return Ok(());
         }
         members.insert("enum".into(), lists.into());
     }
@@ -431,6 +462,9 @@ fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
             let refused = "a condition is only kept to on a required member that lists its values: \
                            use anyOf";
             let (name, values, others) = cases(&condition, members).ok_or(refused)?;
+            if !is_object(members) {
+                return Err(refused.into());
+            }
             let case = |values: Vec<Value>, rule: Value| {
                 let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
                 json!({ "allOf": [is_case, rule] })
@@ -470,6 +504,9 @@ fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Ve
     };
     let all = listed(members.get("properties")?.get(name)?)?;
     let tested = listed(tested)?;
+    if !all.iter().chain(&tested).all(is_told_apart) {
+        return None;
+    }
     let (values, others) = all.into_iter().partition(|value| tested.contains(value));
     Some((name.clone(), values, others))
 }
