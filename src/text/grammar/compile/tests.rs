@@ -143,6 +143,17 @@ fn white_space_and_classes_are_bounded() {
         let written = format!("{{\"b\":{gap}1,{gap}\"a\":\"x\"{gap}}}");
         assert_eq!(writes(AnswerFormat::Schema(SCHEMA.into()), &written), expect, "{written:?}");
     }
+    for (white_space, written, expect) in [
+        (None, "[1,2]", true),
+        (None, "[1, 2]", false),
+        (Some("\t"), "[1,\t2]", true),
+        (Some("\t"), "[1, 2]", false),
+    ] {
+        let schema = r#"{"items":{"type":"integer"},"type":"array"}"#.into();
+        let white_space = white_space.map(str::to_owned);
+        let format = AnswerFormat::SpacedSchema { schema, white_space };
+        assert_eq!(writes(format, written), expect, "{written:?}");
+    }
     for (expression, written, expect) in [
         (r"\d+", "12", true),
         (r"\d+", "🯸", false),
