@@ -288,6 +288,8 @@ fn what_cannot_be_kept_to_is_refused() {
         assert!(why.starts_with("cannot be kept to") && why.contains(expect), "{given}: {why}");
     }
     assert!(refused(AnswerFormat::Lark("begin: \"x\"".into())).contains("cannot be kept to"));
+    let endless = refused(AnswerFormat::Lark("start: start \"x\"".into()));
+    assert!(endless.contains("no text"), "{endless}");
 }
 
 /// An expression of 56 bytes whose lexer grows without end. The answer fails, and nothing else.

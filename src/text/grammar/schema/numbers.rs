@@ -417,14 +417,15 @@ fn narrow(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRef
 fn counts(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRefused> {
     for name in COUNTS {
         let Some(value) = members.get(name) else { continue };
-        let count = odd_number(value).and_then(|number| number.parse().ok()).or(value.as_f64());
-        let is_huge = count.is_some_and(|count: f64| count > ENDLESS);
+        let odd: Option<f64> = odd_number(value).and_then(|number| number.parse().ok());
+        let Some(count) = odd.or(value.as_f64()) else { continue };
+        let is_huge = count > ENDLESS;
         if is_huge && name.starts_with("max") {
             members.remove(name);
-        } else if is_huge || count.is_none_or(|count| count < 0.0 || count.fract() != 0.0) {
+        } else if is_huge || count < 0.0 || count.fract() != 0.0 {
             let why = "it must be a whole number that an answer can reach";
             return Err(SchemaRefused::new(&inside(place, name), why));
-        } else if let (None, Some(count)) = (value.as_u64(), count) {
+        } else if value.as_u64().is_none() {
             members.insert(name.into(), (count as u64).into());
         }
     }
@@ -433,7 +434,8 @@ fn counts(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRef
 
 /// Refuses a unit that the library would not count in exactly, in the steps in which it reads one.
 fn unit(members: &Map<String, Value>, place: &str) -> Result<(), SchemaRefused> {
-    let Some(unit) = members.get("multipleOf") else { return Ok(()) };
+    let unit = members.get("multipleOf").filter(|unit| Decimal::of(unit).is_some());
+    let Some(unit) = unit else { return Ok(()) };
     let held = unit.as_f64().map(f64::abs).filter(|unit| *unit > 0.0);
     let mut scaled = held.unwrap_or(f64::INFINITY);
     let mut decimals = 0;

@@ -144,9 +144,7 @@ impl Rules<'_> {
         }
         members.remove("format");
         if members.contains_key("pattern") {
-            let all = members.entry("allOf").or_insert_with(|| json!([]));
-            let all = all.as_array_mut().into_iter();
-            all.for_each(|all| all.push(json!({ "type": "string", "pattern": expression })));
+            require(members, json!({ "type": "string", "pattern": expression }));
         } else {
             members.insert("pattern".into(), expression.into());
         }
@@ -166,9 +164,7 @@ impl Rules<'_> {
         }
         let Some(all) = members.remove("oneOf") else { return };
         if members.contains_key("anyOf") {
-            let list = members.entry("allOf").or_insert_with(|| json!([]));
-            let list = list.as_array_mut().into_iter();
-            list.for_each(|list| list.push(json!({ "anyOf": all })));
+            require(members, json!({ "anyOf": all }));
         } else {
             members.insert("anyOf".into(), all);
         }
@@ -261,6 +257,13 @@ fn may_be_text(members: &Members) -> bool {
         Some(Value::String(kind)) => kind == "string",
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
         _ => true,
+    }
+}
+
+/// Adds a rule to those that hold together.
+fn require(members: &mut Members, rule: Value) {
+    if let Some(all) = members.entry("allOf").or_insert_with(|| json!([])).as_array_mut() {
+        all.push(rule);
     }
 }
 
@@ -476,8 +479,7 @@ fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
         members.remove(keyword);
     }
     if !is_everything(&rule) {
-        let all = members.entry("allOf").or_insert_with(|| json!([]));
-        all.as_array_mut().into_iter().for_each(|all| all.push(rule.clone()));
+        require(members, rule);
     }
     Ok(())
 }
@@ -561,8 +563,8 @@ fn pattern(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
 }
 
 fn pattern_properties(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
-    let patterns = members["patternProperties"].as_object().into_iter().flat_map(Map::keys);
-    match patterns.filter_map(|pattern| fault_of_expression(pattern)).next() {
+    let mut patterns = members["patternProperties"].as_object().into_iter().flat_map(Map::keys);
+    match patterns.find_map(|pattern| fault_of_expression(pattern)) {
         Some(why) => Err(format!("its expression is not kept to: {why}")),
         None => Ok(()),
     }
