@@ -267,6 +267,7 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"type":"number","multipleOf":0.07}"#, "(at #/multipleOf)"),
         (r#"{"type":"number","minimum":9007199254740993.5}"#, "(at #/minimum)"),
         (r#"{"allOf":[{"type":"integer"},{"const":9007199254740993}]}"#, "(at #/allOf/1/const)"),
+        (r#"{"enum":[9007199254740993],"multipleOf":2}"#, "(at #/enum)"),
         (r#"{"not":{"pattern":"a"}}"#, "(at #/not)"),
         (r#"{"not":{}}"#, "(at #/not)"),
         (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),

@@ -2,6 +2,7 @@
 //! exactly. A rule is kept to, or named as one that only describes, or refused with its place.
 
 mod close;
+mod conditions;
 mod exact;
 mod finite;
 mod formats;

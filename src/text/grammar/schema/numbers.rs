@@ -4,7 +4,7 @@
 
 use super::exact::{Decimal, has_odd_number, odd_number};
 use super::ranges::{self, RangeBound};
-use super::tree::{self, is_alone, visit};
+use super::tree::{self, has_rules_beside, is_alone, visit};
 use super::{Decimals, SchemaRefused, inside};
 use llguidance::derivre::RegexAst;
 use llguidance::earley::lexerspec::LexerSpec;
@@ -32,10 +32,13 @@ const STAND_INS_APART: i64 = 1 << 10;
 const ENDLESS: f64 = 1e9;
 
 const BOUNDS: [&str; 4] = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
+/// Rules that are looked at where such a value stands among constants.
+const BESIDE_VALUES: [&str; 7] =
+    ["const", "enum", "type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 const COMBINED: &str = "its exact value is not kept where rules are combined (allOf, or rules \
-    beside a reference): write the rule once, without them";
+    beside a reference or a value): write it once, without them";
 
 /// Terminals of the numbers in all schemas of one format.
 #[derive(Debug, Default)]
@@ -199,7 +202,7 @@ impl NumberRules<'_> {
                 continue;
             }
             let place = inside(place, keyword);
-            if self.combines {
+            if self.combines || has_rules_beside(members, &BESIDE_VALUES) {
                 return Err(SchemaRefused::new(&place, COMBINED));
             }
             let mut any = Vec::new();
