@@ -15,6 +15,8 @@ const ENDLESS: &str = r##"{"$ref":"#/$defs/a","$defs":{
     "a":{"type":"object","properties":{"x":{"$ref":"#/$defs/b"}},"required":["x"]},
     "b":{"type":"object","properties":{"y":{"$ref":"#/$defs/a"}},"required":["y"]}}}"##;
 
+const CONDITION_ON_TWO: &str = r#"{"type":"object","properties":{"k":{"enum":[1,2]}},"required":["k"],
+    "if":{"properties":{"k":{"const":1}},"required":["k","x"]},"then":{"required":["y"]}}"#;
 const FAULT_INSIDE: &str = r##"{"type":"object","properties":{"a":{"items":{"$ref":"#/$defs/d"},"minItems":1}},
     "required":["a"],"$defs":{"d":{"type":"object","properties":{"b":{"type":"string","minLength":2,"maxLength":1}},
     "required":["b"]}}}"##;
@@ -271,6 +273,7 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"not":{"pattern":"a"}}"#, "(at #/not)"),
         (r#"{"not":{}}"#, "(at #/not)"),
         (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),
+        (CONDITION_ON_TWO, "(at #/if)"),
         (r#"{"enum":[1,2],"not":{"const":1.0}}"#, "(at #/not)"),
         (r#"{"type":"array","items":{"enum":[1,1.0]},"uniqueItems":true}"#, "(at #/uniqueItems)"),
         (r#"{"propertyNames":{"format":"uuid"}}"#, "(at #/propertyNames)"),

@@ -1,7 +1,7 @@
 //! Negations and conditions, written as rules of types and of lists of values.
 
 use super::rules::{LEAVE_OUT, Members, NEVER, Rules, is_everything, is_told_apart, require};
-use super::tree::is_alone;
+use super::tree::{has_rules_beside, is_alone};
 use serde_json::{Value, json};
 
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
@@ -73,21 +73,20 @@ pub(super) fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<()
         _ if is_everything(&then) && is_everything(&otherwise) => Some(Value::Bool(true)),
         _ => None,
     };
-    let rule = match always {
-        Some(rule) => rule,
-        None => {
-            let refused = "a condition is only kept to on a required member that lists its values: \
+    let rule = if let Some(rule) = always {
+        rule
+    } else {
+        let refused = "a condition is only kept to on a required member that lists its values: \
                            use anyOf";
-            let (name, values, others) = cases(&condition, members).ok_or(refused)?;
-            if !is_object(members) {
-                return Err(refused.into());
-            }
-            let case = |values: Vec<Value>, rule: Value| {
-                let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
-                json!({ "allOf": [is_case, rule] })
-            };
-            json!({ "anyOf": [case(values, then), case(others, otherwise)] })
+        let (name, values, others) = cases(&condition, members).ok_or(refused)?;
+        if !is_object(members) {
+            return Err(refused.into());
         }
+        let case = |values: Vec<Value>, rule: Value| {
+            let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
+            json!({ "allOf": [is_case, rule] })
+        };
+        json!({ "anyOf": [case(values, then), case(others, otherwise)] })
     };
     for keyword in ["if", "then", "else"] {
         members.remove(keyword);
@@ -104,12 +103,15 @@ fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Ve
     let is_known = |name: &String| ["properties", "required", "type"].contains(&name.as_str());
     let properties = condition.get("properties")?.as_object()?;
     let (name, tested) = properties.iter().next()?;
-    let requires = |list: Option<&Value>| {
-        let list = list.and_then(Value::as_array);
-        list.is_some_and(|list| list.iter().any(|one| one == name.as_str()))
-    };
-    if !condition.keys().all(is_known) || properties.len() > 1 || !requires(members.get("required"))
-    {
+    let list = |value: Option<&Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
+    let required = list(members.get("required"));
+    let is_there = |name: &Value| required.contains(name);
+    // What the condition says beside the values must hold anyway.
+    let holds = condition.keys().all(is_known)
+        && condition.get("type").is_none_or(|kind| kind == "object")
+        && list(condition.get("required")).iter().all(is_there)
+        && !has_rules_beside(tested.as_object()?, &["const", "enum", "type"]);
+    if !holds || properties.len() > 1 || !is_there(&Value::from(name.as_str())) {
         return None;
     }
     let listed = |schema: &Value| match (schema.get("enum"), schema.get("const")) {

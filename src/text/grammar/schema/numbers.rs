@@ -7,7 +7,7 @@ use super::ranges::{self, RangeBound};
 use super::tree::{self, has_rules_beside, is_alone, visit};
 use super::{Decimals, SchemaRefused, inside};
 use llguidance::derivre::RegexAst;
-use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use serde_json::{Map, Value, json};
 
 /// The unit of numbers with bounds, which are never written with an exponent. The library counts a
@@ -70,7 +70,7 @@ impl Terminals {
         let own = own.map(|(at, expression)| (stand_in(at), expression.clone()));
         let pairs: Vec<(String, String)> = plain.chain(own).collect();
         let (count, mut exchanged, class) = (lexer.lexemes.len(), Vec::new(), lexer.current_class);
-        let mut classes: Vec<_> = lexer.lexemes.iter().map(|lexeme| lexeme.class()).collect();
+        let mut classes: Vec<_> = lexer.lexemes.iter().map(LexemeSpec::class).collect();
         classes.dedup();
         for class in classes {
             lexer.current_class = class;
