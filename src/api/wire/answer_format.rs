@@ -70,15 +70,31 @@ fn structured_outputs(
     field: &JsonField,
     ignored: &mut Vec<String>,
 ) -> Result<AnswerFormat, ApiError> {
-    let mut members = field.members()?.into_iter();
-    match (members.next(), members.next()) {
-        (Some((kind, constrained)), None) => {
-            let shape = &body_members()["structured_outputs"]["properties"];
-            check(&shape[kind], &constrained, ignored)?;
-            constraint(kind, &constrained, ignored)
-        }
-        _ => Err(field.refuse("must have one of json, regex, choice and grammar")),
+    let shape = &body_members()["structured_outputs"]["properties"];
+    let mut members = field.members()?;
+    let spaces = ["disable_any_whitespace", "whitespace_pattern"].map(|name| members.remove(name));
+    let mut members = members.into_iter();
+    let (Some((kind, constrained)), None) = (members.next(), members.next()) else {
+        return Err(field.refuse("must have one of json, regex, choice and grammar"));
+    };
+    check(&shape[kind], &constrained, ignored)?;
+    let format = constraint(kind, &constrained, ignored)?;
+    let [none, pattern] = &spaces;
+    for (name, space) in [("disable_any_whitespace", none), ("whitespace_pattern", pattern)] {
+        let Some(space) = space else { continue };
+        check(&shape[name], space, ignored)?;
+        only(space, kind == "json", "goes with json")?;
     }
+    Ok(match format {
+        AnswerFormat::Schema(schema) if none.as_ref().is_some_and(|none| none.value.is_true()) => {
+            AnswerFormat::SpacedSchema { schema, white_space: None }
+        }
+        AnswerFormat::Schema(schema) if pattern.is_some() => {
+            let white_space = pattern.as_ref().map(|pattern| pattern.value.text().to_owned());
+            AnswerFormat::SpacedSchema { schema, white_space }
+        }
+        format => format,
+    })
 }
 
 fn constraint(

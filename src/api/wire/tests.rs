@@ -4,7 +4,7 @@ use super::chat_request::ChatRequest;
 use super::json::JsonTree;
 use crate::error::ApiError;
 use cresset_engine::SamplingParams;
-use cresset_request::{RequestError, ToolChoice};
+use cresset_request::{AnswerFormat, RequestError, ToolChoice};
 use cresset_text::ThinkingEffort;
 use serde_json::Value;
 
@@ -406,4 +406,26 @@ fn schemas_of_tools_are_loosened_and_formats_are_not() {
     assert_eq!(named.ignored, ["guided_json.items.format"]);
     check_refused(&asked(r#"{"items":{"not":{"pattern":"x"}}}"#), "guided_json.items.not");
     check_refused(&asked(r#"{"anyOf":[{"pattern":"(?=x)"}]}"#), "guided_json.anyOf[0].pattern");
+}
+
+#[test]
+fn white_space_of_json_can_be_chosen() {
+    let asked = |members: &str| body(&format!(r#""structured_outputs":{{{members}}}"#));
+    for (members, expect) in [
+        (r#""json":{},"disable_any_whitespace":true"#, Some(None)),
+        (r#""json":{},"whitespace_pattern":" ?""#, Some(Some(" ?".to_owned()))),
+        (r#""json":{},"disable_any_whitespace":false"#, None),
+    ] {
+        let spaced = match accepted(&asked(members)).input.format.unwrap().format {
+            AnswerFormat::SpacedSchema { white_space, .. } => Some(white_space),
+            _ => None,
+        };
+        assert_eq!(spaced, expect, "{members}");
+    }
+    let path = "structured_outputs.whitespace_pattern";
+    check_refused(&asked(r#""regex":"a","whitespace_pattern":" ""#), path);
+    check_refused(&asked(r#""json":{},"whitespace_pattern":1"#), path);
+    check_refused(&asked(r#""whitespace_pattern":" ""#), "structured_outputs");
+    let object = r#""response_format":{"type":"json_object","schema":{"not":{"pattern":"a"}}}"#;
+    check_refused(&body(object), "response_format.schema.not");
 }

@@ -2,6 +2,7 @@
 
 use super::schema::{
     SchemaRefused, Terminals, Writing, fault_of_expression, parts_of, prepare, reason_in,
+    set_white_space,
 };
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::json;
@@ -11,6 +12,8 @@ use serde_json::json;
 pub enum AnswerFormat {
     /// A JSON value that this schema allows; its members in the order in which the answer has them.
     Schema(String),
+    /// The same, with texts of this expression between its parts, or none.
+    SpacedSchema { schema: String, white_space: Option<String> },
     /// A text that this regular expression matches as a whole.
     Regex(String),
     /// One of these texts.
@@ -32,7 +35,10 @@ const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot b
 impl AnswerFormat {
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Schema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Schema(text)
+            | Self::SpacedSchema { schema: text, .. }
+            | Self::Regex(text)
+            | Self::Lark(text) => text.len(),
             Self::Choice(texts) => texts.iter().map(String::len).sum(),
             Self::Nested { grammar, parts } => {
                 grammar.len() + parts.iter().map(Self::bytes).sum::<usize>()
@@ -49,6 +55,15 @@ impl AnswerFormat {
         Ok(match self {
             Self::Schema(schema) => {
                 TopLevelGrammar::from_json_schema(prepare(schema, writing, terminals)?)
+            }
+            Self::SpacedSchema { schema, white_space } => {
+                let mut schema = prepare(schema, writing, terminals)?;
+                let space = white_space.as_deref();
+                if let Some(why) = space.and_then(fault_of_expression) {
+                    return Err(FormatRefused(format!("has white space of no expression: {why}")));
+                }
+                set_white_space(&mut schema, space);
+                TopLevelGrammar::from_json_schema(schema)
             }
             Self::Regex(expression) => {
                 // Classes are ASCII, as in patterns of schemas.
@@ -67,7 +82,7 @@ impl AnswerFormat {
     /// The formats inside this one, with their places in a schema.
     pub(super) fn parts(&self) -> Vec<(String, Self)> {
         match self {
-            Self::Schema(schema) => {
+            Self::Schema(schema) | Self::SpacedSchema { schema, .. } => {
                 let parts = parts_of(schema).into_iter();
                 parts.map(|(place, part)| (place, Self::Schema(part))).collect()
             }
@@ -81,7 +96,7 @@ impl AnswerFormat {
     /// Whether there may be numbers whose decimals were bounded.
     pub(super) fn names_numbers(&self) -> bool {
         match self {
-            Self::Schema(schema) => schema.contains("number"),
+            Self::Schema(schema) | Self::SpacedSchema { schema, .. } => schema.contains("number"),
             Self::Nested { parts, .. } => parts.iter().any(Self::names_numbers),
             Self::Regex(_) | Self::Choice(_) | Self::Lark(_) => false,
         }
@@ -101,8 +116,12 @@ impl AnswerFormat {
         // Words about the library's own parts tell a client nothing.
         let own = ["panic", "lexer", "grammar", "::", "fuel"];
         let shown = match self {
-            Self::Schema(_) if line.starts_with("oneOf") => return FormatRefused(ONE_OF.into()),
-            Self::Schema(_) => !line.is_empty() && !own.iter().any(|word| line.contains(word)),
+            Self::Schema(_) | Self::SpacedSchema { .. } if line.starts_with("oneOf") => {
+                return FormatRefused(ONE_OF.into());
+            }
+            Self::Schema(_) | Self::SpacedSchema { .. } => {
+                !line.is_empty() && !own.iter().any(|word| line.contains(word))
+            }
             Self::Regex(_) | Self::Lark(_) => !line.is_empty() && !line.contains("panic"),
             Self::Choice(_) | Self::Nested { .. } => false,
         };

@@ -132,7 +132,7 @@ impl Grammars {
             left -= 1;
             // What a part refers to may be missing in it, which is no fault of the whole.
             let is_whole = part.grammar(self.writing(Decimals::Any), &mut Terminals::default());
-            if is_whole.is_err() && matches!(format, AnswerFormat::Schema(_)) {
+            if is_whole.is_err() && !matches!(format, AnswerFormat::Nested { .. }) {
                 continue;
             }
             if let Err(FormatRefused(inner)) = self.compile_grammar(&part, Decimals::Any) {

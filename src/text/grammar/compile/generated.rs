@@ -28,8 +28,11 @@ const COLORS: &str = r##"{"$defs":{"Color":{"enum":["red","blue"],"title":"Color
 const CONDITION: &str = r#"{"type":"object","properties":{"kind":{"enum":["a","b"]},"x":{"type":"integer"}},
     "required":["kind"],"if":{"properties":{"kind":{"const":"a"}}},"then":{"required":["x"]}}"#;
 
+const ENDLESS_MEMBER: &str = r##"{"type":"object","properties":{"x":{"$ref":"#/$defs/a"},"y":{"type":"integer"}},
+    "$defs":{"a":{"type":"object","properties":{"x":{"$ref":"#/$defs/a"}},"required":["x"]}}}"##;
+
 /// A schema, a text of it, and one that is none.
-const SCHEMAS: [(&str, &str, &str); 65] = [
+const SCHEMAS: [(&str, &str, &str); 66] = [
     // Records, options, nulls.
     (
         r#"{"properties":{"name":{"title":"Name","type":"string"},"age":{"title":"Age","type":"integer"}},"required":["name","age"],"title":"User","type":"object"}"#,
@@ -212,6 +215,7 @@ const SCHEMAS: [(&str, &str, &str); 65] = [
     ),
     (CONDITION, r#"{"kind":"a","x":1}"#, r#"{"kind":"a"}"#),
     // References.
+    (ENDLESS_MEMBER, r#"{"y":1}"#, r#"{"x":{"x":{}}}"#),
     (
         TREE,
         r#"{"value":1,"children":[{"value":2,"children":[]}]}"#,
@@ -248,4 +252,33 @@ fn generated_schemas_are_accepted_and_kept_to() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Schemas of tools as servers of tools send them, with the places of what is left out.
+#[test]
+fn loosened_schemas_are_compiled_without_what_cannot_be_kept_to() {
+    let text = text_model(&byte_level());
+    for (member, left_out) in [
+        (r#"{"type":"object","propertyNames":{"format":"uuid"}}"#, "/propertyNames"),
+        (r#"{"type":"string","format":"uri-reference"}"#, "/format"),
+        (r#"{"type":"string","format":"date-time"}"#, ""),
+        (r#"{"not":{"pattern":"x"}}"#, "/not"),
+        (r#"{"type":"array","uniqueItems":true}"#, "/uniqueItems"),
+        (r#"{"type":"array","items":{"enum":[1,2]},"uniqueItems":true}"#, ""),
+        (r#"{"type":"string","nullable":true}"#, ""),
+        (r#"{"if":{"minimum":1},"then":{"pattern":"(?=x)"}}"#, "/if"),
+        (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "/oneOf"),
+        (r#"{"$ref":"https://example.org/schema"}"#, "/$ref"),
+        (r##"{"$ref":"#/$defs/none"}"##, "/$ref"),
+        (r#"{"type":"string","pattern":"a(?=b)"}"#, "/pattern"),
+        (r#"{"dependentRequired":{"a":["b"]}}"#, "/dependentRequired"),
+    ] {
+        let schema = format!(r#"{{"type":"object","properties":{{"a":{member}}}}}"#);
+        let checked = CheckedSchema::of(&schema, true).unwrap();
+        let place = (!left_out.is_empty()).then(|| format!("/properties/a{left_out}"));
+        assert_eq!(checked.ignored, Vec::from_iter(place), "{member}");
+        let again = CheckedSchema::of(&checked.text, false).unwrap();
+        assert!(again.ignored.is_empty(), "{member}");
+        assert!(text.compile(&AnswerFormat::Schema(checked.text)).is_ok(), "{member}");
+    }
 }

@@ -15,6 +15,8 @@ const ENDLESS: &str = r##"{"$ref":"#/$defs/a","$defs":{
     "a":{"type":"object","properties":{"x":{"$ref":"#/$defs/b"}},"required":["x"]},
     "b":{"type":"object","properties":{"y":{"$ref":"#/$defs/a"}},"required":["y"]}}}"##;
 
+const CONDITION_ON_TWO: &str = r#"{"type":"object","properties":{"k":{"enum":[1,2]}},"required":["k"],
+    "if":{"properties":{"k":{"const":1}},"required":["k","x"]},"then":{"required":["y"]}}"#;
 const FAULT_INSIDE: &str = r##"{"type":"object","properties":{"a":{"items":{"$ref":"#/$defs/d"},"minItems":1}},
     "required":["a"],"$defs":{"d":{"type":"object","properties":{"b":{"type":"string","minLength":2,"maxLength":1}},
     "required":["b"]}}}"##;
@@ -143,6 +145,17 @@ fn white_space_and_classes_are_bounded() {
         let written = format!("{{\"b\":{gap}1,{gap}\"a\":\"x\"{gap}}}");
         assert_eq!(writes(AnswerFormat::Schema(SCHEMA.into()), &written), expect, "{written:?}");
     }
+    for (white_space, written, expect) in [
+        (None, "[1,2]", true),
+        (None, "[1, 2]", false),
+        (Some("\t"), "[1,\t2]", true),
+        (Some("\t"), "[1, 2]", false),
+    ] {
+        let schema = r#"{"items":{"type":"integer"},"type":"array"}"#.into();
+        let white_space = white_space.map(str::to_owned);
+        let format = AnswerFormat::SpacedSchema { schema, white_space };
+        assert_eq!(writes(format, written), expect, "{written:?}");
+    }
     for (expression, written, expect) in [
         (r"\d+", "12", true),
         (r"\d+", "🯸", false),
@@ -256,9 +269,14 @@ fn what_cannot_be_kept_to_is_refused() {
         (r#"{"type":"number","multipleOf":0.07}"#, "(at #/multipleOf)"),
         (r#"{"type":"number","minimum":9007199254740993.5}"#, "(at #/minimum)"),
         (r#"{"allOf":[{"type":"integer"},{"const":9007199254740993}]}"#, "(at #/allOf/1/const)"),
+        (r#"{"enum":[9007199254740993],"multipleOf":2}"#, "(at #/enum)"),
         (r#"{"not":{"pattern":"a"}}"#, "(at #/not)"),
         (r#"{"not":{}}"#, "(at #/not)"),
         (r#"{"if":{"minimum":1},"then":{"maximum":3}}"#, "(at #/if)"),
+        (CONDITION_ON_TWO, "(at #/if)"),
+        (r#"{"enum":[1,2],"not":{"const":1.0}}"#, "(at #/not)"),
+        (r#"{"type":"array","items":{"enum":[1,1.0]},"uniqueItems":true}"#, "(at #/uniqueItems)"),
+        (r#"{"propertyNames":{"format":"uuid"}}"#, "(at #/propertyNames)"),
         (ENDLESS, "no finite value"),
         (FAULT_INSIDE, "greater than maxLength (1) (at #/properties/a/items/properties/b)"),
         (r#"{"oneOf":[{"minimum":1},{"maximum":9}]}"#, "use anyOf"),
@@ -274,6 +292,8 @@ fn what_cannot_be_kept_to_is_refused() {
         assert!(why.starts_with("cannot be kept to") && why.contains(expect), "{given}: {why}");
     }
     assert!(refused(AnswerFormat::Lark("begin: \"x\"".into())).contains("cannot be kept to"));
+    let endless = refused(AnswerFormat::Lark("start: start \"x\"".into()));
+    assert!(endless.contains("no text"), "{endless}");
 }
 
 /// An expression of 56 bytes whose lexer grows without end. The answer fails, and nothing else.

@@ -25,7 +25,11 @@ pub(super) fn close(schema: &mut Value, open: bool) -> Result<(), SchemaRefused>
         }
         if combines(members) {
             closed.push(place.to_owned());
-            unite(members, &root, place, &mut left)?;
+            unite(members, &root, place, &mut left).map_err(|refused| {
+                let outermost = closed.iter().find(|whole| refused.place.starts_with(*whole));
+                let place = outermost.cloned().unwrap_or(refused.place);
+                SchemaRefused { place, ..refused }
+            })?;
         } else if members.contains_key("properties") && !decides(members) {
             shut(members, Vec::new());
         }

@@ -2,6 +2,7 @@
 //! exactly. A rule is kept to, or named as one that only describes, or refused with its place.
 
 mod close;
+mod conditions;
 mod exact;
 mod finite;
 mod formats;
@@ -86,10 +87,19 @@ pub(super) fn prepare(
     finite::check(&mut schema)?;
     close::close(&mut schema, writing.open_objects)?;
     numbers::bound(&mut schema, writing.decimals, terminals)?;
-    if let Some(members) = schema.as_object_mut() {
-        members.insert("x-guidance".into(), json!({ "whitespace_pattern": WHITE_SPACE }));
-    }
+    set_white_space(&mut schema, Some(WHITE_SPACE));
     Ok(schema)
+}
+
+/// Tells the library what may be between the parts of JSON.
+pub(super) fn set_white_space(schema: &mut Value, expression: Option<&str>) {
+    let options = match expression {
+        Some(expression) => json!({ "whitespace_pattern": expression }),
+        None => json!({ "whitespace_flexible": false }),
+    };
+    if let Some(members) = schema.as_object_mut() {
+        members.insert("x-guidance".into(), options);
+    }
 }
 
 /// The schemas directly inside a schema, each with its place and with what it may refer to.

@@ -4,10 +4,10 @@
 
 use super::exact::{Decimal, has_odd_number, odd_number};
 use super::ranges::{self, RangeBound};
-use super::tree::{self, is_alone, visit};
+use super::tree::{self, has_rules_beside, is_alone, visit};
 use super::{Decimals, SchemaRefused, inside};
 use llguidance::derivre::RegexAst;
-use llguidance::earley::lexerspec::LexerSpec;
+use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use serde_json::{Map, Value, json};
 
 /// The unit of numbers with bounds, which are never written with an exponent. The library counts a
@@ -32,10 +32,13 @@ const STAND_INS_APART: i64 = 1 << 10;
 const ENDLESS: f64 = 1e9;
 
 const BOUNDS: [&str; 4] = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
+/// Rules that are looked at where such a value stands among constants.
+const BESIDE_VALUES: [&str; 7] =
+    ["const", "enum", "type", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
 const COMBINED: &str = "its exact value is not kept where rules are combined (allOf, or rules \
-    beside a reference): write the rule once, without them";
+    beside a reference or a value): write it once, without them";
 
 /// Terminals of the numbers in all schemas of one format.
 #[derive(Debug, Default)]
@@ -67,7 +70,7 @@ impl Terminals {
         let own = own.map(|(at, expression)| (stand_in(at), expression.clone()));
         let pairs: Vec<(String, String)> = plain.chain(own).collect();
         let (count, mut exchanged, class) = (lexer.lexemes.len(), Vec::new(), lexer.current_class);
-        let mut classes: Vec<_> = lexer.lexemes.iter().map(|lexeme| lexeme.class()).collect();
+        let mut classes: Vec<_> = lexer.lexemes.iter().map(LexemeSpec::class).collect();
         classes.dedup();
         for class in classes {
             lexer.current_class = class;
@@ -199,7 +202,7 @@ impl NumberRules<'_> {
                 continue;
             }
             let place = inside(place, keyword);
-            if self.combines {
+            if self.combines || has_rules_beside(members, &BESIDE_VALUES) {
                 return Err(SchemaRefused::new(&place, COMBINED));
             }
             let mut any = Vec::new();
@@ -417,14 +420,15 @@ fn narrow(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRef
 fn counts(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRefused> {
     for name in COUNTS {
         let Some(value) = members.get(name) else { continue };
-        let count = odd_number(value).and_then(|number| number.parse().ok()).or(value.as_f64());
-        let is_huge = count.is_some_and(|count: f64| count > ENDLESS);
+        let odd: Option<f64> = odd_number(value).and_then(|number| number.parse().ok());
+        let Some(count) = odd.or(value.as_f64()) else { continue };
+        let is_huge = count > ENDLESS;
         if is_huge && name.starts_with("max") {
             members.remove(name);
-        } else if is_huge || count.is_none_or(|count| count < 0.0 || count.fract() != 0.0) {
+        } else if is_huge || count < 0.0 || count.fract() != 0.0 {
             let why = "it must be a whole number that an answer can reach";
             return Err(SchemaRefused::new(&inside(place, name), why));
-        } else if let (None, Some(count)) = (value.as_u64(), count) {
+        } else if value.as_u64().is_none() {
             members.insert(name.into(), (count as u64).into());
         }
     }
@@ -433,7 +437,8 @@ fn counts(members: &mut Map<String, Value>, place: &str) -> Result<(), SchemaRef
 
 /// Refuses a unit that the library would not count in exactly, in the steps in which it reads one.
 fn unit(members: &Map<String, Value>, place: &str) -> Result<(), SchemaRefused> {
-    let Some(unit) = members.get("multipleOf") else { return Ok(()) };
+    let unit = members.get("multipleOf").filter(|unit| Decimal::of(unit).is_some());
+    let Some(unit) = unit else { return Ok(()) };
     let held = unit.as_f64().map(f64::abs).filter(|unit| *unit > 0.0);
     let mut scaled = held.unwrap_or(f64::INFINITY);
     let mut decimals = 0;

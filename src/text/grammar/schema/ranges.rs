@@ -1,6 +1,7 @@
 //! Expressions of the integers between two bounds of any size.
 
 use super::exact::Decimal;
+use std::fmt::Write;
 
 /// Most digits of an integer without a bound on their side: those of 64 bits.
 pub(super) const MOST_DIGITS: usize = 20;
@@ -137,7 +138,7 @@ fn from(least: &str) -> String {
     }
     let mut all = format!("{}({})", first as char, from(&least[1..]));
     if first < b'9' {
-        all += &format!("|[{}-9]{}", (first + 1) as char, any(least.len() - 1));
+        let _ = write!(all, "|[{}-9]{}", (first + 1) as char, any(least.len() - 1));
     }
     all
 }
@@ -150,7 +151,7 @@ fn up_to(most: &str) -> String {
     }
     let mut all = format!("{}({})", first as char, up_to(&most[1..]));
     if first > b'0' {
-        all += &format!("|[0-{}]{}", (first - 1) as char, any(most.len() - 1));
+        let _ = write!(all, "|[0-{}]{}", (first - 1) as char, any(most.len() - 1));
     }
     all
 }

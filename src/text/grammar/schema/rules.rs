@@ -1,5 +1,6 @@
 //! Rules that the library does not know, written with those that it does.
 
+use super::conditions::{conditional, not};
 use super::tree::{LISTS, NAMED, is_alone, name_places, resolve};
 use super::{SchemaRefused, fault_of_expression, formats, inside};
 use serde_json::{Map, Value, json};
@@ -30,10 +31,9 @@ const MOST_LISTS: usize = 256;
 const MOST_REFERENCES: usize = 8;
 /// Schemas of one oneOf that are compared with each other.
 const MOST_COMPARED: usize = 64;
-const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 /// What marks a schema that forbids every value, until all of it was looked at.
-const NEVER: &str = "\u{0}never";
-const LEAVE_OUT: &str = "it is a rule that answers cannot be kept to: leave it out";
+pub(super) const NEVER: &str = "\u{0}never";
+pub(super) const LEAVE_OUT: &str = "it is a rule that answers cannot be kept to: leave it out";
 
 /// Rewrites a schema; the places of keywords that only describe are returned. `loosened`: rules
 /// that cannot be kept to are left out and among them.
@@ -48,7 +48,7 @@ pub(super) fn simplify(schema: &mut Value, loosened: bool) -> Result<Vec<String>
     Ok(rules.ignored)
 }
 
-struct Rules<'r> {
+pub(super) struct Rules<'r> {
     /// The document as it was given, for references.
     root: &'r Value,
     loosened: bool,
@@ -57,7 +57,7 @@ struct Rules<'r> {
     ignored: Vec<String>,
 }
 
-type Members = Map<String, Value>;
+pub(super) type Members = Map<String, Value>;
 type Step = fn(&mut Rules<'_>, &mut Members) -> Result<(), String>;
 
 /// Each step with the keyword that it rewrites.
@@ -139,11 +139,12 @@ impl Rules<'_> {
             return;
         }
         let Some(expression) = formats::expression(&format) else { return };
+        if self.loosened {
+            return;
+        }
         members.remove("format");
         if members.contains_key("pattern") {
-            let all = members.entry("allOf").or_insert_with(|| json!([]));
-            let all = all.as_array_mut().into_iter();
-            all.for_each(|all| all.push(json!({ "type": "string", "pattern": expression })));
+            require(members, json!({ "type": "string", "pattern": expression }));
         } else {
             members.insert("pattern".into(), expression.into());
         }
@@ -163,9 +164,7 @@ impl Rules<'_> {
         }
         let Some(all) = members.remove("oneOf") else { return };
         if members.contains_key("anyOf") {
-            let list = members.entry("allOf").or_insert_with(|| json!([]));
-            let list = list.as_array_mut().into_iter();
-            list.for_each(|list| list.push(json!({ "anyOf": all })));
+            require(members, json!({ "anyOf": all }));
         } else {
             members.insert("anyOf".into(), all);
         }
@@ -233,8 +232,9 @@ fn excludes(one: &Value, other: &Value) -> bool {
     };
     let differ = |one: Vec<Value>, other: Vec<Value>| {
         let are_told = [&one, &other].iter().all(|all| !all.is_empty());
-        let is_exact = |value: &Value| !value.is_f64() && !value.is_object() && !value.is_array();
-        are_told && one.iter().chain(&other).all(is_exact) && !one.iter().any(|v| other.contains(v))
+        are_told
+            && one.iter().chain(&other).all(is_told_apart)
+            && !one.iter().any(|v| other.contains(v))
     };
     let requires = |schema: &Value, name: &str| {
         let required = schema.get("required").and_then(Value::as_array);
@@ -260,6 +260,13 @@ fn may_be_text(members: &Members) -> bool {
     }
 }
 
+/// Adds a rule to those that hold together.
+pub(super) fn require(members: &mut Members, rule: Value) {
+    if let Some(all) = members.entry("allOf").or_insert_with(|| json!([])).as_array_mut() {
+        all.push(rule);
+    }
+}
+
 /// OpenAPI 3.0: the value may also be null.
 fn nullable(members: &mut Members) {
     let keeps = ["$defs", "definitions", "$schema", "$id", "components", "title", "description"];
@@ -273,7 +280,7 @@ fn nullable(members: &mut Members) {
 }
 
 /// A schema that every value keeps to.
-fn is_everything(schema: &Value) -> bool {
+pub(super) fn is_everything(schema: &Value) -> bool {
     schema == &Value::Bool(true)
         || schema
             .as_object()
@@ -322,8 +329,12 @@ fn expression_of(schema: &Value) -> Option<String> {
     }
     let (least, most) = (length("minLength"), length("maxLength"));
     let pattern = members.get("pattern").and_then(Value::as_str).map(str::to_owned);
-    let format = members.get("format").and_then(Value::as_str).and_then(formats::expression);
-    match (pattern.or(format), least, most) {
+    let format = members.get("format").and_then(Value::as_str).filter(|it| formats::is_kept(it));
+    let expression = format.map(|format| formats::expression(format).ok_or(())).transpose().ok()?;
+    if pattern.is_some() && expression.is_some() {
+        return None;
+    }
+    match (pattern.or(expression), least, most) {
         (Some(pattern), None, None) => Some(pattern),
         (None, None, None) => Some(String::new()),
         (None, least, most) => {
@@ -334,50 +345,9 @@ fn expression_of(schema: &Value) -> Option<String> {
     }
 }
 
-/// The few negations that types and lists of values can say.
-fn not(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
-    let refused = || Err(LEAVE_OUT.to_owned());
-    let Some(mut negated) = members.get("not").cloned() else { return Ok(()) };
-    if is_everything(&negated) {
-        members.insert(NEVER.into(), Value::Null);
-        return Ok(());
-    }
-    if negated == Value::Bool(false) {
-        members.remove("not");
-        return Ok(());
-    }
-    let Some(negated) = negated.as_object_mut() else { return refused() };
-    let list = |value: &Value| match value {
-        Value::Array(all) => all.clone(),
-        one => vec![one.clone()],
-    };
-    if is_alone(negated, "type") {
-        let without = list(&negated["type"]);
-        if without.iter().any(|kind| kind == "integer") {
-            return refused();
-        }
-        let all = members.get("type").map_or_else(|| TYPES.map(Value::from).to_vec(), list);
-        let is_kept = |kind: &Value| {
-            let family = if kind == "integer" { &Value::from("number") } else { kind };
-            !without.contains(kind) && !without.contains(family)
-        };
-        let kept: Vec<Value> = all.into_iter().filter(is_kept).collect();
-        members.insert("type".into(), kept.into());
-    } else if is_alone(negated, "const") || is_alone(negated, "enum") {
-        let without = negated.get("const").map(|one| vec![one.clone()]);
-        let without = without.unwrap_or_else(|| list(&negated["enum"]));
-        let Some(Value::Array(all)) = members.get_mut("enum") else { return refused() };
-        all.retain(|value| !without.contains(value));
-    } else if is_alone(negated, "required") {
-        let [Value::String(name)] = &list(&negated["required"])[..] else { return refused() };
-        let properties = members.entry("properties").or_insert_with(|| json!({}));
-        let Some(properties) = properties.as_object_mut() else { return refused() };
-        properties.insert(name.clone(), false.into());
-    } else {
-        return refused();
-    }
-    members.remove("not");
-    Ok(())
+/// Whether equal values are equal texts, which those of floats need not be.
+pub(super) fn is_told_apart(value: &Value) -> bool {
+    !value.is_f64() && !value.is_object() && !value.is_array()
 }
 
 /// Items that differ: of a short list of values, in the order of that list.
@@ -387,14 +357,20 @@ fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), Stri
     let is_needed = members["uniqueItems"] == true && most.is_none_or(|most| most > 1);
     if is_needed {
         let items = rules.meant(members.get("items").unwrap_or(&Value::Null));
-        let values = match (items.get("enum"), items.get("const"), items.get("type")) {
+        let mut values = match (items.get("enum"), items.get("const"), items.get("type")) {
             (Some(Value::Array(values)), ..) => values.clone(),
             (_, Some(one), _) => vec![one.clone()],
             (.., Some(kind)) if kind == "boolean" => vec![false.into(), true.into()],
             _ => Vec::new(),
         };
+        let mut seen = Vec::new();
+        values.retain(|value| {
+            let is_new = !seen.contains(value);
+            seen.push(value.clone());
+            is_new
+        });
         let short = !values.is_empty() && values.len() <= MOST_LISTS.ilog2() as usize;
-        if !short || members.contains_key("prefixItems") {
+        if !short || !values.iter().all(is_told_apart) || members.contains_key("enum") {
             return Err("items that differ are only kept to where they are one of at most eight \
                         values: leave it out"
                 .into());
@@ -406,72 +382,14 @@ fn unique_items(rules: &mut Rules<'_>, members: &mut Members) -> Result<(), Stri
             (list.len() >= least && most.is_none_or(|most| list.len() <= most)).then(|| json!(list))
         });
         let lists: Vec<Value> = lists.collect();
-        for rule in ["items", "minItems", "maxItems"] {
-            members.remove(rule);
+        // Where the schema is written again, its lists would fill it.
+        if rules.loosened {
+            return Ok(());
         }
         members.insert("enum".into(), lists.into());
     }
     members.remove("uniqueItems");
     Ok(())
-}
-
-/// A condition on the value of one member, whose other values a list or a type names.
-fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
-    let branch = |name: &str| members.get(name).cloned().unwrap_or(Value::Bool(true));
-    let (condition, then, otherwise) = (branch("if"), branch("then"), branch("else"));
-    let always = match &condition {
-        condition if is_everything(condition) => Some(then.clone()),
-        Value::Bool(false) => Some(otherwise.clone()),
-        _ if is_everything(&then) && is_everything(&otherwise) => Some(Value::Bool(true)),
-        _ => None,
-    };
-    let rule = match always {
-        Some(rule) => rule,
-        None => {
-            let refused = "a condition is only kept to on a required member that lists its values: \
-                           use anyOf";
-            let (name, values, others) = cases(&condition, members).ok_or(refused)?;
-            let case = |values: Vec<Value>, rule: Value| {
-                let is_case = json!({ "properties": { name.clone(): { "enum": values } } });
-                json!({ "allOf": [is_case, rule] })
-            };
-            json!({ "anyOf": [case(values, then), case(others, otherwise)] })
-        }
-    };
-    for keyword in ["if", "then", "else"] {
-        members.remove(keyword);
-    }
-    if !is_everything(&rule) {
-        let all = members.entry("allOf").or_insert_with(|| json!([]));
-        all.as_array_mut().into_iter().for_each(|all| all.push(rule.clone()));
-    }
-    Ok(())
-}
-
-/// The member of a condition, the values for which it holds, and the others.
-fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Vec<Value>)> {
-    let condition = condition.as_object()?;
-    let is_known = |name: &String| ["properties", "required", "type"].contains(&name.as_str());
-    let properties = condition.get("properties")?.as_object()?;
-    let (name, tested) = properties.iter().next()?;
-    let requires = |list: Option<&Value>| {
-        let list = list.and_then(Value::as_array);
-        list.is_some_and(|list| list.iter().any(|one| one == name.as_str()))
-    };
-    if !condition.keys().all(is_known) || properties.len() > 1 || !requires(members.get("required"))
-    {
-        return None;
-    }
-    let listed = |schema: &Value| match (schema.get("enum"), schema.get("const")) {
-        (Some(Value::Array(values)), _) => Some(values.clone()),
-        (_, Some(one)) => Some(vec![one.clone()]),
-        _ if schema.get("type")? == "boolean" => Some(vec![true.into(), false.into()]),
-        _ => None,
-    };
-    let all = listed(members.get("properties")?.get(name)?)?;
-    let tested = listed(tested)?;
-    let (values, others) = all.into_iter().partition(|value| tested.contains(value));
-    Some((name.clone(), values, others))
 }
 
 /// What no other keyword looked at: beside none that could, this is what is additional.
@@ -524,8 +442,8 @@ fn pattern(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
 }
 
 fn pattern_properties(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
-    let patterns = members["patternProperties"].as_object().into_iter().flat_map(Map::keys);
-    match patterns.filter_map(|pattern| fault_of_expression(pattern)).next() {
+    let mut patterns = members["patternProperties"].as_object().into_iter().flat_map(Map::keys);
+    match patterns.find_map(|pattern| fault_of_expression(pattern)) {
         Some(why) => Err(format!("its expression is not kept to: {why}")),
         None => Ok(()),
     }
