@@ -100,8 +100,8 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Goes on under another key, because the node cancelled the run under this one: `fresh`, or the
-    /// key under which another connection of the call went on already.
+    /// Changes the key, because the node cancelled the run under this one: to `fresh`, or to the
+    /// key that another connection of the call got before.
     pub(super) fn renew(&mut self, fresh: Uuid) {
         let mut calls = self.calls.0.lock();
         let call = calls.iter_mut().find(|call| call.id == self.id);

@@ -383,8 +383,8 @@ impl Gateway {
         Ok((text.into(), renaming))
     }
 
-    /// Sends a request as part of its call. Where the run of a call was cancelled, its client stopped
-    /// it, and this one wants another.
+    /// Sends a request as part of its call. Where the run of a call was cancelled, its client
+    /// stopped it, and this one wants another.
     async fn send(
         &self,
         head: &mut Parts,

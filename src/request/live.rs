@@ -78,7 +78,7 @@ struct LiveProgress {
 
 /// Those that listen to a request now.
 #[derive(Debug, Default)]
-struct Listeners {
+struct StreamListeners {
     /// The credential of each.
     credentials: Vec<CredentialId>,
     /// The time that the one who left last wants to be waited for; `None` is that of the settings.
@@ -103,7 +103,7 @@ pub struct LiveRequest {
     /// Set before the end of a completed answer.
     pub figures: OnceLock<AnswerFigures>,
     progress: watch::Sender<LiveProgress>,
-    listeners: watch::Sender<Listeners>,
+    listeners: watch::Sender<StreamListeners>,
     stop: watch::Sender<Option<StopRequest>>,
 }
 

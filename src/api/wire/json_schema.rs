@@ -65,7 +65,8 @@ const VALUES: [&str; 18] = [
     "required",
     "type",
 ];
-/// Other rules of any draft. Those that answers cannot be kept to are refused where formats are made.
+/// Other rules of any draft. Those that answers cannot be kept to are refused where formats are
+/// made.
 const OTHER_RULES: [&str; 16] = [
     "$dynamicAnchor",
     "$dynamicRef",

@@ -1,6 +1,6 @@
-//! Checks a configuration. The ranges of numbers stand at the fields of the sections and become part
-//! of the JSON Schema; the check reads them from there, and so does `config show`. Only rules that
-//! no schema can express are written out here.
+//! Checks a configuration. The ranges of numbers stand at the fields of the sections and become
+//! part of the JSON Schema; the check reads them from there, and so does `config show`. Only rules
+//! that no schema can express are written out here.
 
 use super::{ClusterSettings, Config, ConfigError, TlsSettings};
 use serde_json::Value;
@@ -289,9 +289,12 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 23] = [
+        const UNITS: [&str; 26] = [
             "threads",
             "MiB",
+            "KiB",
+            "messages",
+            "tools",
             "bits",
             "bytes",
             "share",

@@ -1,8 +1,8 @@
 //! Configuration: one TOML file, overridden by `CRESSET_…` variables, overridden by flags. Every
 //! limit is here, with its unit. This is the only module that reads environment variables.
 //!
-//! A new setting is a field with its bounds and default in the section of the crate that uses it, or
-//! in the list of those that models use (`cresset_models::model_settings`).
+//! A new setting is a field with its bounds and default in the section of the crate that uses it,
+//! or in the list of those that models use (`cresset_models::model_settings`).
 
 mod bounds;
 mod layers;
