@@ -88,13 +88,11 @@ fn disconnect_grace(headers: &HeaderMap, limit: u64) -> Result<Option<Duration>,
     let Some(value) = values.next() else { return Ok(None) };
     let digits = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let seconds = digits.and_then(|text| text.parse().ok()).filter(|seconds| *seconds <= limit);
-    match (seconds, values.next()) {
-        (Some(seconds), None) => Ok(Some(Duration::from_secs(seconds))),
-        _ => {
-            let text = format!("{DISCONNECT_GRACE} must be one whole number from 0 to {limit}.");
-            Err(ApiError::invalid(DISCONNECT_GRACE, text))
-        }
+    if let (Some(seconds), None) = (seconds, values.next()) {
+        return Ok(Some(Duration::from_secs(seconds)));
     }
+    let text = format!("{DISCONNECT_GRACE} must be one whole number from 0 to {limit}.");
+    Err(ApiError::invalid(DISCONNECT_GRACE, text))
 }
 
 /// Headers with which callers try to choose a cache namespace. The node isolates caches by account

@@ -8,14 +8,9 @@ use crate::Arguments;
 use crate::MeasureProgress;
 use crate::Result;
 use bytes::Bytes;
-use cresset_base::{
-    AccountId, AttemptId, CredentialId, ModelId, RequestId, SessionId, SystemClock, UnixMillis,
-};
+use cresset_base::{AccountId, CredentialId, RequestId, SystemClock, UnixMillis};
 use cresset_commands::{AdminCommand, Operator};
-use cresset_ledger::{
-    AdmissionRate, Admit, Command, FinishReason, Microcredits, Prices, RequestKey, SettleEnd,
-    TokenQuotas, Usage,
-};
+use cresset_ledger::{Admit, Command, FinishReason, Microcredits, RequestKey, SettleEnd, Usage};
 use cresset_node::NodeError;
 use cresset_node::config::Config;
 use cresset_store::{
@@ -218,23 +213,12 @@ impl LedgerClient {
         let (account, credential) = self.payers[any as usize];
         let mut fingerprint = [0; 32];
         fingerprint[..16].copy_from_slice(request.0.as_bytes());
+        let key = RequestKey { account, application: None, request };
         Admit {
-            key: RequestKey { account, application: None, request },
-            credential,
-            attempt: AttemptId::generate(),
-            boot: self.store.boot(),
             fingerprint,
-            session: SessionId(Uuid::nil()),
-            model: ModelId(Uuid::nil()),
-            stream: true,
             prompt_tokens: 100,
             max_output_tokens: 200,
-            prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
-            max_concurrent: u32::MAX,
-            quotas: TokenQuotas::default(),
-            rate: AdmissionRate::default(),
-            retention_ms: u64::MAX,
-            crash_block_ms: u64::MAX,
+            ..Admit::unlimited(key, credential, self.store.boot())
         }
     }
 }

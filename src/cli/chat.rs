@@ -92,11 +92,8 @@ impl Conversation {
                 let document = json!({ "request_id": answer.request, "answer": answer.text, "usage": answer.usage,
                                        "chargedUnits": answer.charged.to_string() });
                 context.output.line(&document, "")?;
-                let cost = format!(
-                    "{} tokens, {} credits",
-                    answer.usage["total_tokens"],
-                    text::credits(answer.charged)
-                );
+                let tokens = &answer.usage["total_tokens"];
+                let cost = format!("{tokens} tokens, {} credits", text::credits(answer.charged));
                 note(&style(Style::Dim, &cost));
                 Ok(())
             }

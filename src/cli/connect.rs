@@ -88,13 +88,8 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
         let document = json!({ "tools": rows.collect::<Vec<_>>() });
         return context.output.result(&document, |_| listed(&tools));
     };
-    let Some(tool) = tools.iter().find(|tool| tool.name == *name) else {
-        let names: Vec<_> = tools.iter().map(|tool| tool.name.as_str()).collect();
-        let what = format!("{name} is not among the tools that are known: {}", names.join(", "));
-        let remedy = "a tool that speaks OpenAI's interface takes the address as base URL, and a \
-                      model's name";
-        return Err(CommandError::new(what).remedy(remedy));
-    };
+    let tool = tools.iter().find(|tool| tool.name == *name);
+    let tool = tool.ok_or_else(|| unknown(name, &tools))?;
     let gateway = match arguments.gateway {
         Some(gateway) => gateway,
         None => gateway_of_node(context).await.unwrap_or_else(|| USUAL_GATEWAY.into()),
@@ -107,6 +102,14 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let text = tool.told(root, &arguments.key, &model) + "\n";
     let document = json!({ "tool": tool.name, "api": tool.api, "model": model, "text": text });
     context.output.result(&document, |_| text.clone())
+}
+
+fn unknown(name: &str, tools: &[Tool]) -> CommandError {
+    let names: Vec<_> = tools.iter().map(|tool| tool.name.as_str()).collect();
+    let what = format!("{name} is not among the tools that are known: {}", names.join(", "));
+    let remedy = "a tool that speaks OpenAI's interface takes the address as base URL, and a \
+                  model's name";
+    CommandError::new(what).remedy(remedy)
 }
 
 fn listed(tools: &[Tool]) -> String {

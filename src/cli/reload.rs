@@ -41,17 +41,15 @@ fn screen(answer: &Value) -> String {
     if answer["certificate"] == true {
         let _ = writeln!(out, "another certificate is shown to connections from now on");
     }
-    for key in rows(answer, "restart") {
-        let _ = writeln!(out, "{} has changed and needs a restart", word(key));
-    }
-    for name in rows(answer, "offered") {
-        let _ = writeln!(out, "{} is served from now on", word(name));
-    }
-    for why in rows(answer, "problems") {
-        let _ = writeln!(out, "left as it was: {}", word(why));
-    }
-    for why in rows(answer, "refused") {
-        let _ = writeln!(out, "not served: {}", word(why));
+    for (list, before, after) in [
+        ("restart", "", " has changed and needs a restart"),
+        ("offered", "", " is served from now on"),
+        ("problems", "left as it was: ", ""),
+        ("refused", "not served: ", ""),
+    ] {
+        for row in rows(answer, list) {
+            let _ = writeln!(out, "{before}{}{after}", word(row));
+        }
     }
     let served = rows(answer, "models").filter(|model| model["served"] == true);
     let names: Vec<String> = served.map(|model| word(&model["name"])).collect();

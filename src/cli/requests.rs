@@ -1,7 +1,7 @@
 //! `cresset requests`: the requests of clients and their outcomes.
 
 use super::support::context::Context;
-use super::support::output::{CommandResult, Render};
+use super::support::output::CommandResult;
 use super::support::values::AccountArgument;
 use super::support::{listing, text, values};
 use clap::{Args, Subcommand};
@@ -77,7 +77,7 @@ pub(super) struct ScopeArguments {
 
 pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandResult {
     use RequestsCommand as C;
-    let (command, render): (_, Render) = match command {
+    let command = match command {
         C::List { account, state, since } => {
             let account = context.account(account).await?;
             let page = |after: Option<u64>| {
@@ -86,20 +86,17 @@ pub(super) async fn run(context: &Context, command: RequestsCommand) -> CommandR
             };
             return listing::show(context, COLUMNS, page).await;
         }
-        C::Show { id, scope } => (
-            AdminCommand::RequestShow { request: id, scope: scope.resolved(context).await? },
-            text::fields,
-        ),
-        C::Cancel { id, scope } => (
-            AdminCommand::RequestCancel { request: id, scope: scope.resolved(context).await? },
-            text::fields,
-        ),
-        C::Unblock { id, scope } => (
-            AdminCommand::RequestUnblock { request: id, scope: scope.resolved(context).await? },
-            text::fields,
-        ),
+        C::Show { id, scope } => {
+            AdminCommand::RequestShow { request: id, scope: scope.resolved(context).await? }
+        }
+        C::Cancel { id, scope } => {
+            AdminCommand::RequestCancel { request: id, scope: scope.resolved(context).await? }
+        }
+        C::Unblock { id, scope } => {
+            AdminCommand::RequestUnblock { request: id, scope: scope.resolved(context).await? }
+        }
     };
-    context.show(command, render).await
+    context.show(command, text::fields).await
 }
 
 impl ScopeArguments {

@@ -221,16 +221,12 @@ pub(super) async fn requests_by_id(
 mod tests {
     use super::*;
     use crate::{AdminCommand, Operator};
-    use cresset_base::{AttemptId, Clock, ModelId, SessionId, SystemClock};
-    use cresset_ledger::{
-        AdmissionRate, Admit, Bucket, Command, FailureCode, Prices, ReleaseCause, RequestKey,
-        TokenQuotas,
-    };
+    use cresset_base::{AttemptId, Clock, SystemClock};
+    use cresset_ledger::{Admit, Bucket, Command, FailureCode, ReleaseCause, RequestKey};
     use cresset_store::{ClockLimits, Limits, RequestSettings, StoreConfig};
     use futures_util::future::join_all;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use uuid::Uuid;
 
     async fn opened(store: &Store) -> (AccountId, CredentialId) {
         let settings = crate::test_settings();
@@ -246,24 +242,8 @@ mod tests {
     }
 
     fn admit(store: &Store, (account, credential): (AccountId, CredentialId)) -> Admit {
-        Admit {
-            key: RequestKey { account, application: None, request: RequestId::generate() },
-            credential,
-            attempt: AttemptId::generate(),
-            boot: store.boot(),
-            fingerprint: [1; 32],
-            session: SessionId(Uuid::nil()),
-            model: ModelId(Uuid::nil()),
-            stream: true,
-            prompt_tokens: 1,
-            max_output_tokens: 1,
-            prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
-            max_concurrent: u32::MAX,
-            quotas: TokenQuotas::default(),
-            rate: AdmissionRate::default(),
-            retention_ms: u64::MAX,
-            crash_block_ms: u64::MAX,
-        }
+        let key = RequestKey { account, application: None, request: RequestId::generate() };
+        Admit::unlimited(key, credential, store.boot())
     }
 
     /// Fails each request once; all of them then have a second attempt.

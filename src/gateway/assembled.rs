@@ -24,10 +24,7 @@ pub(super) async fn assembled(
         Ok(answer) => (StatusCode::OK, answer),
         Err(error) => {
             head.headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
-            let late = error.code == "deadline_exceeded";
-            let failed = StatusCode::INTERNAL_SERVER_ERROR;
-            let status = if late { StatusCode::GATEWAY_TIMEOUT } else { failed };
-            (status, json!({ "error": error }))
+            (status_of(&error.code), json!({ "error": error }))
         }
     };
     head.status = status;
@@ -36,4 +33,12 @@ pub(super) async fn assembled(
     head.headers.insert(CONTENT_TYPE, JSON);
     let body = Body::from(text.to_string());
     Ok(passed_on(Response::from_parts(head, body), exchange, None))
+}
+
+/// The status of an answer that failed after its stream had begun.
+fn status_of(code: &str) -> StatusCode {
+    match code {
+        "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
 }

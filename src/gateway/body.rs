@@ -35,16 +35,7 @@ pub(super) async fn read(
     if length(headers).is_some_and(|length| length > most) {
         return Err(too_large(most));
     }
-    let time = Duration::from_secs(limits.body_seconds);
-    let read = tokio::time::timeout(time, Limited::new(body, most).collect()).await;
-    let bytes = match read {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large(most)),
-        _ => {
-            let why = "the request's body broke off or came too slowly";
-            return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false).into());
-        }
-    };
+    let bytes = bounded(body, limits).await?;
     let Some(coding) = coding else { return Ok(bytes) };
     for name in [CONTENT_ENCODING, CONTENT_LENGTH] {
         headers.remove(name);
@@ -54,6 +45,18 @@ pub(super) async fn read(
     let why = "the body is not what its Content-Encoding says";
     let bytes = inflated.map_err(|_| refuse(StatusCode::BAD_REQUEST, why, false))?;
     if bytes.len() > most { Err(too_large(most)) } else { Ok(bytes.into()) }
+}
+
+async fn bounded(body: Body, limits: &HttpSettings) -> Result<Bytes, GatewayRefusal> {
+    let (most, time) = (limits.max_body_bytes, Duration::from_secs(limits.body_seconds));
+    match tokio::time::timeout(time, Limited::new(body, most).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(most)),
+        _ => {
+            let why = "the request's body broke off or came too slowly";
+            Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, why, false).into())
+        }
+    }
 }
 
 fn length(headers: &HeaderMap) -> Option<usize> {

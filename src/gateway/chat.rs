@@ -130,7 +130,9 @@ fn is_equal(value: &RawValue, usual: &str) -> bool {
 pub(super) fn lower_tokens(request: &mut JsonMembers, most: u64) -> bool {
     let is_above = |name: &&str| request.read::<u64>(name).is_some_and(|asked| asked > most);
     let above: Vec<&str> = MOST_TOKENS.into_iter().filter(is_above).collect();
-    above.iter().for_each(|name| request.set(name, &most));
+    for name in &above {
+        request.set(name, &most);
+    }
     !above.is_empty()
 }
 

@@ -212,10 +212,7 @@ impl Gateway {
         if is_page && origins::is_preflight(&head) {
             return origins::preflight_response(&head);
         }
-        if let Err(refusal) = self.check_key(&head).await {
-            return *refusal;
-        }
-        let body = match body::read(&mut head.headers, body, &self.http).await {
+        let body = match self.read(&mut head, body).await {
             Ok(body) => body,
             Err(refusal) => return *refusal,
         };
@@ -225,6 +222,11 @@ impl Gateway {
             None => self.pass(head, body, line).await,
         };
         answer.unwrap_or_else(|refusal| *refusal)
+    }
+
+    async fn read(&self, head: &mut Parts, body: Body) -> Result<Bytes, GatewayRefusal> {
+        self.check_key(head).await?;
+        body::read(&mut head.headers, body, &self.http).await
     }
 
     /// Answers a request in another service's way of asking.

@@ -72,7 +72,8 @@ fn take_effort(request: &mut JsonMembers, left_out: &mut LeftOut) -> Option<Stri
     }
     request.0.retain(|(name, value)| {
         let is_switch = name == EFFORT || SWITCHES.contains(&name.as_str());
-        !is_switch && !(name == VARIABLES && EMPTY.contains(&value.get()))
+        let is_empty = name == VARIABLES && EMPTY.contains(&value.get());
+        !is_switch && !is_empty
     });
     words.into_iter().next()
 }

@@ -120,10 +120,7 @@ impl DistantNode {
         };
         let mut may_have_arrived = false;
         for send in 1..=SENDS {
-            let mut request = Request::new(Full::new(body.clone()));
-            (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) =
-                (head.method.clone(), uri.clone(), head.headers.clone());
-            match self.client.request(request).await {
+            match self.client.request(addressed(head, &uri, body)).await {
                 Ok(mut response) => {
                     // How the node framed its answer says nothing of the gateway's.
                     for hop in [CONNECTION, TRANSFER_ENCODING] {
@@ -147,6 +144,15 @@ impl DistantNode {
         parts.path_and_query = Some(path.parse()?);
         Ok(Uri::from_parts(parts)?)
     }
+}
+
+/// A request of `head` and `body` for the node's address.
+fn addressed(head: &Parts, uri: &Uri, body: &Bytes) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(body.clone()));
+    *request.method_mut() = head.method.clone();
+    *request.uri_mut() = uri.clone();
+    *request.headers_mut() = head.headers.clone();
+    request
 }
 
 /// The answer of a router in this process. It sees the client's own connection.

@@ -11,6 +11,7 @@ use super::records::{
 use cresset_base::{
     AccountId, ApplicationId, AttemptId, BootId, CredentialId, ModelId, SessionId, UnixMillis,
 };
+use uuid::Uuid;
 
 #[derive(Clone, Debug)]
 pub enum Command {
@@ -192,6 +193,31 @@ pub struct Admit {
     pub retention_ms: u64,
     /// Milliseconds after its last crash during which an input that was running in two is refused.
     pub crash_block_ms: u64,
+}
+
+impl Admit {
+    /// The first attempt of a streamed request of one prompt token and one output token, at a price
+    /// of one, for an account whose plan has no limits. For measurements and tests.
+    pub fn unlimited(key: RequestKey, credential: CredentialId, boot: BootId) -> Self {
+        Self {
+            key,
+            credential,
+            attempt: AttemptId::generate(),
+            boot,
+            fingerprint: [1; 32],
+            session: SessionId(Uuid::nil()),
+            model: ModelId(Uuid::nil()),
+            stream: true,
+            prompt_tokens: 1,
+            max_output_tokens: 1,
+            prices: Prices { revision: 1, input: 1, cached_input: 1, output: 1 },
+            max_concurrent: u32::MAX,
+            quotas: TokenQuotas::default(),
+            rate: AdmissionRate::default(),
+            retention_ms: u64::MAX,
+            crash_block_ms: u64::MAX,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -32,13 +32,13 @@ pub(super) async fn check(session: &DatabaseSession, standbys: u32) -> StoreResu
         return refuse("is a standby, which takes no writes: name the primary".into());
     }
     let waits = waits_for(row.get(5));
-    if waits < standbys {
-        return refuse(format!(
-            "lets a commit wait for {waits} standbys, and ledger.standbys is {standbys}: set \
-             synchronous_standby_names, or ledger.standbys to what a failover may lose"
-        ));
+    if waits >= standbys {
+        return Ok(());
     }
-    Ok(())
+    refuse(format!(
+        "lets a commit wait for {waits} standbys, and ledger.standbys is {standbys}: set \
+         synchronous_standby_names, or ledger.standbys to what a failover may lose"
+    ))
 }
 
 /// Fails where a proxy in between gives each transaction to any session of the database: what a

@@ -92,9 +92,8 @@ impl Prover<'_> {
         let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut identity = catalogue.identity(manifest, &self.host());
         identity.release.blake3 = digests.blake3;
-        let digests = digests.sha256;
         let subject =
-            EngineSubject::new(self.0, manifest, model, digests).map_err(NodeError::new)?;
+            EngineSubject::new(self.0, manifest, model, digests.sha256).map_err(NodeError::new)?;
         let scope =
             SuiteScope::new(suite, self.config.qualification.quick_context_tokens, &subject);
         Ok(Examined { identity, scope, goldens, subject })

@@ -179,15 +179,7 @@ impl GenerationInput {
 
     /// The template's variables that the request sets.
     fn variables(&self, text: &TextModel) -> Result<serde_json::Map<String, Value>, RequestError> {
-        let mut variables = self.template_variables.clone();
-        if self.is_lenient {
-            variables.retain(|name, _| text.template.reads(name));
-        }
-        if let Some(name) = variables.keys().find(|name| !text.template.reads(name)) {
-            let field = format!("chat_template_kwargs.{name}");
-            let why = "is nothing that this model's template reads: leave it out";
-            return Err(RequestError::refused(&field, why));
-        }
+        let mut variables = self.named_variables(text)?;
         let Some(effort) = self.effort.filter(|effort| !has_effort(text, *effort)) else {
             return Ok(variables);
         };
@@ -204,6 +196,25 @@ impl GenerationInput {
             variables.insert(name, value);
         }
         Ok(variables)
+    }
+
+    /// The variables that the request names for the model's template.
+    fn named_variables(
+        &self,
+        text: &TextModel,
+    ) -> Result<serde_json::Map<String, Value>, RequestError> {
+        let mut variables = self.template_variables.clone();
+        if self.is_lenient {
+            variables.retain(|name, _| text.template.reads(name));
+        }
+        match variables.keys().find(|name| !text.template.reads(name)) {
+            None => Ok(variables),
+            Some(name) => {
+                let field = format!("chat_template_kwargs.{name}");
+                let why = "is nothing that this model's template reads: leave it out";
+                Err(RequestError::refused(&field, why))
+            }
+        }
     }
 
     /// The paths of the fields that the model's template writes nowhere.

@@ -131,14 +131,13 @@ fn added_tokens(keys: GgufKeys<'_>) -> Result<Vec<AddedToken>> {
         .collect())
 }
 
+const NO_PRE_TOKENIZER: &str = "the GGUF file does not say how its tokenizer splits words \
+    (tokenizer.ggml.pre is missing): it was made by an old converter; convert the model again, or \
+    use the release's tokenizer.json";
+
 fn byte_level(keys: GgufKeys<'_>) -> Result<Tokenizer> {
-    let name = keys.string("tokenizer.ggml.pre").ok_or_else(|| {
-        Error::BadFile(
-            "the GGUF file does not say how its tokenizer splits words (tokenizer.ggml.pre is missing): it was made by an old converter; \
-             convert the model again, or use the release's tokenizer.json"
-                .into(),
-        )
-    })?;
+    let name = keys.string("tokenizer.ggml.pre");
+    let name = name.ok_or_else(|| Error::BadFile(NO_PRE_TOKENIZER.into()))?;
     if keys.bool("tokenizer.ggml.add_space_prefix") == Some(true) {
         return Err(Error::BadFile(
             "the GGUF file asks for a space before the text (tokenizer.ggml.add_space_prefix), which byte-level tokenizers of this \

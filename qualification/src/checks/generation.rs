@@ -14,11 +14,8 @@ pub(super) fn logprobs(input: &mut CheckInput) -> Result<CheckFinding> {
     prompts.push(("a text that repeats itself", repeated));
     for (topic, prompt) in &prompts {
         let generation = input.one(Request::greedy(0, prompt, 16))?;
-        let bad = generation
-            .logprobs
-            .iter()
-            .zip(&generation.tokens)
-            .position(|(l, token)| !sound(l, *token));
+        let mut pairs = generation.logprobs.iter().zip(&generation.tokens);
+        let bad = pairs.position(|(l, token)| !sound(l, *token));
         wrong.extend(bad.map(|at| format!("{topic}: token {at}")));
         if generation.logprobs.len() != generation.tokens.len() {
             wrong.push(format!("{topic}: {} log-probabilities", generation.logprobs.len()));

@@ -107,14 +107,13 @@ impl<'a> From<&'a EndpointReport> for Report<'a> {
 
 fn facts(record: &Record, command: &str) -> Vec<(&'static str, String)> {
     let (release, host) = (&record.identity.release, &record.identity.host);
+    let engine = &host.engine;
+    let engine = format!("{}, executable sha256 {}", engine.version, engine.executable_sha256);
     let mut facts = vec![
         ("Release", format!("{} ({})", release.name, release.release_id)),
         ("Qualified context", format!("{} tokens", record.qualified_context_tokens)),
         ("Suite", format!("{}, policy {}", record.suite, record.policy_version)),
-        (
-            "Engine",
-            format!("{}, executable sha256 {}", host.engine.version, host.engine.executable_sha256),
-        ),
+        ("Engine", engine),
         ("Hardware", hardware(&host.hardware)),
         ("Features", host.hardware.features.join(" ")),
         ("Settings", settings(record)),
@@ -125,9 +124,8 @@ fn facts(record: &Record, command: &str) -> Vec<(&'static str, String)> {
     facts.extend(record.goldens.as_ref().map(|goldens| ("Reference", reference(goldens))));
     let speed = |(what, rate): &(String, f64)| ("Speed", format!("{what}: {rate:.0} tokens/s"));
     facts.extend(record.speed.iter().map(speed));
-    facts.extend(
-        release.files.iter().map(|(name, digest)| ("File", format!("{name}, sha256 {digest}"))),
-    );
+    let file = |(name, digest)| ("File", format!("{name}, sha256 {digest}"));
+    facts.extend(release.files.iter().map(file));
     facts.extend(planted_faults(record).map(|told| ("Planted faults", told)));
     facts.extend(record.notes.iter().map(|note| ("Note", note.clone())));
     facts

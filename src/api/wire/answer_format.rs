@@ -49,8 +49,7 @@ fn response_format(
             Some(json_schema(&schema, strict, ignored)?)
         }
     };
-    refuse_rest(&members)?;
-    Ok(format)
+    refuse_rest(&members).map(|()| format)
 }
 
 fn json_schema(
@@ -116,9 +115,8 @@ fn constraint(
             only(field, bytes <= MAX_FORMAT, "must have texts of 1 to 65536 characters together")?;
             Ok(AnswerFormat::Choice(texts))
         }
-        ("grammar", _) => {
-            only(field, !field.value.text().contains("::="), GBNF)?;
-            Ok(AnswerFormat::Lark(field.value.text().into()))
+        ("grammar", JsonTree::String(text)) => {
+            only(field, !text.contains("::="), GBNF).map(|()| AnswerFormat::Lark(text.clone()))
         }
         _ => Err(field.refuse("is not supported")),
     }

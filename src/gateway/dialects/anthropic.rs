@@ -48,7 +48,7 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     ])?;
     tools(&mut asked, &mut left_out)?;
     let effort = format(&mut asked)?;
-    let shows_thoughts = thinking(&mut asked, effort, &mut left_out)?;
+    let shows_thoughts = thinking(&mut asked, effort.as_ref(), &mut left_out)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
     asked.rename("stop_sequences", "stop");
     let mut messages = Vec::new();
@@ -84,6 +84,11 @@ fn tools(asked: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> 
     }
     let tools: Vec<Value> = tools.iter().map(|tool| self::tool(tool, left_out)).collect();
     asked.add("tools", &tools);
+    self::choice(asked, &choice)
+}
+
+/// Which of the tools may be called, and how many at a time.
+fn choice(asked: &mut JsonMembers, choice: &Value) -> Result<(), String> {
     if choice["disable_parallel_tool_use"] == true {
         asked.add("parallel_tool_calls", &false);
     }
@@ -119,7 +124,7 @@ fn note_others(place: &str, object: &Value, read: &[&str], left_out: &mut LeftOu
 /// Whether thoughts are shown.
 fn thinking(
     asked: &mut JsonMembers,
-    effort: Option<Value>,
+    effort: Option<&Value>,
     left_out: &mut LeftOut,
 ) -> Result<bool, String> {
     let thinking: Value = asked.take("thinking", "an object")?.unwrap_or_default();
@@ -127,11 +132,12 @@ fn thinking(
         left_out.add("thinking.budget_tokens");
     }
     let kind = thinking["type"].as_str();
+    let [none, high] = ["none", "high"].map(Value::from);
     let degree = match kind {
         None => None,
-        Some("adaptive") => effort.clone(),
-        Some("disabled") => Some("none".into()),
-        Some("enabled") => effort.clone().or_else(|| Some("high".into())),
+        Some("adaptive") => effort,
+        Some("disabled") => Some(&none),
+        Some("enabled") => effort.or(Some(&high)),
         Some(_) => return Err("thinking.type must be enabled, adaptive or disabled.".into()),
     };
     // How much of an answer is written beside thoughts cannot be chosen.
@@ -139,7 +145,7 @@ fn thinking(
         left_out.add("output_config.effort");
     }
     if let Some(degree) = degree {
-        asked.add(EFFORT, &degree);
+        asked.add(EFFORT, degree);
     }
     Ok(matches!(kind, Some("enabled" | "adaptive")))
 }

@@ -102,10 +102,8 @@ impl AuditSource for EmbeddedSnapshot {
                 let key = request_key(&record.key);
                 let due = record.latest().finished_at.map(|at| due_key(at, &key));
                 if due.map(|due| get::<()>(&index, &due)).transpose()?.flatten().is_none() {
-                    return Err(StateError::Corrupt(format!(
-                        "{} is archived and never forgotten",
-                        record.key
-                    )));
+                    let why = format!("{} is archived and never forgotten", record.key);
+                    return Err(StateError::Corrupt(why));
                 }
                 match get::<RequestRecord>(&requests, &key)? {
                     None => Ok(Some(record)),

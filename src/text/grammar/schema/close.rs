@@ -70,9 +70,7 @@ fn unite(
     left: &mut usize,
 ) -> Result<(), SchemaRefused> {
     if let Some(reference) = members.remove("$ref") {
-        let all = members.entry("allOf").or_insert_with(|| json!([]));
-        let all = all.as_array_mut().into_iter();
-        all.for_each(|all| all.insert(0, json!({ "$ref": reference })));
+        demand(members, json!({ "$ref": reference }));
     }
     let (mut names, mut is_decided) = (Vec::new(), false);
     for keyword in LISTS {
@@ -91,6 +89,14 @@ fn unite(
     }
     shut(members, names);
     Ok(())
+}
+
+/// Lets one more schema hold besides the others.
+fn demand(members: &mut Map<String, Value>, schema: Value) {
+    let all = members.entry("allOf").or_insert_with(|| json!([]));
+    if let Some(all) = all.as_array_mut() {
+        all.insert(0, schema);
+    }
 }
 
 /// Allows these members, those that are required, and no others than are named.
@@ -124,9 +130,7 @@ fn inline(
             return inline(part, root, place, left);
         }
         members.remove("$ref");
-        let all = members.entry("allOf").or_insert_with(|| json!([]));
-        let all = all.as_array_mut().into_iter();
-        all.for_each(|all| all.insert(0, meant.clone()));
+        demand(members, meant.clone());
     }
     for keyword in LISTS {
         let all = members.get_mut(keyword).and_then(Value::as_array_mut);

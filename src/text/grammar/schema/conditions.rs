@@ -97,6 +97,16 @@ pub(super) fn conditional(_: &mut Rules<'_>, members: &mut Members) -> Result<()
     Ok(())
 }
 
+/// The values that a schema lists.
+fn listed(schema: &Value) -> Option<Vec<Value>> {
+    match (schema.get("enum"), schema.get("const")) {
+        (Some(Value::Array(values)), _) => Some(values.clone()),
+        (_, Some(one)) => Some(vec![one.clone()]),
+        _ if schema.get("type")? == "boolean" => Some(vec![true.into(), false.into()]),
+        _ => None,
+    }
+}
+
 /// The member of a condition, the values for which it holds, and the others.
 fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Vec<Value>)> {
     let condition = condition.as_object()?;
@@ -114,12 +124,6 @@ fn cases(condition: &Value, members: &Members) -> Option<(String, Vec<Value>, Ve
     if !holds || properties.len() > 1 || !is_there(&Value::from(name.as_str())) {
         return None;
     }
-    let listed = |schema: &Value| match (schema.get("enum"), schema.get("const")) {
-        (Some(Value::Array(values)), _) => Some(values.clone()),
-        (_, Some(one)) => Some(vec![one.clone()]),
-        _ if schema.get("type")? == "boolean" => Some(vec![true.into(), false.into()]),
-        _ => None,
-    };
     let all = listed(members.get("properties")?.get(name)?)?;
     let tested = listed(tested)?;
     if !all.iter().chain(&tested).all(is_told_apart) {

@@ -126,7 +126,9 @@ fn prune(schema: &mut Value, finite: &Finite<'_>) {
             }
             ("items" | "additionalProperties", part @ Value::Object(_)) => cut(part, finite),
             ("anyOf" | "oneOf", Value::Array(parts)) => {
-                parts.iter_mut().for_each(|part| cut(part, finite));
+                for part in parts {
+                    cut(part, finite);
+                }
             }
             ("const" | "enum", _) => {}
             ("$defs" | "definitions", Value::Object(named)) => {

@@ -292,20 +292,18 @@ impl NumberRules<'_> {
         kinds: &[&str],
         place: &str,
     ) -> Result<(), SchemaRefused> {
-        if self.combines {
-            return Err(SchemaRefused::new(place, COMBINED));
-        }
-        if members.contains_key("multipleOf") {
-            return Err(SchemaRefused::new(place, "multipleOf is not kept to beside it"));
+        let counted = members.contains_key("multipleOf");
+        let beside = counted.then_some("multipleOf is not kept to beside it");
+        if let Some(why) = self.combines.then_some(COMBINED).or(beside) {
+            return Err(SchemaRefused::new(place, why));
         }
         let [least, most] = bounds_of(members);
-        let expression = ranges::expression(least.as_ref(), most.as_ref());
-        let expression = expression.map_err(|why| SchemaRefused::new(place, why))?;
-        let numbers = self.terminal(expression);
+        let expression = ranges::expression(least.as_ref(), most.as_ref())
+            .map_err(|why| SchemaRefused::new(place, why))?;
         let others: Vec<&str> = kinds.iter().copied().filter(|kind| *kind != "integer").collect();
         let mut rest = rules_of(members);
         rest.retain(|name, _| !BOUNDS.contains(&name.as_str()));
-        let mut any = vec![numbers];
+        let mut any = vec![self.terminal(expression)];
         if !others.is_empty() {
             rest.insert("type".into(), json!(others));
             any.push(rest.into());

@@ -432,13 +432,11 @@ fn pattern(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
     let equal = formats::without_assertions(pattern);
     // The library takes the blanks of every script for white space; other patterns are ASCII.
     let known = llguidance::regex_to_lark(equal.as_deref().unwrap_or(pattern), "s");
-    match fault_of_expression(&known) {
-        Some(why) => Err(format!("its expression is not kept to: {why}")),
-        None => {
-            members.insert("pattern".into(), known.into());
-            Ok(())
-        }
+    if let Some(why) = fault_of_expression(&known) {
+        return Err(format!("its expression is not kept to: {why}"));
     }
+    members.insert("pattern".into(), known.into());
+    Ok(())
 }
 
 fn pattern_properties(_: &mut Rules<'_>, members: &mut Members) -> Result<(), String> {
