@@ -25,6 +25,11 @@ const TAIL: usize = 1_024;
 /// for the end of the body.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
+const EVENT: &[u8] = b"data: ";
+/// Events after which a client that closes a stream has stopped it. The first one has no text: who
+/// leaves there may have given up waiting, and ask again.
+const SHOWN: usize = 2;
+
 pub(super) type GatewayBody = Either<Box<WatchedAnswer>, Full<Bytes>>;
 
 pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -42,7 +47,9 @@ pub(super) fn passed_on(
         let ended = false;
         let tail = Vec::new();
         let line = None;
-        let mut watched = WatchedAnswer { body, exchange, open, tail, rewriting, ended, line };
+        let events = 0;
+        let mut watched =
+            WatchedAnswer { body, exchange, open, events, tail, rewriting, ended, line };
         watched.note_end();
         Either::Left(Box::new(watched))
     });
@@ -172,6 +179,8 @@ pub(super) struct WatchedAnswer {
     exchange: Option<Exchange>,
     /// The answer does not end the call.
     open: bool,
+    /// Events of the node's stream so far, up to those that show that the client has read some.
+    events: usize,
     /// The last bytes of the node's body.
     tail: Vec<u8>,
     rewriting: Option<Rewriting>,
@@ -185,7 +194,9 @@ impl Drop for WatchedAnswer {
         if let Some(line) = &mut self.line {
             line.count_tokens(&self.tail);
         }
-        if let Some(exchange) = &mut self.exchange {
+        if let Some(exchange) = &mut self.exchange
+            && self.events >= SHOWN
+        {
             exchange.stop();
         }
     }
@@ -193,6 +204,9 @@ impl Drop for WatchedAnswer {
 
 impl WatchedAnswer {
     fn note(&mut self, data: &[u8]) {
+        if self.events < SHOWN {
+            self.events += data.windows(EVENT.len()).filter(|bytes| *bytes == EVENT).count();
+        }
         self.tail.extend_from_slice(&data[data.len().saturating_sub(TAIL)..]);
         self.tail.drain(..self.tail.len().saturating_sub(TAIL));
         self.note_end();

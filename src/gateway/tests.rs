@@ -288,18 +288,25 @@ async fn a_stream_that_breaks_is_repeated_under_its_key() {
     assert_eq!(running.calls(), [0, 0, 0, 1], "it left after the last event");
 }
 
-/// Begins a stream and reads its first event.
-async fn stream(running: &Running, lines: &str) -> (TcpStream, Pen) {
+/// Begins a stream and reads this number of events.
+async fn stream_of(running: &Running, lines: &str, events: usize) -> (TcpStream, Pen) {
     let before = running.node.keys().len();
     let pen = running.node.will_answer(200, &[("content-type", "text/event-stream")]);
     let mut stream = running.send(lines, SAME).await;
-    pen.send(Some("data: {}\n\n")).await.unwrap();
-    let mut seen = Vec::new();
-    while !seen.ends_with(b"data: {}\n\n\r\n") {
-        seen.push(stream.read_u8().await.unwrap());
+    for _ in 0..events {
+        pen.send(Some("data: {}\n\n")).await.unwrap();
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"data: {}\n\n\r\n") {
+            seen.push(stream.read_u8().await.unwrap());
+        }
     }
     assert_eq!(running.node.keys().len(), before + 1);
     (stream, pen)
+}
+
+/// Begins a stream and reads some of it.
+async fn stream(running: &Running, lines: &str) -> (TcpStream, Pen) {
+    stream_of(running, lines, 2).await
 }
 
 #[tokio::test]
@@ -330,12 +337,15 @@ async fn a_stream_goes_on_for_those_who_may_come_back() {
     let (broken, pen) = stream(&running, "").await;
     pen.send(None).await.unwrap();
     whole(broken).await;
-    let (first, _pen) = stream(&running, "").await;
+    let (silent, _pen) = stream_of(&running, "", 1).await;
     assert_eq!(running.calls(), [0, 0], "the node had broken it off");
+    drop(silent);
+    let (first, _pen) = stream(&running, COUNT).await;
+    assert_eq!(running.calls(), [0, 0, 0], "its client had read no text of it");
     let (second, _pen) = stream(&running, COUNT).await;
     drop(first);
     running.ask("", SAME).await;
-    assert_eq!((running.calls(), cancelled()), (vec![0, 0, 0, 1], 0), "another one reads it");
+    assert_eq!((running.calls(), cancelled()), (vec![0, 0, 0, 0, 1], 0), "another one reads it");
     drop(second);
     while cancelled() == 0 {
         tokio::task::yield_now().await;
