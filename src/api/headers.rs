@@ -10,8 +10,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
-/// Lowers the time that a stream goes on after its client has left. It changes no answer, so it is
-/// no part of the fingerprint.
+/// Lowers the time for which a stream continues after its client has left. It changes no answer, so
+/// it is no part of the fingerprint.
 pub const DISCONNECT_GRACE: &str = "X-Disconnect-Grace-Seconds";
 
 /// The request's id as its header gave it. `finish_response` reads it once for every request and
@@ -22,7 +22,7 @@ pub type KeyRead = Result<RequestId, ApiError>;
 pub struct NamedRequest {
     pub id: RequestId,
     pub session: SessionId,
-    /// How long a stream goes on after its client has left, if the client says so.
+    /// Time for which a stream continues after its client has left, if the client names one.
     pub disconnect_grace: Option<Duration>,
 }
 

@@ -23,7 +23,7 @@ pub struct ApiSettings {
     pub service_name: String,
     pub http: HttpSettings,
     pub credentials: CredentialSettings,
-    /// Longest that a stream goes on after its client has left, seconds.
+    /// Longest time for which a stream continues after its client has left, seconds.
     pub disconnect_grace_seconds: u64,
     /// The address that its OpenAPI document names.
     pub public: SocketAddr,

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Bodies up to this size, bytes, are read before anybody asks whose they are.
 const SMALL: usize = 256 << 10;
 
-/// How a body is compressed.
+/// The compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyCoding {
     Gzip,

@@ -65,26 +65,8 @@ const VALUES: [&str; 18] = [
     "required",
     "type",
 ];
-/// Other rules of any draft. Those that answers cannot be kept to are refused where formats are
-/// made.
-const OTHER_RULES: [&str; 16] = [
-    "$dynamicAnchor",
-    "$dynamicRef",
-    "$recursiveAnchor",
-    "$recursiveRef",
-    "$vocabulary",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "disallow",
-    "divisibleBy",
-    "extends",
-    "maxContains",
-    "minContains",
-    "nullable",
-    "uniqueItems",
-    "x-guidance",
-];
+/// Rules that are written with others where formats are made.
+const REWRITTEN: [&str; 2] = ["nullable", "uniqueItems"];
 /// Shorter keywords are near to too many words that are none.
 const SHORTEST_TYPO: usize = 6;
 /// Changed, missing or added letters that still count as a misspelt keyword, and letters of the
@@ -92,15 +74,15 @@ const SHORTEST_TYPO: usize = 6;
 const TYPO: usize = 1;
 const LONG_KEYWORD: usize = 9;
 
-/// How a schema is taken.
+/// Which rules of a schema must be kept to.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Keeping {
     /// As OpenAI defines it, every object names all its properties, requires them and allows no
     /// others.
     Strict,
-    /// What cannot be kept to is refused.
+    /// A rule that cannot be kept to is refused.
     Whole,
-    /// What cannot be kept to is left out, as a schema that advises a model allows.
+    /// A rule that cannot be kept to is left out: the schema only advises the model.
     Loosened,
 }
 
@@ -170,7 +152,10 @@ impl SchemaWalk<'_> {
         if NAMED_SCHEMAS.contains(&keyword) {
             return self.named(keyword, value);
         }
-        if [&VALUES[..], &ANNOTATIONS, &OTHER_RULES].iter().any(|all| all.contains(&keyword)) {
+        if [&VALUES[..], &ANNOTATIONS, CheckedSchema::NOT_KEPT, &REWRITTEN]
+            .iter()
+            .any(|all| all.contains(&keyword))
+        {
             return Ok(());
         }
         self.unknown(keyword, value)
@@ -197,7 +182,8 @@ impl SchemaWalk<'_> {
 /// The rule that a misspelt keyword stands for. A word that begins with no letter is meant as it
 /// is: so are keywords of other tools named, or put out of use.
 fn meant_by(keyword: &str) -> Option<&'static str> {
-    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS, &OTHER_RULES].concat();
+    let rules = [&VALUES[..], &SCHEMA, &SCHEMAS, &NAMED_SCHEMAS];
+    let rules = [&rules[..], &[CheckedSchema::NOT_KEPT, &REWRITTEN]].concat().concat();
     let near = |rule: &&str| {
         let typo = TYPO + usize::from(rule.len() >= LONG_KEYWORD);
         rule.len() >= SHORTEST_TYPO

@@ -51,6 +51,9 @@ pub struct CheckedSchema {
 }
 
 impl CheckedSchema {
+    /// Rules of any draft that no answer is kept to. They are refused, or left out.
+    pub const NOT_KEPT: &[&str] = &rules::NOT_KEPT;
+
     /// Looks through a schema. `loosened`: rules that cannot be kept to are left out and named, in
     /// place of a refusal.
     pub fn of(text: &str, loosened: bool) -> Result<Self, SchemaRefused> {

@@ -6,7 +6,7 @@ use super::{SchemaRefused, fault_of_expression, formats, inside};
 use serde_json::{Map, Value, json};
 
 /// Rules that cannot be written with others.
-const NOT_KEPT: [&str; 15] = [
+pub(super) const NOT_KEPT: [&str; 15] = [
     "$dynamicAnchor",
     "$dynamicRef",
     "$recursiveAnchor",
