@@ -1,6 +1,7 @@
 //! `cresset connect`: what a tool has to be told so that it asks a node through its gateway.
 
 use super::support::context::Context;
+use super::support::local_key;
 use super::support::output::{CommandError, CommandResult};
 use clap::Args;
 use cresset_client::{HttpCall, json};
@@ -9,6 +10,7 @@ use cresset_tls::NodeAddress;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// Where quickstart opens its gateway.
 const USUAL_GATEWAY: &str = "http://127.0.0.1:11435";
@@ -29,8 +31,9 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// The client's key. A gateway with a key of its own, as quickstart's, takes any text
-    #[arg(long, value_name = "TEXT", default_value = "any")]
-    key: String,
+    /// [default: that of quickstart, else the word any]
+    #[arg(long, value_name = "TEXT")]
+    key: Option<String>,
 }
 
 /// The tools that are known, in the order of the file.
@@ -40,24 +43,34 @@ struct ToolList {
 }
 
 #[derive(Deserialize)]
-struct Tool {
-    name: String,
+#[serde(deny_unknown_fields)]
+pub(super) struct Tool {
+    pub name: String,
     /// The interface that it uses.
     api: String,
     text: String,
+    /// How its program, which has the tool's name, is started.
+    pub launch: Option<Launch>,
 }
 
-impl Tool {
-    /// What the tool has to be told.
-    fn told(&self, root: &str, key: &str, model: &str) -> String {
-        let base = format!("{root}/v1");
-        let places = [("BASE", base.as_str()), ("ROOT", root), ("KEY", key), ("MODEL", model)];
-        let mut told = self.text.trim().to_owned();
-        for (place, value) in places {
-            told = replaced(&told, place, value);
-        }
-        told
-    }
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Launch {
+    /// The command that installs it.
+    pub install: String,
+    #[serde(default)]
+    pub arguments: Vec<String>,
+    pub environment: BTreeMap<String, String>,
+    /// Texts of files below the tool's folder, by name.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+}
+
+/// The text with the node's values in their places.
+pub(super) fn filled(text: &str, root: &str, key: &str, model: &str) -> String {
+    let base = format!("{root}/v1");
+    let places = [("BASE", base.as_str()), ("ROOT", root), ("KEY", key), ("MODEL", model)];
+    places.iter().fold(text.to_owned(), |text, (place, value)| replaced(&text, place, value))
 }
 
 /// `text` with `value` for the word `place`; a longer word such as `API_KEY` stays.
@@ -75,7 +88,7 @@ fn replaced(text: &str, place: &str, value: &str) -> String {
     told + rest
 }
 
-fn tools() -> Vec<Tool> {
+pub(super) fn tools() -> Vec<Tool> {
     let list: ToolList =
         toml::from_str(TOOLS).expect("invariant: the built-in file is read by a test");
     list.tool
@@ -90,16 +103,13 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     };
     let tool = tools.iter().find(|tool| tool.name == *name);
     let tool = tool.ok_or_else(|| unknown(name, &tools))?;
-    let gateway = match arguments.gateway {
-        Some(gateway) => gateway,
-        None => gateway_of_node(context).await.unwrap_or_else(|| USUAL_GATEWAY.into()),
-    };
-    let root = gateway.trim_end_matches('/').trim_end_matches("/v1");
+    let root = gateway_root(context, arguments.gateway.as_deref()).await;
+    let key = arguments.key.unwrap_or_else(|| local_key::kept(context));
     let model = match arguments.model {
         Some(model) => model,
-        None => first_model(&context.node_address(root)?, &arguments.key).await?,
+        None => first_model(&context.node_address(&root)?, &key, false).await?,
     };
-    let text = tool.told(root, &arguments.key, &model) + "\n";
+    let text = filled(tool.text.trim(), &root, &key, &model) + "\n";
     let document = json!({ "tool": tool.name, "api": tool.api, "model": model, "text": text });
     context.output.result(&document, |_| text.clone())
 }
@@ -117,14 +127,28 @@ fn listed(tools: &[Tool]) -> String {
     rows.collect::<Vec<_>>().join("\n") + "\n"
 }
 
+/// The gateway's address without `/v1`: the named one, else that of the node on the data folder.
+pub(super) async fn gateway_root(context: &Context, named: Option<&str>) -> String {
+    let gateway = match named {
+        Some(gateway) => gateway.to_owned(),
+        None => gateway_of_node(context).await.unwrap_or_else(|| USUAL_GATEWAY.into()),
+    };
+    gateway.trim_end_matches('/').trim_end_matches("/v1").to_owned()
+}
+
 /// The gateway of the node that runs on the data folder, if it has one.
 async fn gateway_of_node(context: &Context) -> Option<String> {
     let status = context.ask_node(&AdminCommand::Status).await.ok()??;
     status["gateway"].as_str().map(str::to_owned)
 }
 
-/// The first model that the gateway lists for this key.
-async fn first_model(gateway: &NodeAddress, key: &str) -> CommandResult<String> {
+/// The first model that the gateway lists for this key; the first one with tools, if that is wanted
+/// and there is one.
+pub(super) async fn first_model(
+    gateway: &NodeAddress,
+    key: &str,
+    with_tools: bool,
+) -> CommandResult<String> {
     let remedy = "name the model with --model, or start a gateway: `cresset serve --gateway \
                   127.0.0.1:11435`";
     let call = HttpCall::get("/v1/models").bearer(key);
@@ -134,7 +158,12 @@ async fn first_model(gateway: &NodeAddress, key: &str) -> CommandResult<String> 
         let what = format!("{} has no key of its own, and does not accept this one", gateway.url);
         return Err(CommandError::new(what).remedy("give a key of an account with --key"));
     }
-    let name = page["data"][0]["id"].as_str().map(str::to_owned);
+    let models = page["data"].as_array().map_or(&[][..], Vec::as_slice);
+    let calls = |model: &&Value| {
+        model["capabilities"].as_array().is_some_and(|all| all.contains(&json!("tools")))
+    };
+    let chosen = models.iter().find(|model| with_tools && calls(model)).or(models.first());
+    let name = chosen.and_then(|model| model["id"].as_str()).map(str::to_owned);
     name.ok_or_else(|| CommandError::new(format!("{} lists no model", gateway.url)).remedy(remedy))
 }
 
@@ -147,10 +176,18 @@ mod tests {
     fn every_tool_is_told_the_address() {
         let tools = tools();
         for tool in &tools {
-            let told = tool.told("http://127.0.0.1:1", "secret", "small");
-            assert!(told.contains("http://127.0.0.1:1"), "{told}");
-            for place in ["BASE", "ROOT", "MODEL", "KEY"] {
-                assert_eq!(replaced(&told, place, ""), told, "{}: {place} is left", tool.name);
+            let launch = tool.launch.iter();
+            let started = launch.flat_map(|launch| {
+                let texts = launch.environment.values().chain(launch.files.values());
+                texts.chain(&launch.arguments).cloned().collect::<Vec<_>>()
+            });
+            let started = started.collect::<Vec<_>>().join("\n");
+            for text in [&tool.text, &started].into_iter().filter(|text| !text.is_empty()) {
+                let told = filled(text, "http://127.0.0.1:1", "secret", "small");
+                assert!(told.contains("http://127.0.0.1:1"), "{told}");
+                for place in ["BASE", "ROOT", "MODEL", "KEY"] {
+                    assert_eq!(replaced(&told, place, ""), told, "{}: {place} is left", tool.name);
+                }
             }
         }
         let names: BTreeSet<_> = tools.iter().map(|tool| &tool.name).collect();

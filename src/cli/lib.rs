@@ -23,6 +23,7 @@ mod doctor;
 mod goldens;
 mod init;
 mod keys;
+mod launch;
 mod ledger;
 mod metrics;
 mod models;
@@ -50,9 +51,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use cresset_base::built_at;
 use ledger::LedgerCommand;
 use models::ModelsCommand;
+use rustix::fs::Mode;
 use std::env::consts::{ARCH, OS};
 use std::process::ExitCode;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 use support::context::{Context, Globals};
 use support::logging;
 use support::output::{self, CommandError, CommandResult, Output};
@@ -173,6 +175,8 @@ enum CliCommand {
     Relay(relay::Arguments),
     /// Print what a tool has to be told so that it asks the node
     Connect(connect::Arguments),
+    /// Start a coding agent or a chat window with a key that has a budget; say what it cost
+    Launch(launch::Arguments),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -204,11 +208,15 @@ impl CliCommand {
     }
 }
 
+/// The file mode mask that this program was started with, for the programs that it starts.
+static FORMER_MASK: OnceLock<Mode> = OnceLock::new();
+
 /// Parses the command line, runs the command, and turns what happened into an exit code.
 pub fn main() -> ExitCode {
     let _armed = cresset_base::failpoint::arm();
     // What the node writes is its owner's alone, whatever mask the process was started with.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    let former = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    FORMER_MASK.get_or_init(|| former);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refuse_usage(&error),
@@ -296,6 +304,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Goldens(command) => goldens::run(&context, command).await,
         CliCommand::Relay(arguments) => relay::run(&context, arguments).await,
         CliCommand::Connect(arguments) => connect::run(&context, arguments).await,
+        CliCommand::Launch(arguments) => Box::pin(launch::run(&context, arguments)).await,
         CliCommand::Config(_) | CliCommand::Doctor | CliCommand::Completions { .. } => {
             unreachable!("invariant: handled before a context is loaded")
         }

@@ -1,8 +1,8 @@
-//! Idempotency keys that clients name themselves, in any form.
+//! Idempotency keys that clients name themselves, in any form, and the credentials that they send.
 
 use super::IDEMPOTENCY_KEY;
 use cresset_base::hyphenated;
-use hyper::header::HeaderMap;
+use hyper::header::{HeaderMap, HeaderValue};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -15,6 +15,16 @@ pub(super) fn named(headers: &HeaderMap) -> Option<Uuid> {
     let text = text.strip_prefix('"').and_then(|t| t.strip_suffix('"')).unwrap_or(text);
     let is_id = hyphenated(text).is_some_and(|id| !id.is_nil() && !id.is_max());
     (!is_id && !key.is_empty()).then(|| key_of(&[b"named", key.as_bytes()]))
+}
+
+/// Whether a client sent a node's key, as the gateway's own is one: both begin with the service's
+/// prefix and the kind. Its owner means it, so that its budget counts.
+pub(super) fn is_like(sent: &HeaderValue, own: &HeaderValue) -> bool {
+    let kind = |value: &HeaderValue| {
+        let (kind, secret) = value.to_str().ok()?.rsplit_once('_')?;
+        (!secret.is_empty()).then(|| kind.to_owned())
+    };
+    kind(own).is_some_and(|own| kind(sent) == Some(own))
 }
 
 /// The one key that stands for these texts.
@@ -32,7 +42,22 @@ pub(super) fn key_of(texts: &[&[u8]]) -> Uuid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hyper::header::HeaderValue;
+
+    #[test]
+    fn a_clients_own_key_is_told_from_any_text() {
+        let header = HeaderValue::from_static;
+        let own = header("Bearer cresset_key_abc");
+        for (sent, expect) in [
+            ("Bearer cresset_key_xyz", true),
+            ("Bearer cresset_key_", false),
+            ("Bearer any", false),
+            ("Bearer sk-proj_1", false),
+            ("Basic cresset_key_xyz", false),
+        ] {
+            assert_eq!(is_like(&header(sent), &own), expect, "{sent}");
+        }
+        assert!(!is_like(&header("any"), &header("Bearer opaque")), "no key of a node");
+    }
 
     #[test]
     fn a_key_of_any_form_is_one_uuid() {

@@ -144,7 +144,7 @@ pub async fn serve(
 pub struct Gateway {
     node: NodeConnections,
     http: HttpSettings,
-    /// `Bearer …`, sent in place of the client's; `None` passes the client's on.
+    /// `Bearer …`, sent in place of what is no key of a node; `None` passes on whatever comes.
     credential: Option<HeaderValue>,
     session: Uuid,
     names: HostGuard,
@@ -444,13 +444,16 @@ impl Gateway {
             headers.insert(IDEMPOTENCY_KEY, header(key));
         }
         let api_key = headers.remove(API_KEY);
-        if let Some(credential) = &self.credential {
-            headers.insert(AUTHORIZATION, credential.clone());
-        } else if let Some(key) = api_key.filter(|_| !headers.contains_key(AUTHORIZATION)) {
+        if let Some(key) = api_key.filter(|_| !headers.contains_key(AUTHORIZATION)) {
             let credential = key.to_str().map_err(|_| ()).and_then(|k| bearer(k).map_err(|_| ()));
             let why = "x-api-key holds characters that no key has";
             let refused = |()| refuse(StatusCode::UNAUTHORIZED, why, false);
             headers.insert(AUTHORIZATION, credential.map_err(refused)?);
+        }
+        if let Some(own) = &self.credential
+            && !headers.get(AUTHORIZATION).is_some_and(|sent| client_keys::is_like(sent, own))
+        {
+            headers.insert(AUTHORIZATION, own.clone());
         }
         Ok(())
     }

@@ -7,6 +7,7 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod agents;
 mod api;
 mod backup;
 mod bench;
@@ -34,6 +35,7 @@ mod hostile;
 mod idempotency;
 mod install;
 mod isolation;
+mod launch;
 mod lifecycle;
 mod logs;
 mod model_pool;

@@ -25,6 +25,7 @@ use hyper::header::HeaderMap;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,11 +34,16 @@ use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
 
+/// Gives the whole answer to a rendered prompt.
+pub type Answerer = dyn Fn(&str) -> String + Send + Sync;
+
 /// The properties of a node that a test may choose before the start.
 pub struct Setup {
     pub config: Config,
     /// The answer to every request.
     pub reply: &'static str,
+    /// What answers a prompt, in place of `reply`.
+    pub answer: Option<Arc<Answerer>>,
     /// The reply ends with an end-of-text token; otherwise it repeats until `max_tokens`.
     pub ends: bool,
     pub step: Duration,
@@ -71,6 +77,7 @@ impl Default for Setup {
         Self {
             config,
             reply: "hello world and you",
+            answer: None,
             ends: true,
             step: Duration::ZERO,
             failures: Vec::new(),
@@ -426,14 +433,20 @@ fn random() -> [u8; 32] {
 /// Puts a model with a scripted engine into the node's pool. It stays loaded, and once its engine
 /// has ended it cannot be loaded again.
 async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u64) {
-    let gguf = tiny_gguf(seed, setup.template, setup.marks);
+    let mut gguf = tiny_gguf(seed, setup.template, setup.marks);
+    let context = setup.context_tokens.max(2048);
+    gguf.set("llama.context_length", Metadata::U32(context));
     let qualified = qualified_as(folder, seed, &gguf, setup.context_tokens);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let mut script = text.tokenizer.encode(setup.reply, !setup.marks.is_empty()).unwrap();
     if setup.ends {
         script.push(text.eos_ids[0]);
     }
-    let runner = ScriptedRunner::repeating(script).step_time(setup.step);
+    let runner = match setup.answer.clone() {
+        Some(answer) => answering(text.clone(), answer),
+        None => ScriptedRunner::repeating(script),
+    };
+    let runner = runner.step_time(setup.step);
     let runner = setup
         .failures
         .iter()
@@ -449,7 +462,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         block_size: 16,
         num_blocks: setup.num_blocks,
         cache: CacheKinds::default(),
-        max_context: 2048,
+        max_context: context as usize,
         speculative_tokens: 0,
     };
     let (id, max_context) = (qualified.id(), options.max_context);
@@ -468,6 +481,25 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         .offer(ServedModel { qualified, text, max_context, keeps_formats: true, load }, 0, true)
         .unwrap();
     node.pool.preload(id).await.unwrap();
+}
+
+/// A runner that answers each prompt once, and says where a grammar did not allow its answer.
+fn answering(text: Arc<TextModel>, answer: Arc<Answerer>) -> ScriptedRunner {
+    let mut answers: HashMap<Vec<u32>, Vec<u32>> = HashMap::new();
+    ScriptedRunner::new(move |row| {
+        let (prompt, written) = row.tokens.split_at(row.prompt_len);
+        let answer = answers.entry(prompt.to_vec()).or_insert_with(|| {
+            let prompt = text.tokenizer.decode(prompt, false).unwrap();
+            text.tokenizer.encode(&answer(&prompt), true).unwrap()
+        });
+        let before = written.split_last().map_or(written, |(_, before)| before);
+        if answer.starts_with(before) && !answer.starts_with(written) {
+            let written = text.tokenizer.decode(written, false);
+            let answer = text.tokenizer.decode(answer, false);
+            println!("the grammar allowed {written:?} and not {answer:?}");
+        }
+        answer.get(written.len()).copied().unwrap_or(text.eos_ids[0])
+    })
 }
 
 /// A tiny model with a record that says it was qualified here, without any check.

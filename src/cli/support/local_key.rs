@@ -85,7 +85,14 @@ fn no_key() -> CommandError {
     )
 }
 
-async fn account(context: &Context) -> CommandResult<Value> {
+/// The kept key, as a client would send it; any text where there is none.
+pub(crate) fn kept(context: &Context) -> String {
+    let kept = std::fs::read_to_string(path(&context.data_dir));
+    kept.map_or_else(|_| "any".to_owned(), |key| key.trim().to_owned())
+}
+
+/// The account of `quickstart`, if there is one that is active.
+pub(crate) async fn existing_account(context: &Context) -> CommandResult<Option<Value>> {
     let mut found = None;
     let active = |account: &&Value| account["name"] == ACCOUNT && account["status"] == "active";
     let search = listing::pages(
@@ -97,7 +104,11 @@ async fn account(context: &Context) -> CommandResult<Value> {
         },
     );
     search.await?;
-    if let Some(found) = found {
+    Ok(found)
+}
+
+async fn account(context: &Context) -> CommandResult<Value> {
+    if let Some(found) = existing_account(context).await? {
         return Ok(found);
     }
     let trial = context.config.quickstart.trial_units;

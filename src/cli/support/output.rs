@@ -21,7 +21,6 @@ pub(crate) enum CommandError {
     Negative,
     /// As `Negative`, for a command whose exit codes tell more than one kind of result.
     #[error("the result is negative")]
-    #[cfg_attr(not(feature = "prover"), expect(dead_code, reason = "only proofs have such"))]
     NegativeCode(u8),
     /// The reader of our output has closed it.
     #[error("the output was closed")]
