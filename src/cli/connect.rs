@@ -60,6 +60,7 @@ pub(super) struct Launch {
     pub install: String,
     #[serde(default)]
     pub arguments: Vec<String>,
+    #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// Texts of files below the tool's folder, by name.
     #[serde(default)]

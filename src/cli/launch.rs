@@ -31,7 +31,7 @@ const LAST_REQUESTS: (u32, Duration) = (40, Duration::from_millis(500));
 The tool gets a key of its own, which ends with it, and keeps its settings in a folder of its own \
 below the data folder. The receipts of its requests are put there, too.")]
 pub(super) struct Arguments {
-    /// The tool: claude, codex, opencode, qwen, aider or open-webui
+    /// The tool: claude, codex, opencode, qwen, cline, aider or open-webui
     tool: String,
     /// The account that pays, by id or name [default: that of quickstart, else the only one]
     #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
@@ -160,7 +160,9 @@ async fn work(
             .replace("FOLDER", &folder)
     };
     for (name, text) in &launch.files {
-        std::fs::write(session.folder.join(name), filled(text))?;
+        let file = session.folder.join(name);
+        std::fs::create_dir_all(file.parent().unwrap_or(&session.folder))?;
+        std::fs::write(file, filled(text))?;
     }
     let mut command = tokio::process::Command::new(&tool.name);
     command.args(launch.arguments.iter().map(filled)).args(arguments);

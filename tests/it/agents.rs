@@ -4,9 +4,9 @@
 mod script;
 
 use super::capabilities::{CALLER, node};
-use super::clients::{install, installed_under, succeeded};
+use super::clients::{install, installed_under, node_script, python, succeeded};
+use super::support::World;
 use script::{TASKS, Task};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time for one task; the slowest agent needs some 20 seconds to start on a busy machine.
 const TASK_TIME: Duration = Duration::from_secs(300);
-const AGENTS: &[&str] = &["claude", "codex", "opencode", "qwen"];
+const AGENTS: &[&str] = &["claude", "codex", "opencode", "qwen", "cline"];
 
 fn packages() -> PathBuf {
     let folder = installed_under("agents");
@@ -54,6 +54,7 @@ fn alone<'a>(agent: &str, ask: &'a str) -> Vec<&'a str> {
             vec!["exec", "--skip-git-repo-check", free, ask]
         }
         "opencode" => vec!["run", ask],
+        "cline" => vec![ask],
         _ => vec!["--approval-mode", "yolo", "-p", ask],
     }
 }
@@ -72,6 +73,7 @@ fn command(agent: &str, home: &Path, ask: &str, [root, key, model]: [&str; 3]) -
     };
     let table = |name: &str| launch.get(name).and_then(toml::Value::as_table).into_iter().flatten();
     for (name, text) in table("files") {
+        std::fs::create_dir_all(home.join(name).parent().unwrap()).unwrap();
         std::fs::write(home.join(name), filled(text)).unwrap();
     }
     let mut command = Command::new(packages().join(agent));
@@ -119,11 +121,9 @@ fn run(agent: &str, task: &Task, folder: &Path, node: [&str; 3]) -> Result<Durat
     Err(format!("ended well {ended}, told {told}, done {}: {text}", done.success()))
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "installs 1 GB of coding agents; .ci/long"]
-async fn four_coding_agents_end_twenty_tasks_well() {
-    let folder = Arc::new(Mutex::new(PathBuf::new()));
-    let place = folder.clone();
+/// A node whose model is the script, for agents that work in the folder `work` below the place.
+async fn scripted(place: &Arc<Mutex<PathBuf>>) -> (World, String) {
+    let place = place.clone();
     let mut world = node(CALLER, "", |setup| {
         setup.answer = Some(Arc::new(move |prompt| {
             script::answer(prompt, &place.lock().unwrap().join("work"))
@@ -133,8 +133,15 @@ async fn four_coding_agents_end_twenty_tasks_well() {
         (setup.trial, setup.max_batched_tokens) = (1_000_000_000, 8192);
     })
     .await;
-    let gateway: SocketAddr = world.open_gateway().await;
-    let root = format!("http://{gateway}");
+    let gateway = world.open_gateway().await;
+    (world, format!("http://{gateway}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "installs 1.5 GB of coding agents; .ci/long"]
+async fn coding_agents_end_their_tasks_well() {
+    let folder = Arc::default();
+    let (world, root) = scripted(&folder).await;
     let chosen = std::env::var("CRESSET_AGENT").ok();
     let mut failed = Vec::new();
     for agent in AGENTS.iter().filter(|agent| chosen.as_ref().is_none_or(|name| name == **agent)) {
@@ -142,8 +149,7 @@ async fn four_coding_agents_end_twenty_tasks_well() {
             let place = tempfile::tempdir().unwrap();
             std::fs::create_dir_all(place.path().join("work")).unwrap();
             *folder.lock().unwrap() = place.path().canonicalize().unwrap();
-            let node = [root.as_str(), &world.key, "tiny-0"];
-            match run(agent, task, place.path(), node) {
+            match run(agent, task, place.path(), [&root, &world.key, "tiny-0"]) {
                 Ok(time) => println!("{agent:<8} {:<8} {:.1} s", task.name, time.as_secs_f64()),
                 Err(why) => {
                     println!("{agent:<8} {:<8} FAILED {why}", task.name);
@@ -153,5 +159,36 @@ async fn four_coding_agents_end_twenty_tasks_well() {
         }
     }
     assert!(failed.is_empty(), "{failed:?}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "installs 1.5 GB of coding agents and libraries; .ci/long"]
+async fn loops_of_agent_libraries_end_well() {
+    let loops = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/agents/loops");
+    let (python, installed) = python("agents-python", &loops.join("requirements.txt"));
+    installed.unwrap();
+    let (world, root) = scripted(&Arc::default()).await;
+    let task = TASKS.iter().find(|task| task.name == "run").unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let [(name, text)] = task.files else { panic!("one file") };
+    std::fs::write(place.path().join(name), text).unwrap();
+    for (script, answers) in
+        [("openai_agents_loop.py", 4), ("langgraph_loop.py", 2), ("ai_sdk_loop.mjs", 2)]
+    {
+        let script = loops.join(script);
+        let mut command = if script.extension().is_some_and(|kind| kind == "mjs") {
+            node_script(packages().parent().unwrap().parent().unwrap(), &script)
+        } else {
+            let mut command = Command::new(&python);
+            command.arg(&script);
+            command
+        };
+        command.args([&root, &world.key, "tiny-0", task.ask]).current_dir(place.path());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said.matches("The script prints 1337.").count(), answers, "{output:?}");
+        println!("{}: {answers} answers", script.display());
+    }
     world.close().await;
 }

@@ -70,7 +70,7 @@ fn a_tool_ends_at_its_budget_and_its_exit_code_is_kept() {
     let bill = done.document();
     assert_eq!((&bill["requests"], &bill["chargedUnits"]), (&0.into(), &"0".into()), "{bill}");
     let why = folder.fails(&["launch", "emacs"], 1);
-    assert!(why.contains("claude, codex, opencode, qwen, aider, open-webui"), "{why}");
+    assert!(why.contains("claude, codex, opencode, qwen, cline, aider, open-webui"), "{why}");
     let mut bare = folder.command(&["launch", "claude", "--json"]);
     let bare = Finished::of(bare.env("PATH", folder.path()).output().unwrap());
     assert!(bare.stdout.contains("npm install --global @anthropic-ai/claude-code"), "{bare:?}");

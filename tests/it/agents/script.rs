@@ -140,7 +140,7 @@ fn call(tools: &[(String, Value)], step: &Step, folder: &Path) -> (String, Value
     if let Some((name, parameters)) = tool {
         return (name.clone(), filled(parameters, &values));
     }
-    let shell = ["exec_command", "shell_command", "shell"];
+    let shell = ["exec_command", "shell_command", "shell", "run_commands", "bash"];
     let tool = tools.iter().find(|(name, _)| shell.contains(&name.as_str()));
     let (name, parameters) = tool.unwrap_or_else(|| {
         panic!("no tool for it: {:?}", tools.iter().map(|(name, _)| name).collect::<Vec<_>>())
@@ -174,6 +174,7 @@ fn filled(parameters: &Value, values: &[(&str, Value)]) -> Value {
     for (name, schema) in properties {
         let kind = schema["type"].as_str();
         let value = match values.iter().find(|(meaning, _)| is_meant(name, meaning)) {
+            Some((_, command)) if name == "commands" => json!([command]),
             Some((_, command)) if kind == Some("array") => json!(["bash", "-lc", command]),
             Some((_, value)) => value.clone(),
             None if !required(name) => continue,
