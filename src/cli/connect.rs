@@ -50,12 +50,12 @@ pub(super) struct Tool {
     api: String,
     text: String,
     /// How its program, which has the tool's name, is started.
-    pub launch: Option<Launch>,
+    pub launch: Option<LaunchSettings>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Launch {
+pub(super) struct LaunchSettings {
     /// The command that installs it.
     pub install: String,
     #[serde(default)]

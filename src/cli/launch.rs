@@ -1,6 +1,6 @@
 //! `cresset launch`: starts a tool with a key of its own that has a budget, and says what it cost.
 
-use super::connect::{Launch, Tool, first_model, gateway_root, tools};
+use super::connect::{self, LaunchSettings, Tool, first_model, gateway_root, tools};
 use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult};
 use super::support::values::AccountArgument;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
+use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A key whose command was killed ends after this time.
@@ -81,7 +82,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
 }
 
 /// The tool, and how it is started.
-fn find<'a>(known: &'a [Tool], name: &str) -> CommandResult<(&'a Tool, &'a Launch)> {
+fn find<'a>(known: &'a [Tool], name: &str) -> CommandResult<(&'a Tool, &'a LaunchSettings)> {
     let mut all = known.iter().filter_map(|tool| Some((tool, tool.launch.as_ref()?)));
     let names = all.clone().map(|(tool, _)| tool.name.as_str()).collect::<Vec<_>>().join(", ");
     all.find(|(tool, _)| tool.name == name).ok_or_else(|| {
@@ -90,7 +91,7 @@ fn find<'a>(known: &'a [Tool], name: &str) -> CommandResult<(&'a Tool, &'a Launc
     })
 }
 
-fn installed(tool: &Tool, launch: &Launch) -> CommandResult {
+fn installed(tool: &Tool, launch: &LaunchSettings) -> CommandResult {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|folder| folder.join(&tool.name).is_file()) {
         return Ok(());
@@ -146,7 +147,7 @@ async fn work(
     context: &Context,
     session: &Session,
     tool: &Tool,
-    launch: &Launch,
+    launch: &LaunchSettings,
     model: Option<String>,
     arguments: Vec<String>,
 ) -> CommandResult<(ExitStatus, String)> {
@@ -154,19 +155,8 @@ async fn work(
         Some(model) => model,
         None => first_model(&context.node_address(&session.root)?, &session.secret, true).await?,
     };
-    let folder = session.folder.to_string_lossy();
-    let filled = |text: &String| {
-        super::connect::filled(text, &session.root, &session.secret, &model)
-            .replace("FOLDER", &folder)
-    };
-    for (name, text) in &launch.files {
-        let file = session.folder.join(name);
-        std::fs::create_dir_all(file.parent().unwrap_or(&session.folder))?;
-        std::fs::write(file, filled(text))?;
-    }
-    let mut command = tokio::process::Command::new(&tool.name);
-    command.args(launch.arguments.iter().map(filled)).args(arguments);
-    command.envs(launch.environment.iter().map(|(name, text)| (name, filled(text))));
+    let mut command = command(session, tool, launch, &model)?;
+    command.args(arguments);
     // Ctrl-C is for the tool, which shares the terminal; a service manager's signal ends it.
     let (_interrupt, mut terminate) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -181,6 +171,28 @@ async fn work(
     Ok((status, model))
 }
 
+/// Writes the tool's files, and makes its command line.
+fn command(
+    session: &Session,
+    tool: &Tool,
+    launch: &LaunchSettings,
+    model: &str,
+) -> CommandResult<Command> {
+    let folder = session.folder.to_string_lossy();
+    let filled = |text: &String| {
+        connect::filled(text, &session.root, &session.secret, model).replace("FOLDER", &folder)
+    };
+    for (name, text) in &launch.files {
+        let file = session.folder.join(name);
+        std::fs::create_dir_all(file.parent().unwrap_or(&session.folder))?;
+        std::fs::write(file, filled(text))?;
+    }
+    let mut command = Command::new(&tool.name);
+    command.args(launch.arguments.iter().map(filled));
+    command.envs(launch.environment.iter().map(|(name, text)| (name, filled(text))));
+    Ok(command)
+}
+
 /// Does it with the file mode mask that this program was started with.
 fn as_the_user_set_it<T>(act: impl FnOnce() -> T) -> T {
     let own = rustix::process::umask(*super::FORMER_MASK.get().unwrap_or(&Mode::empty()));
@@ -191,33 +203,38 @@ fn as_the_user_set_it<T>(act: impl FnOnce() -> T) -> T {
 
 /// What was spent with the key. The receipts are put into the session's folder.
 async fn bill(context: &Context, session: &Session) -> CommandResult<Value> {
-    let (tries, pause) = LAST_REQUESTS;
-    let mut requests = spent(context, session).await?;
-    for _ in 0..tries {
-        if requests.iter().all(|request| request["finished_at"].is_u64()) {
-            break;
-        }
-        tokio::time::sleep(pause).await;
-        requests = spent(context, session).await?;
-    }
+    let requests = ended(context, session).await?;
     let receipts = session.folder.join("receipts");
     std::fs::create_dir_all(&receipts)?;
-    let sum = |of: fn(&Value) -> u64| requests.iter().map(of).sum::<u64>();
-    let tokens = sum(|request| request["usage"]["total_tokens"].as_u64().unwrap_or(0));
-    let charged = sum(|request| {
-        request["chargedUnits"].as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
-    });
     let mut kept = 0;
     for id in requests.iter().filter_map(|request| request["id"].as_str()) {
         kept += usize::from(keep_receipt(context, session, id, &receipts).await?);
     }
+    let tokens = |request: &Value| request["usage"]["total_tokens"].as_u64().unwrap_or(0);
     Ok(json!({
         "requests": requests.len(),
-        "total_tokens": tokens,
-        "chargedUnits": charged.to_string(),
+        "total_tokens": requests.iter().map(tokens).sum::<u64>(),
+        "chargedUnits": requests.iter().map(charged).sum::<u64>().to_string(),
         "receipts": kept,
         "receipt_folder": receipts,
     }))
+}
+
+fn charged(document: &Value) -> u64 {
+    document["chargedUnits"].as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
+}
+
+/// The requests that were made with the key, once none of them runs any more.
+async fn ended(context: &Context, session: &Session) -> CommandResult<Vec<Value>> {
+    let (tries, pause) = LAST_REQUESTS;
+    for _ in 0..tries {
+        let requests = spent(context, session).await?;
+        if requests.iter().all(|request| request["finished_at"].is_u64()) {
+            return Ok(requests);
+        }
+        tokio::time::sleep(pause).await;
+    }
+    spent(context, session).await
 }
 
 /// The requests that were made with the key.
@@ -259,14 +276,13 @@ async fn keep_receipt(
 }
 
 fn told(document: &Value) -> String {
-    let units = document["chargedUnits"].as_str().and_then(|units| units.parse().ok()).unwrap_or(0);
     format!(
         "{} with {}: {} requests, {} tokens, {} credits; {} receipts in {}\n",
         document["tool"].as_str().unwrap_or_default(),
         document["model"].as_str().unwrap_or_default(),
         document["requests"],
         document["total_tokens"],
-        text::credits(units),
+        text::credits(charged(document)),
         document["receipts"],
         document["receipt_folder"].as_str().unwrap_or_default(),
     )

@@ -83,7 +83,7 @@ impl TextModel {
         texts.extend(thinking.iter().flat_map(|start| [start.marks.open, start.marks.close]));
         texts.extend(calls.iter().flat_map(|(form, _)| form.texts()));
         let marks = self.specials_where(|text| texts.iter().any(|written| written.contains(text)));
-        AnswerReader::of_marks(thinking, calls, marks)
+        AnswerReader::of_marks(thinking, calls, marks).with_unmarked_calls()
     }
 
     /// Whether the model's answers are messages in channels.

@@ -534,10 +534,31 @@ async fn several_calls_are_numbered_and_one_alone_may_be_asked_for() {
     assert_ne!(parts.calls[0][0], parts.calls[1][0]);
     let one = ask(&world, &with_tools(&json!({ "parallel_tool_calls": false }))).await;
     assert_eq!(one.calls.len(), 1);
+    // A model that must call would repeat its call, so one is enough unless several are asked for.
+    let demanded = json!({ "tool_choice": "required" });
+    assert_eq!(ask(&world, &with_tools(&demanded)).await.calls.len(), 1);
+    let several = json!({ "tool_choice": "required", "parallel_tool_calls": true });
+    assert_eq!(ask(&world, &with_tools(&several)).await.calls.len(), 2);
     let cut = ask(&world, &with_tools(&json!({ "max_tokens": 40 }))).await;
     assert_eq!((cut.reason.as_str(), cut.calls.len()), ("length", 1));
     assert!(parts.calls[0][2].starts_with(&cut.calls[0][2]));
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_without_marks_is_a_call_where_it_is_the_whole_answer() {
+    let call = "```json\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n```";
+    let spoken = "```json\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n``` Done.";
+    for (reply, reason, calls) in [(call, "tool_calls", 1), (spoken, "stop", 0)] {
+        let world = node(CALLER, reply, |_| {}).await;
+        let parts = ask(&world, &with_tools(&json!({}))).await;
+        assert_eq!((parts.reason.as_str(), parts.calls.len()), (reason, calls), "{parts:?}");
+        assert_eq!(parts.content, if calls == 0 { reply } else { "" });
+        for call in &parts.calls {
+            assert_eq!(call[1..], ["lamp", "{\"state\": \"on\"}"]);
+        }
+        world.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

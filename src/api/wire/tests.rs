@@ -217,6 +217,9 @@ fn definitions_of_tools_are_read() {
     let required = asked(&more(r#""tool_choice":"required","parallel_tool_calls":false"#));
     let required = required.unwrap();
     assert_eq!((required.choice, required.parallel), (ToolChoice::Required, false));
+    assert!(!asked(&more(r#""tool_choice":"required""#)).unwrap().parallel);
+    let several = more(r#""tool_choice":"required","parallel_tool_calls":true"#);
+    assert!(asked(&several).unwrap().parallel);
     check_refused(&body(&more(r#""tool_choice":"any""#)), "tool_choice");
     check_refused(&body(&more(r#""ignore_eos":true"#)), "tools");
     check_refused(&body(&more(r#""response_format":{"type":"json_object"}"#)), "response_format");

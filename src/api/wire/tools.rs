@@ -19,6 +19,7 @@ const SCHEMAS_OF_EACH: usize = 1024;
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
 
 /// A choice, before the definitions that it may name were read.
+#[derive(PartialEq)]
 enum AskedChoice {
     Auto,
     None,
@@ -34,7 +35,7 @@ pub(super) fn read(
     let fields = ["parallel_tool_calls", "tool_choice", "tools"].map(|name| members.get(name));
     let [parallel, choice, tools] = fields;
     let items = tools.map(items).transpose()?.unwrap_or_default();
-    let parallel = parallel.map(JsonField::bool).transpose()?.unwrap_or(true);
+    let parallel = parallel.map(JsonField::bool).transpose()?;
     let choice = choice.map(|choice| choice_of(choice, !items.is_empty())).transpose()?;
     if items.is_empty() {
         ignored.extend(fields.into_iter().flatten().map(|field| field.path.clone()));
@@ -42,6 +43,8 @@ pub(super) fn read(
     }
     let mut without_effect = Vec::new();
     let choice = choice.unwrap_or(AskedChoice::Auto);
+    // A small model that must call repeats its call for as long as it may.
+    let parallel = parallel.unwrap_or(choice == AskedChoice::Auto);
     let read = definitions(&items, choice, parallel, &mut without_effect).map_err(told_later);
     if read.is_ok() {
         ignored.extend(without_effect);

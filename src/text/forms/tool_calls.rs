@@ -261,6 +261,11 @@ impl CallForm {
         first_mark(if self.open.is_empty() { self.before } else { self.open })
     }
 
+    /// Whether calls are JSON between marks. Models of such a family often leave the marks out.
+    pub fn writes_json(&self) -> bool {
+        self.arguments == ArgumentSyntax::Json && !self.at_start && !self.in_channels
+    }
+
     /// The fixed texts of calls.
     pub fn texts(&self) -> [&'static str; 9] {
         let [first, second, third] = match self.arguments {

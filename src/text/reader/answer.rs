@@ -31,6 +31,12 @@ impl AnswerReader {
         Self { channels: None, thoughts, calls, marks }
     }
 
+    /// Reads calls without the family's marks, too, where they are the whole answer.
+    pub(crate) fn with_unmarked_calls(mut self) -> Self {
+        self.calls = self.calls.map(CallReader::with_unmarked);
+        self
+    }
+
     /// The reader of an answer in channels.
     pub(crate) fn of_channels(separates_thoughts: bool, may_call: bool, marks: Vec<u32>) -> Self {
         let channels = Some(ChannelReader::new(separates_thoughts, may_call));

@@ -9,6 +9,7 @@ mod literals;
 mod part;
 mod reasoning;
 mod tool_calls;
+mod unmarked;
 
 pub use answer::AnswerReader;
 pub(crate) use answer::read_calls;

@@ -13,6 +13,13 @@ pub enum AnswerPart {
     Arguments(String),
 }
 
+impl AnswerPart {
+    /// The parts of a whole call.
+    pub(super) fn of_call(call: ReadCall) -> [Self; 2] {
+        [Self::Call { name: call.name }, Self::Arguments(call.arguments)]
+    }
+}
+
 /// A tool call as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadCall {

@@ -3,6 +3,7 @@
 use super::arguments::ArgumentsReader;
 use super::held::{Progress, beginning_at_end};
 use super::part::AnswerPart;
+use super::unmarked::{self, Unmarked};
 use crate::forms::tool_calls::{
     CallForm, CallId, ToolDefinition, first_mark, is_of_name, is_plain,
 };
@@ -36,6 +37,7 @@ pub(super) struct CallReader {
     held: String,
     /// The function of the latest call.
     name: String,
+    unmarked: Unmarked,
 }
 
 #[derive(Clone, Debug)]
@@ -59,7 +61,16 @@ enum CallPlace {
 impl CallReader {
     pub(super) fn new(form: CallForm, tools: &[ToolDefinition]) -> Self {
         let (plain, place) = (plain_parameters(tools).into(), CallPlace::Content { begun: false });
-        Self { form, plain, expected: "", place, held: String::new(), name: String::new() }
+        let (held, name, unmarked) = (String::new(), String::new(), Unmarked::No);
+        Self { form, plain, expected: "", place, held, name, unmarked }
+    }
+
+    /// Reads calls without marks, too, where the family writes JSON.
+    pub(super) fn with_unmarked(mut self) -> Self {
+        if self.form.writes_json() {
+            self.unmarked = Unmarked::Possible;
+        }
+        self
     }
 
     pub(super) fn push(&mut self, text: &str) -> Vec<AnswerPart> {
@@ -79,6 +90,11 @@ impl CallReader {
     /// are read already, and a part of a mark is not text.
     pub(super) fn finish(&mut self) -> Vec<AnswerPart> {
         let held = std::mem::take(&mut self.held);
+        if self.unmarked == Unmarked::Begun
+            && let Some(calls) = unmarked::calls(&held, |name| self.plain.contains_key(name))
+        {
+            return calls.into_iter().flat_map(AnswerPart::of_call).collect();
+        }
         match self.place {
             CallPlace::Content { .. } | CallPlace::Rest if !held.is_empty() => {
                 vec![AnswerPart::Content(held)]
@@ -92,7 +108,12 @@ impl CallReader {
             return self.fixed();
         }
         match self.place {
-            CallPlace::Content { begun } => self.content(begun, parts),
+            CallPlace::Content { begun } => {
+                if self.may_be_unmarked() {
+                    return Progress::NeedsMore;
+                }
+                self.content(begun, parts)
+            }
             CallPlace::Name => self.name(parts),
             CallPlace::IdAhead(mark) => self.id_ahead(mark),
             CallPlace::Arguments(ref mut reader) => reader.advance(&mut self.held, parts),
@@ -139,6 +160,14 @@ impl CallReader {
         }
         self.held.drain(..read);
         if self.expected.is_empty() { Progress::Done } else { Progress::NeedsMore }
+    }
+
+    /// Whether what is held may turn out to be calls without marks.
+    fn may_be_unmarked(&mut self) -> bool {
+        if self.unmarked == Unmarked::Possible {
+            self.unmarked = unmarked::judge(&self.held, self.plain.keys());
+        }
+        self.unmarked != Unmarked::No
     }
 
     /// Shows text until a call begins. White space before a call belongs to the call.
@@ -249,12 +278,19 @@ mod tests {
 
     /// The content and the calls of an answer that came in these pieces.
     fn read(form: CallForm, pieces: &[&str]) -> (String, Vec<[String; 2]>) {
+        read_by(reader(form), pieces)
+    }
+
+    fn reader(form: CallForm) -> CallReader {
         let schema = json!({
             "type": "object",
             "properties": { "text": { "type": "string" }, "count": { "type": "integer" } },
         });
         let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };
-        let mut reader = CallReader::new(form, &[tool]);
+        CallReader::new(form, &[tool])
+    }
+
+    fn read_by(mut reader: CallReader, pieces: &[&str]) -> (String, Vec<[String; 2]>) {
         let mut parts: Vec<AnswerPart> =
             pieces.iter().flat_map(|piece| reader.push(piece)).collect();
         parts.extend(reader.finish());
@@ -277,6 +313,43 @@ mod tests {
         for pieces in testing::cuts(text) {
             assert_eq!(read(form, &pieces), expect, "{pieces:?}");
         }
+    }
+
+    #[test]
+    fn calls_without_marks_are_read_where_they_are_the_whole_answer() {
+        let one = r#"{"name": "f", "arguments": {"count": 9007199254740993, "text": "é"}}"#;
+        let calls = [["f", r#"{"count": 9007199254740993, "text": "é"}"#]];
+        let two = [calls[0], calls[0]];
+        for (text, calls) in [
+            (one.to_owned(), &calls[..]),
+            (format!("\n{one}\n"), &calls),
+            (format!("```json\n{one}\n```"), &calls),
+            (format!("```\n{one}\n```\n"), &calls),
+            (format!("<tools>\n{one}\n</tools>"), &calls),
+            (one.replace("arguments", "parameters"), &calls),
+            (format!("[{one}, {one}]"), &two),
+            (format!("```json\n{one}\n{one}\n```"), &two),
+            (format!("Here it is: {one}"), &[]),
+            (format!("{one} is the call"), &[]),
+            (format!("```json\n{one}\n```\nThat is it."), &[]),
+            (one.replace("\"f\"", "\"g\""), &[]),
+            (one.replace("\"f\"", "\"f2\""), &[]),
+            (one.replace("\"name\"", "\"id\": 1, \"name\""), &[]),
+            (one.replace("}}", "}, \"more\": 1}"), &[]),
+            (r#"{"name": "f", "arguments": "text"}"#.to_owned(), &[]),
+            (r#"{"name": "f", "arguments": {"text": "cut"#.to_owned(), &[]),
+            ("```python\nprint()\n```".to_owned(), &[]),
+            ("<tool".to_owned(), &[]),
+        ] {
+            let content = if calls.is_empty() { text.as_str() } else { "" };
+            let calls: Vec<_> = calls.iter().map(|call| call.map(str::to_owned)).collect();
+            for pieces in testing::cuts(&text) {
+                let reader = reader(CALL_FORMS[HERMES]).with_unmarked();
+                assert_eq!(read_by(reader, &pieces), (content.to_owned(), calls.clone()), "{text}");
+            }
+        }
+        let strict = reader(CALL_FORMS[HERMES]);
+        assert_eq!(read_by(strict, &[one]), (one.to_owned(), Vec::new()));
     }
 
     const HERMES: usize = 0;
