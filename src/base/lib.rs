@@ -12,6 +12,7 @@
 )]
 
 mod clock;
+mod disk_reserve;
 pub mod durable_file;
 mod engine_stats;
 pub mod failpoint;
@@ -26,6 +27,7 @@ pub mod settings;
 pub mod text_table;
 
 pub use clock::{Clock, SystemClock, UnixMillis, built_at, shown_now};
+pub use disk_reserve::{DiskReserve, NoSpace};
 pub use engine_stats::EngineStats;
 pub use file_lock::FileLock;
 pub use ids::{

@@ -2,7 +2,7 @@
 
 use super::manifest::MANIFEST;
 use super::{Error, Manifest, Result};
-use cresset_base::{FileLock, durable_file};
+use cresset_base::{DiskReserve, FileLock, durable_file};
 use cresset_models::ModelSource;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -13,11 +13,14 @@ use std::path::{Path, PathBuf};
 
 /// Folder of unfinished downloads. Nothing in it is ever loaded.
 const INCOMING: &str = ".incoming";
+/// The ending of a hidden file that is being copied to its place.
+pub(super) const PART: &str = ".part";
 const LOCK: &str = ".lock";
 
 pub(super) struct ReleaseFolder {
     path: PathBuf,
     name: String,
+    reserve: DiskReserve,
 }
 
 /// The manifests of all releases under `models`, and why each that cannot be read cannot.
@@ -39,6 +42,40 @@ pub(super) fn manifests(models: &Path) -> Result<(Vec<Manifest>, Vec<Error>)> {
         }
     }
     Ok((found, bad))
+}
+
+/// Bytes that interrupted transfers left, by the folder's name.
+pub(super) fn parts(models: &Path) -> Result<BTreeMap<String, u64>> {
+    let entries = match fs::read_dir(models) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        entries => entries.map_err(Error::io("list", models))?,
+    };
+    let mut found = BTreeMap::new();
+    for entry in entries {
+        let folder = entry.map_err(Error::io("list", models))?.path();
+        let copies = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let copies = copies.map(|entry| entry.path()).filter(|path| is_part(path));
+        let bytes = copies.map(|path| size(&path)).sum::<u64>() + size(&folder.join(INCOMING));
+        if bytes > 0 {
+            found.insert(name_of(&folder), bytes);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a file is a copy that was not ended.
+fn is_part(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with('.') && name.ends_with(PART)
+}
+
+/// Bytes of a file, or under a folder.
+pub(super) fn size(path: &Path) -> u64 {
+    if !path.is_dir() {
+        return path.metadata().map_or(0, |found| found.len());
+    }
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| size(&entry.path())).sum()
 }
 
 fn manifest_in(folder: &Path, path: &Path) -> Result<Manifest, String> {
@@ -121,8 +158,13 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
 }
 
 impl ReleaseFolder {
-    pub(super) fn new(path: PathBuf, name: &str) -> Self {
-        Self { path, name: name.to_owned() }
+    pub(super) fn new(path: PathBuf, name: &str, reserve: DiskReserve) -> Self {
+        Self { path, name: name.to_owned(), reserve }
+    }
+
+    /// Space that files of the release leave free.
+    pub(super) fn reserve(&self) -> &DiskReserve {
+        &self.reserve
     }
 
     pub(super) fn path(&self) -> &Path {

@@ -42,7 +42,7 @@ pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
 pub use receipts::{NodePublicKey, ReceiptSigner, claimed};
 pub use settings::HubSettings;
 
-use cresset_base::UnixMillis;
+use cresset_base::{DiskReserve, NoSpace, UnixMillis};
 use cresset_models::ModelSource;
 use cresset_qualification::{HostIdentity, Identity, Record, Release};
 use folder::ReleaseFolder;
@@ -86,6 +86,8 @@ pub enum Error {
     Misspelt { name: String, hint: String },
     #[error("the disk is full at {path}: free some space there, or choose another --data-dir")]
     DiskFull { path: PathBuf },
+    #[error(transparent)]
+    NoSpace(#[from] NoSpace),
     #[error(
         "{path} is no key: it holds 64 hex digits. Put the original back, or remove it and qualify \
          every model again"
@@ -140,11 +142,18 @@ pub type Inspect<'a> = &'a dyn Fn(&ModelSource) -> Result<(), String>;
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     data: PathBuf,
+    reserve: DiskReserve,
 }
 
 impl Catalogue {
     pub fn new(data_folder: &Path) -> Self {
-        Self { data: data_folder.to_owned() }
+        Self { data: data_folder.to_owned(), reserve: DiskReserve::default() }
+    }
+
+    /// Leaves `bytes` free on the disk of the data folder, whatever is fetched or copied.
+    #[must_use]
+    pub fn leaving_free(self, bytes: u64) -> Self {
+        Self { reserve: DiskReserve::new(&self.data, bytes), ..self }
     }
 
     /// Returns every release that is built in or in the data folder, by name. Each one whose
@@ -285,6 +294,8 @@ impl Catalogue {
     pub fn remove(&self, wanted: &str) -> Result<String> {
         let name = match self.find(wanted) {
             Err(Error::BadRelease { name, .. }) => name,
+            // What a pull left that was interrupted is no release yet.
+            Err(Error::Unknown { name, .. }) if self.parts()?.contains_key(&name) => name,
             found => found?.name,
         };
         let folder = self.folder(&name);
@@ -298,11 +309,17 @@ impl Catalogue {
         Ok(name)
     }
 
+    /// Bytes of files that interrupted pulls left, by the name that their release would have. The
+    /// next pull of the release goes on with them; `remove` removes them.
+    pub fn parts(&self) -> Result<BTreeMap<String, u64>> {
+        folder::parts(&self.models())
+    }
+
     fn models(&self) -> PathBuf {
         self.data.join("models")
     }
 
     fn folder(&self, name: &str) -> ReleaseFolder {
-        ReleaseFolder::new(self.models().join(name), name)
+        ReleaseFolder::new(self.models().join(name), name, self.reserve.clone())
     }
 }

@@ -5,7 +5,7 @@ use super::support::output::{CommandError, CommandResult, Output, Style, note, s
 use super::support::text;
 use cresset_base::memory::memory_bytes;
 use cresset_base::{UnixMillis, shown_now};
-use cresset_catalogue::QualifiedModel;
+use cresset_catalogue::{Catalogue, QualifiedModel};
 use cresset_commands::AdminCommand;
 use cresset_node::config::Config;
 use cresset_node::{ComputeDevice, NodeError, cluster, instruction_set, private_files};
@@ -134,15 +134,20 @@ fn disk(data_dir: &Path) -> Finding {
             let free = found.f_bavail * found.f_frsize;
             let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
             if free < LOW_DISK {
-                return Finding::warning(
-                    "disk",
-                    detail,
-                    "free some space, or move the data folder with --data-dir",
-                );
+                return Finding::warning("disk", detail, &more_space(data_dir));
             }
             Finding::good("disk", detail)
         }
     }
+}
+
+/// What frees space: a part of a pull comes first, which nobody uses.
+fn more_space(data_dir: &Path) -> String {
+    let parts = Catalogue::new(data_dir).parts().unwrap_or_default();
+    let freed = parts.iter().map(|(name, bytes)| {
+        format!("`cresset models remove {name}` frees {}, ", text::mebibytes(*bytes))
+    });
+    freed.collect::<String>() + "free some space, or move the data folder with --data-dir"
 }
 
 /// Whether models run on a GPU; `None` when none is expected.

@@ -259,7 +259,8 @@ async fn with_bytes<T: Send + 'static>(
     what: String,
     work: impl FnOnce(&Catalogue, OnProgress) -> cresset_catalogue::Result<T> + Send + 'static,
 ) -> CommandResult<T> {
-    let catalogue = Catalogue::new(&context.data_dir);
+    let reserve = context.config.requests.min_free_mib << 20;
+    let catalogue = Catalogue::new(&context.data_dir).leaving_free(reserve);
     let blocking = tokio::task::spawn_blocking(move || {
         let mut progress = TaskProgress::bytes(what.clone());
         work(&catalogue, &mut |at: FetchProgress| {
@@ -284,7 +285,7 @@ fn list(assembly: &Assembly, loaded: &[ModelId]) -> CommandResult<Value> {
         .iter()
         .map(|manifest| row(&catalogue, manifest, assembly.qualified(manifest, &host), loaded))
         .collect::<Result<Vec<_>, cresset_catalogue::Error>>()?;
-    Ok(json!({ "models": rows }))
+    Ok(json!({ "models": rows, "parts": catalogue.parts()? }))
 }
 
 fn row(
@@ -403,6 +404,11 @@ fn list_text(document: &Value) -> String {
         if let Some(why) = row["not_qualified_because"].as_str().filter(|_| row["pulled"] == true) {
             let _ = writeln!(out, "  {why}");
         }
+    }
+    for (name, bytes) in document["parts"].as_object().into_iter().flatten() {
+        let mib = bytes.as_u64().unwrap_or_default() >> 20;
+        let _ = writeln!(out, "{name:<32} {mib:>7} MiB  part of a pull that was interrupted");
+        let _ = writeln!(out, "  pull it again to go on, or free it: cresset models remove {name}");
     }
     out
 }

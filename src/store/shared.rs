@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const SPACE_LOW: &str = "less space is free where the data folder is than requests.min_free_mib, \
-                         and new requests are refused: make room";
+                         and new requests are refused: make room. `cresset doctor` names \
+                         what pulls left, `cresset models list` what models take";
 const MOVED: &str = "the files of the data folder were removed or replaced while the node runs, and \
                      what it writes would be lost: stop it, put the folder in order, start it again";
 

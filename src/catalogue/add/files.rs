@@ -1,7 +1,7 @@
 //! The files of a release: which ones make a model, their digests, and how they get to their place.
 
 use crate::fetch::{FetchPhase, FetchProgress};
-use crate::folder::{ReleaseFolder, is_gguf, sha256};
+use crate::folder::{PART, ReleaseFolder, is_gguf, sha256};
 use crate::{Error, ReleaseFile, Result};
 use cresset_models::loader::gguf::ShardName;
 use std::fs::{self, File};
@@ -141,20 +141,24 @@ pub(super) fn digest(path: &Path, progress: &mut dyn FnMut(FetchProgress)) -> Re
 /// original could change: blocks of the disk are shared where the file system copies them on
 /// write, names never.
 pub(super) fn copy(from: &Path, folder: &ReleaseFolder, name: &str) -> Result<()> {
-    let part = folder.path().join(format!(".{name}.part"));
+    let part = folder.path().join(format!(".{name}{PART}"));
     let mut input = File::open(from).map_err(Error::io("open", from))?;
     let mut output = File::create(&part).map_err(Error::io("create", &part))?;
-    clone_or_copy(&mut input, &mut output).map_err(Error::io("copy to", &part))?;
+    if !is_cloned(&input, &output) {
+        let bytes = input.metadata().map_err(Error::io("read", from))?.len();
+        folder.reserve().check(&part, bytes)?;
+        std::io::copy(&mut input, &mut output).map_err(Error::io("copy to", &part))?;
+    }
     output.sync_all().map_err(Error::io("write", &part))?;
     move_to(&part, folder, name)
 }
 
-fn clone_or_copy(input: &mut File, output: &mut File) -> std::io::Result<()> {
+/// Whether the file system shares the blocks of both files until one of them changes.
+fn is_cloned(input: &File, output: &File) -> bool {
     #[cfg(target_os = "linux")]
-    if rustix::fs::ioctl_ficlone(&*output, &*input).is_ok() {
-        return Ok(());
-    }
-    std::io::copy(input, output).map(drop)
+    return rustix::fs::ioctl_ficlone(output, input).is_ok();
+    #[cfg(not(target_os = "linux"))]
+    false
 }
 
 /// Moves a file of the same disk to its place.

@@ -58,7 +58,7 @@ fn fetch_all(
     for path in wanted {
         let name = path.rsplit('/').next().unwrap_or(path).to_owned();
         let to = place.join(&name);
-        let mut part = PartFile::open(&to, left)?;
+        let mut part = PartFile::open(&to, left, folder.reserve())?;
         let expected = listing.digests.get(path);
         if expected.is_none() {
             // Nothing would tell that what is here is damaged.

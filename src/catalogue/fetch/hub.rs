@@ -140,6 +140,7 @@ pub(in super::super) fn download(
             part.restart()?;
         }
         let total = transfer.total;
+        part.expect(total)?;
         match part.append(&mut transfer, &mut |done| progress(done, total)) {
             Err(broken @ SourceFailure::Source(_)) => last = broken,
             ended => return ended,
@@ -232,7 +233,7 @@ fn send(
         Some(range) if response.status().as_u16() == 206 => {
             range.to_str().ok().and_then(content_range).ok_or("the hub's Content-Range is none")?
         }
-        _ => (0, 0),
+        _ => (0, response.body().content_length().unwrap_or(0)),
     };
     let mut body = response.into_body().into_reader();
     let mut event = TransferEvent::Begun { start, total };

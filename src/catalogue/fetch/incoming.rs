@@ -3,6 +3,7 @@
 
 use super::super::{Error, ReleaseFile};
 use super::{SourceFailure, Want};
+use cresset_base::DiskReserve;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -19,17 +20,23 @@ pub(in super::super) struct PartFile {
     done: u64,
     /// Bytes that the file may have.
     most: u64,
+    reserve: DiskReserve,
 }
 
 impl PartFile {
     /// Begins a file, or goes on with the part that an earlier transfer left.
-    pub(in super::super) fn open(path: &Path, most: u64) -> Result<Self, Error> {
+    pub(in super::super) fn open(
+        path: &Path,
+        most: u64,
+        reserve: &DiskReserve,
+    ) -> Result<Self, Error> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         }
         let out = File::options().create(true).append(true).read(true).open(path);
         let out = out.map_err(Error::io("create", path))?;
-        let mut part = Self { path: path.to_owned(), out, hasher: Sha256::new(), done: 0, most };
+        let (path, hasher, reserve) = (path.to_owned(), Sha256::new(), reserve.clone());
+        let mut part = Self { path, out, hasher, done: 0, most, reserve };
         part.hash_what_is_there()?;
         if part.done > most {
             part.restart()?;
@@ -53,6 +60,16 @@ impl PartFile {
         self.out.set_len(0).map_err(Error::io("write", &self.path))?;
         (self.hasher, self.done) = (Sha256::new(), 0);
         Ok(())
+    }
+
+    /// Refuses a file of this length before it is written, if it is too long or leaves too little
+    /// space.
+    pub(super) fn expect(&self, length: u64) -> Result<(), SourceFailure> {
+        if length > self.most {
+            return Err(SourceFailure::TooLong(self.most));
+        }
+        let more = length.saturating_sub(self.done);
+        Ok(self.reserve.check(&self.path, more).map_err(Error::from)?)
     }
 
     /// Bytes that are here.
@@ -82,6 +99,7 @@ impl PartFile {
                 fs::remove_file(&self.path).map_err(Error::io("remove", &self.path))?;
                 return Err(SourceFailure::TooLong(self.most));
             }
+            self.reserve.check(&self.path, n as u64).map_err(Error::from)?;
             self.out.write_all(&buffer[..n]).map_err(Error::io("write", &self.path))?;
             self.hasher.update(&buffer[..n]);
             self.done += n as u64;
@@ -98,7 +116,7 @@ impl PartFile {
 
 /// Where a file of the manifest is put together.
 pub(super) fn part_of(want: &Want) -> Result<PartFile, Error> {
-    PartFile::open(&part_path(want), want.file.bytes)
+    PartFile::open(&part_path(want), want.file.bytes, want.folder.reserve())
 }
 
 fn part_path(want: &Want) -> PathBuf {

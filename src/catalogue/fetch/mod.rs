@@ -95,7 +95,7 @@ pub(super) enum SourceFailure {
 impl From<Error> for SourceFailure {
     fn from(error: Error) -> Self {
         match error {
-            Error::DiskFull { .. } => Self::Here(error),
+            Error::DiskFull { .. } | Error::NoSpace(_) => Self::Here(error),
             other => Self::Source(other.to_string()),
         }
     }

