@@ -76,6 +76,8 @@ const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 /// The beginning of the path of one model.
 const MODEL: &str = "/v1/models/";
+/// The member by which the node is asked to go on with the last message.
+const CONTINUES: &str = "continue_final_message";
 /// Paths of other services for what no model here does, by their beginnings.
 const UNSUPPORTED_PATHS: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
 /// Paths at which Ollama's clients change its models.

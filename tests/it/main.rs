@@ -17,6 +17,7 @@ mod cli;
 mod clients;
 mod clock;
 mod cluster;
+mod continued;
 mod control_plane;
 mod counting;
 mod crash;

@@ -14,6 +14,7 @@ mod ollama;
 mod responses;
 mod translated;
 
+use super::CONTINUES;
 use super::json_members::JsonMembers;
 use super::left_out::LeftOut;
 use super::thinking::EFFORT;
@@ -172,6 +173,20 @@ fn event(out: &mut String, name: Option<&str>, data: &Value) {
 /// A message of the node's chat request.
 fn message(role: &str, content: impl Into<Value>) -> Value {
     json!({ "role": role, "content": content.into() })
+}
+
+/// Asks the node to go on with a last message of the assistant. An empty one only says whose turn
+/// it is.
+fn continue_last(asked: &mut JsonMembers, messages: &mut Vec<Value>) {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else { return };
+    let parts = last["content"].as_array().map_or(&[][..], Vec::as_slice);
+    let says = |text: &Value| text.as_str().is_some_and(|text| !text.trim().is_empty());
+    let has_text = says(&last["content"]) || parts.iter().any(|part| says(&part["text"]));
+    if has_text || !last["tool_calls"].is_null() {
+        asked.add(CONTINUES, &true);
+    } else {
+        messages.pop();
+    }
 }
 
 /// An assistant's message that calls tools. Of the content, `null` is none.

@@ -5,7 +5,7 @@
 use super::node_events::NodeCall;
 use super::{
     AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, EFFORT, JsonMembers, LeftOut,
-    NodePart, Question, TEXT_ONLY, UpstreamError, called, calling, message, result,
+    NodePart, Question, TEXT_ONLY, UpstreamError, called, calling, continue_last, message, result,
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
@@ -97,6 +97,7 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
             messages.push(calling(content, &calls));
         }
     }
+    continue_last(&mut asked, &mut messages);
     question(asked, &messages, OllamaWriter::new(true))
 }
 
