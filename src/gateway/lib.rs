@@ -409,7 +409,9 @@ impl Gateway {
         }
         let kind = answer.headers().get(CONTENT_TYPE);
         if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-            call.stop = Some(StreamStop::new(&self.node, head, call.key, &self.closing));
+            // A relay may have asked again under a key that it derived.
+            let run = uuid_in(answer.headers(), REQUEST_ID.as_str()).unwrap_or(call.key);
+            call.stop = Some(StreamStop::new(&self.node, head, run, &self.closing));
         }
         Ok((answer, exchange))
     }
