@@ -3,7 +3,7 @@
 use super::Manifest;
 use cresset_models::{FileLayout, ModelSource, inspect};
 
-/// Told of a release; `None` where this build cannot read its headers.
+/// Where this build cannot read the headers, they say nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileFacts {
     pub format: &'static str,
