@@ -274,6 +274,11 @@ impl Gateway {
         line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         self.complete(&mut head.headers)?;
+        if head.uri.path() == MODEL {
+            // Some clients end each path with a slash.
+            let query = head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+            head.uri = format!("{MODELS}{query}").parse().unwrap_or(Uri::from_static(MODELS));
+        }
         let path = head.uri.path();
         if UNSUPPORTED_PATHS.iter().any(|beginning| path.starts_with(beginning)) {
             let why = "models here generate text only: turn embeddings, images and audio off in \

@@ -5,6 +5,7 @@ use super::answer_format;
 use super::chat_schema::{body_members, check, only};
 use super::json::{JsonField, JsonTree};
 use super::messages;
+use super::near_names::meant_by;
 use super::tools;
 use crate::error::ApiError;
 use crate::settings::ChatBounds;
@@ -183,7 +184,10 @@ fn refusal(name: &str, field: &JsonField) -> ApiError {
         "cache_salt" | "cache_namespace" | "prompt_cache_key" => {
             field.refuse("cannot be chosen by the caller")
         }
-        _ => field.refuse("is not supported"),
+        _ => match meant_by(name) {
+            Some(own) => field.refuse(&format!("is not supported: {own} may be what is meant")),
+            None => field.refuse("is not supported"),
+        },
     }
 }
 
