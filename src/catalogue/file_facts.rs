@@ -1,7 +1,7 @@
 //! What the headers of a release's files say of its model, for those who choose one.
 
 use super::Manifest;
-use cresset_models::{FileLayout, ModelSource, inspect};
+use cresset_models::{FileLayout, ModelCard, ModelSource, inspect};
 
 /// Where this build cannot read the headers, they say nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl FileFacts {
             format,
             bytes: manifest.bytes(),
             architecture: card.as_ref().map(|card| card.architecture.clone()),
-            parameters: card.as_ref().map(|card| card.parameters()),
+            parameters: card.as_ref().map(ModelCard::parameters),
             quantisation: card.map(|card| card.main_type().to_owned()),
         }
     }

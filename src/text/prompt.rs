@@ -30,22 +30,16 @@ impl TextModel {
         // their braces.
         let messages = self.template.adapted(messages);
         let texts = messages.iter().flat_map(strings).chain(strings_beside(extras));
-        let [mark, end] = free_marks(texts).ok_or_else(|| {
-            Error::TemplateRefused("they use every character of the private planes".into())
-        })?;
+        let [mark, end] = free_marks(texts)?;
         let mut shielded: Vec<ChatMessage> =
             messages.iter().map(|message| shielded(message, &self.markup, mark)).collect();
         let safe = shielded_extras(extras, &self.markup, mark);
         let is_unmarked = shielded == messages && safe == *extras;
         let begun = extras.continues.then(|| mark_end(&mut shielded, end));
         let prompt = self.template.render_until(&shielded, &safe, begun.is_none(), unwanted)?;
-        if unwanted.load(Ordering::Relaxed) {
-            return Err(Error::Internal("nobody waits for the prompt any more".into()));
-        }
-        let prompt = match &begun {
-            Some(text) => cut_behind(text, end, &prompt)?,
-            None => &prompt,
-        };
+        still_wanted(unwanted)?;
+        let cut = begun.map(|text| cut_behind(&text, end, &prompt)).transpose()?;
+        let prompt = cut.unwrap_or(&prompt);
         if is_unmarked {
             return self.tokenizer.encode(prompt, true);
         }
@@ -77,6 +71,12 @@ impl TextModel {
         plain.encode(self, false, &mut ids)?;
         Ok(ids)
     }
+}
+
+fn still_wanted(unwanted: &Unwanted) -> Result<()> {
+    let is_over = unwanted.load(Ordering::Relaxed);
+    let why = "nobody waits for the prompt any more";
+    if is_over { Err(Error::Internal(why.into())) } else { Ok(()) }
 }
 
 /// Puts the mark `end` behind the text of the last message. Returns the text.
@@ -233,10 +233,12 @@ fn with_marks(text: &str, places: &[usize], mark: char) -> String {
 }
 
 /// Marks that occur in none of `texts`.
-fn free_marks<'a>(texts: impl Iterator<Item = &'a str>) -> Option<[char; 2]> {
+fn free_marks<'a>(texts: impl Iterator<Item = &'a str>) -> Result<[char; 2]> {
     let taken: HashSet<char> = texts.flat_map(str::chars).filter(|c| MARKS.contains(c)).collect();
-    let mut free = MARKS.into_iter().filter(|mark| !taken.contains(mark));
-    Some([free.next()?, free.next()?])
+    let mut free = MARKS.filter(|mark| !taken.contains(mark));
+    free.next().zip(free.next()).map(|(mark, end)| [mark, end]).ok_or_else(|| {
+        Error::TemplateRefused("they use every character of the private planes".into())
+    })
 }
 
 /// Text between two tokens of the template, and the places at which it may be cut.
@@ -358,10 +360,10 @@ mod tests {
             ("{{ m.content }}{{ m.content }}", None),
             ("{{ m.content[:2] }}", None),
         ] {
-            let messages = [message("user", "a"), message("assistant", "  a b ")];
+            let messages = [message("user", "hello"), message("assistant", "  a b ")];
             let extras = PromptExtras { continues: true, ..PromptExtras::default() };
             let model =
-                of(&format!("{{% if m.role == 'user' %}}a{{% else %}}{content}{{% endif %}}"));
+                of(&format!("{{% if m.role == 'user' %}}hello{{% else %}}{content}{{% endif %}}"));
             let ids = model.encode_chat_until(&messages, &extras, &Unwanted::default());
             match (ids, expect) {
                 (Ok(ids), Some(expect)) => {
@@ -505,7 +507,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_never_part_of_the_conversation() {
-        let free = |texts: &[&str]| free_marks(texts.iter().copied());
+        let free = |texts: &[&str]| free_marks(texts.iter().copied()).ok();
         assert_eq!(free(&["abc"]), Some(['\u{F0000}', '\u{F0001}']));
         assert_eq!(free(&["\u{F0000}", "\u{F0002}x"]), Some(['\u{F0001}', '\u{F0003}']));
         let all: String = MARKS.skip(1).collect();

@@ -164,10 +164,10 @@ fn parameters_out_of_bounds() {
 #[test]
 fn a_last_message_is_continued_or_refused() {
     const USER: &str = r#"{"role":"user","content":"a"}"#;
+    const CONTINUES: &str = r#","continue_final_message":true"#;
     let begun = |more: &str| format!(r#"{{"role":"assistant","content":"b"{more}}}"#);
     let prefix = begun(r#","prefix":true"#);
     let with = |last: &str, more: &str| with_messages(&format!("[{USER},{last}]{more}"));
-    const CONTINUES: &str = r#","continue_final_message":true"#;
     for (body, continues) in [
         (with(&begun(""), CONTINUES), true),
         (with(&prefix, ""), true),

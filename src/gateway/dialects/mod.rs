@@ -30,6 +30,8 @@ pub(super) use translated::{TranslatedStream, whole};
 
 /// The header by which Anthropic's clients are known: both lists of models have one path.
 pub(super) const ANTHROPIC: HeaderName = HeaderName::from_static("anthropic-version");
+/// What the messages of a conversation are.
+const TURNS: &str = "a list of messages with role and content";
 /// Why pictures and files are refused by every dialect.
 const TEXT_ONLY: &str = "Models here read text only: leave images and files out.";
 

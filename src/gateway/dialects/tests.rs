@@ -378,7 +378,7 @@ fn what_has_no_effect_for_a_message_is_left_out_and_named() {
                 { "type": "server_tool_use", "id": "s", "name": "web_search", "input": {} },
                 { "type": "web_search_tool_result", "content": [] },
                 { "type": "text", "text": "Hi" }] }] }),
-            json!({ "messages": [
+            json!({ "continue_final_message": true, "messages": [
                 { "role": "assistant", "content": [{ "type": "text", "text": "Hi" }] }] }),
             "messages[].content[].server_tool_use, messages[].content[].web_search_tool_result",
         ),
