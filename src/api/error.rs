@@ -40,8 +40,9 @@ pub enum ApiError {
         "There is no such model available to this account. GET /v1/models lists the ids that are."
     )]
     ModelNotFound,
-    #[error("There is nothing at this path.")]
-    NotFound,
+    /// What the node's gateway has, if there is one.
+    #[error("There is nothing at this path.{}", behind(.gateway.as_ref()))]
+    NotFound { gateway: Option<String> },
     #[error("This path does not know this method. The Allow header names those that it knows.")]
     MethodNotAllowed,
     #[error("The request was cancelled. Use a new Idempotency-Key to run it again.")]
@@ -105,6 +106,11 @@ pub enum ApiError {
     DeadlineExceeded,
 }
 
+/// A sentence more.
+fn behind(sentence: Option<&String>) -> String {
+    sentence.map_or_else(String::new, |more| format!(" {more}"))
+}
+
 /// The form of an error on the wire.
 struct ErrorForm {
     status: StatusCode,
@@ -165,6 +171,17 @@ impl ApiError {
         Self::InvalidRequest { message: message.into(), param: None }
     }
 
+    /// The same error, whose message names also what is said here.
+    #[must_use]
+    pub fn and(self, more: &str) -> Self {
+        match self {
+            Self::InvalidRequest { message, param } => {
+                Self::InvalidRequest { message: [&message, " ", more].concat(), param }
+            }
+            other => other,
+        }
+    }
+
     /// Returns one error of each kind for the public description: an error that is missing here is
     /// not described.
     pub fn each() -> Vec<Self> {
@@ -181,7 +198,7 @@ impl ApiError {
             Self::CreditsReserved { needed: amount(500), available: amount(20) },
             Self::RequestNotFound,
             Self::ModelNotFound,
-            Self::NotFound,
+            Self::NotFound { gateway: None },
             Self::MethodNotAllowed,
             Self::RequestCancelled,
             Self::RequestInProgress,
@@ -233,7 +250,7 @@ impl ApiError {
             }
             Self::RequestNotFound => row(S::NOT_FOUND, "request_not_found", INVALID),
             Self::ModelNotFound => row(S::NOT_FOUND, "model_not_found", INVALID),
-            Self::NotFound => row(S::NOT_FOUND, "not_found", INVALID),
+            Self::NotFound { .. } => row(S::NOT_FOUND, "not_found", INVALID),
             Self::MethodNotAllowed => row(S::METHOD_NOT_ALLOWED, "method_not_allowed", INVALID),
             Self::RequestCancelled => row(S::CONFLICT, "request_cancelled", CONFLICT),
             Self::RequestInProgress => {
@@ -474,7 +491,7 @@ mod tests {
         check(E::CreditsReserved { needed, available }, 402, "credits_reserved", "true", Some("5"));
         check(E::RequestNotFound, 404, "request_not_found", "false", None);
         check(E::ModelNotFound, 404, "model_not_found", "false", None);
-        check(E::NotFound, 404, "not_found", "false", None);
+        check(E::NotFound { gateway: None }, 404, "not_found", "false", None);
         check(E::MethodNotAllowed, 405, "method_not_allowed", "false", None);
         check(E::RequestCancelled, 409, "request_cancelled", "false", None);
         check(E::RequestInProgress, 409, "request_in_progress", "true", Some("1"));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
+pub const SESSION: &str = "X-Service-Session-Id";
 /// Lowers the time for which a stream continues after its client has left. It changes no answer, so
 /// it is no part of the fingerprint.
 pub const DISCONNECT_GRACE: &str = "X-Disconnect-Grace-Seconds";
@@ -18,7 +19,8 @@ pub const DISCONNECT_GRACE: &str = "X-Disconnect-Grace-Seconds";
 /// leaves it among the request's extensions.
 pub type KeyRead = Result<RequestId, ApiError>;
 
-/// Extracts what names a completion request, or refuses it and says which header is wrong.
+/// Extracts what names a completion request, or refuses it and says which headers are wrong: the
+/// first one as the parameter, all of them in the message.
 pub struct NamedRequest {
     pub id: RequestId,
     pub session: SessionId,
@@ -31,12 +33,23 @@ impl FromRequestParts<Api> for NamedRequest {
 
     async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
         let read = parts.extensions.get::<KeyRead>().cloned();
-        let id = read.expect("invariant: finish_response reads every request's key")?;
-        let session = session(&parts.headers, &api.settings.service_name)?;
+        let id = read.expect("invariant: finish_response reads every request's key");
+        let session = session(&parts.headers, &api.settings.service_name);
         let limit = api.settings.disconnect_grace_seconds;
-        let disconnect_grace = disconnect_grace(&parts.headers, limit)?;
-        refuse_cache_namespaces(&parts.headers)?;
-        Ok(Self { id, session, disconnect_grace })
+        let disconnect_grace = disconnect_grace(&parts.headers, limit);
+        let namespaces = refuse_cache_namespaces(&parts.headers);
+        match (id, session, disconnect_grace, namespaces) {
+            (Ok(id), Ok(session), Ok(disconnect_grace), Ok(())) => {
+                Ok(Self { id, session, disconnect_grace })
+            }
+            (id, session, grace, namespaces) => {
+                let all = [id.err(), session.err(), grace.err(), namespaces.err()];
+                let all = all.into_iter().flatten();
+                Err(all
+                    .reduce(|first, next| first.and(&next.to_string()))
+                    .expect("invariant: one of them is refused"))
+            }
+        }
     }
 }
 
@@ -57,8 +70,7 @@ pub fn session(headers: &HeaderMap, service_name: &str) -> Result<SessionId, Api
     let own = format!("x-{service_name}-session-id").to_ascii_lowercase();
     let generic = headers.get_all("x-service-session-id").iter();
     let named = headers.get_all(&own).iter().filter(|_| own != "x-service-session-id");
-    named_uuid(generic.chain(named), "X-Service-Session-Id", "keep it for one conversation")
-        .map(SessionId)
+    named_uuid(generic.chain(named), SESSION, "keep it for one conversation").map(SessionId)
 }
 
 fn named_uuid<'a>(
@@ -67,11 +79,7 @@ fn named_uuid<'a>(
     advice: &str,
 ) -> Result<Uuid, ApiError> {
     let refuse = |what: &str| {
-        let text = format!(
-            "{what} header {name}. Send one UUID; {advice}. A client that cannot send it can be \
-             pointed at `cresset relay`, which adds it."
-        );
-        ApiError::invalid(name, text)
+        ApiError::invalid(name, format!("{what} header {name}. Send one UUID; {advice}."))
     };
     let value = values.next().ok_or_else(|| refuse("Missing"))?;
     if values.next().is_some() {

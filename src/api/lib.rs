@@ -20,6 +20,7 @@ pub mod auth;
 pub mod error;
 pub mod finish_response;
 mod forward;
+mod gateway_hint;
 pub mod handlers;
 pub mod headers;
 pub mod openapi;
@@ -29,10 +30,12 @@ pub mod wire;
 
 pub use error::ApiError;
 pub use forward::{Forwarder, forwarding};
+pub use gateway_hint::GatewayHint;
 pub use settings::{Api, ApiSettings, ChatBounds, ChatLeeway, CredentialSettings};
 pub use wire::token_count::TokenCount;
 
 use axum::Router;
+use axum::extract::{Request, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use handlers::{chat, count, credits, me, models, requests};
@@ -53,10 +56,17 @@ pub fn router(api: Api) -> Router {
     let routes = Router::new()
         .route("/v1/models", get(models::list))
         .merge(plain)
-        .fallback(async || ApiError::NotFound)
+        .fallback(not_found)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(api.clone());
     guarded(routes, api)
+}
+
+/// Clients that look for another interface are told where it is.
+async fn not_found(State(api): State<Api>, request: Request) -> ApiError {
+    let (head, _) = request.into_parts();
+    let gateway = api.settings.gateway.sentence(&head, "speaks other services' interfaces");
+    ApiError::NotFound { gateway }
 }
 
 /// The public surface for requests that other nodes pass on. There is no way on from here.

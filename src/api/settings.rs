@@ -1,5 +1,6 @@
 //! The settings of the public surface.
 
+use crate::gateway_hint::GatewayHint;
 use axum::extract::FromRef;
 use cresset_base::section;
 use cresset_request::Services;
@@ -28,6 +29,7 @@ pub struct ApiSettings {
     /// The address that its OpenAPI document names.
     pub public: SocketAddr,
     pub leeway: ChatLeeway,
+    pub gateway: GatewayHint,
 }
 
 /// How far completion requests may go beyond the rules of `/v1`: not at all, but for those that the

@@ -16,6 +16,7 @@
 mod acceptance;
 mod add;
 mod fetch;
+mod file_facts;
 mod folder;
 mod goldens;
 mod host_identity;
@@ -33,6 +34,7 @@ mod unfinished;
 
 pub use acceptance::Acceptance;
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
+pub use file_facts::FileFacts;
 pub use folder::{FileDigests, FileStamp};
 pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};

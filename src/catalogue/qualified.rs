@@ -1,6 +1,7 @@
 //! Makes a `QualifiedModel`, the only kind of model that may be served, from a manifest and a
 //! matching record.
 
+use super::file_facts::FileFacts;
 use super::records::{CLOCK_SLACK_SECONDS, StoredRecord};
 use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
 use cresset_base::{ModelId, UnixMillis};
@@ -19,6 +20,7 @@ const TOOL_CHECK: &str = "tool_calls";
 pub struct QualifiedModel {
     manifest: Manifest,
     source: ModelSource,
+    facts: FileFacts,
     /// Stamps of the files, in the manifest's order, as they were when this value was made.
     stamps: Vec<FileStamp>,
     qualified_context_tokens: u32,
@@ -127,6 +129,9 @@ impl QualifiedModel {
     pub fn source(&self) -> &ModelSource {
         &self.source
     }
+    pub fn facts(&self) -> &FileFacts {
+        &self.facts
+    }
     pub fn stamps(&self) -> &[FileStamp] {
         &self.stamps
     }
@@ -188,9 +193,11 @@ impl Catalogue {
         }
         let evidence = self.evidence(manifest, host, record, rules, now)?;
         let limit = manifest.limits.model_context_tokens;
+        let source = folder.source(manifest);
         Ok(QualifiedModel {
             manifest: manifest.clone(),
-            source: folder.source(manifest).with_digests(record.identity.release.blake3.clone()),
+            facts: FileFacts::of(manifest, &source),
+            source: source.with_digests(record.identity.release.blake3.clone()),
             stamps,
             qualified_context_tokens: record.qualified_context_tokens.min(limit),
             evidence,
@@ -230,10 +237,12 @@ impl Catalogue {
     /// client reaches, and for nothing else.
     pub fn candidate(&self, manifest: &Manifest, context: usize) -> Result<QualifiedModel> {
         let folder = self.folder(&manifest.name);
+        let source = folder.source(manifest);
         Ok(QualifiedModel {
             manifest: manifest.clone(),
             stamps: folder.check_complete(manifest)?,
-            source: folder.source(manifest),
+            facts: FileFacts::of(manifest, &source),
+            source,
             qualified_context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
             evidence: Evidence {
                 grade: Grade::SelfOnly,

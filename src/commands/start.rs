@@ -28,7 +28,7 @@ pub struct StartState {
     pub local: OnceLock<SocketAddr>,
     pub tls: TlsListeners,
     /// The address of the node's own gateway, once it has one.
-    pub gateway: OnceLock<SocketAddr>,
+    pub gateway: Arc<OnceLock<SocketAddr>>,
     phase: Mutex<StartPhase>,
 }
 
@@ -39,7 +39,7 @@ impl StartState {
         tls: TlsListeners,
         phase: StartPhase,
     ) -> Arc<Self> {
-        let (local, gateway) = (OnceLock::new(), OnceLock::new());
+        let (local, gateway) = (OnceLock::new(), Arc::default());
         Arc::new(Self { public, operator, local, tls, gateway, phase: Mutex::new(phase) })
     }
 

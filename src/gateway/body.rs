@@ -11,17 +11,23 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
-use std::io::Read;
+use ruzstd::decoding::StreamingDecoder;
+use std::io::{self, Read};
 use std::time::Duration;
 
 /// Bodies up to this size, bytes, are read before anybody asks whose they are.
 const SMALL: usize = 256 << 10;
+
+/// The largest window of zstd, bytes: RFC 9659 lets no sender of HTTP ask for more, and as much is
+/// reserved before a byte was read.
+const ZSTD_WINDOW: u64 = 8 << 20;
 
 /// The compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyCoding {
     Gzip,
     Deflate,
+    Zstd,
 }
 
 /// The body as it was before it was compressed; the headers then tell nothing of that.
@@ -41,7 +47,7 @@ pub(super) async fn read(
         headers.remove(name);
     }
     let inflating = tokio::task::spawn_blocking(move || inflated(coding, &bytes, most));
-    let inflated = inflating.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    let inflated = inflating.await.unwrap_or_else(|error| Err(io::Error::other(error)));
     let why = "the body is not what its Content-Encoding says";
     let bytes = inflated.map_err(|_| refuse(StatusCode::BAD_REQUEST, why, false))?;
     if bytes.len() > most { Err(too_large(most)) } else { Ok(bytes.into()) }
@@ -92,25 +98,39 @@ fn coding(headers: &mut HeaderMap) -> Result<Option<BodyCoding>, GatewayRefusal>
     match (named.as_str(), all.next()) {
         ("gzip" | "x-gzip", None) => Ok(Some(BodyCoding::Gzip)),
         ("deflate", None) => Ok(Some(BodyCoding::Deflate)),
+        ("zstd", None) => Ok(Some(BodyCoding::Zstd)),
         ("identity" | "", None) => {
             headers.remove(CONTENT_ENCODING);
             Ok(None)
         }
         _ => {
-            let why = "send the body as it is, or with one Content-Encoding: gzip or deflate";
+            let why = "send the body as it is, or with one Content-Encoding: gzip, deflate or \
+                       zstd";
             Err(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, why, false).into())
         }
     }
 }
 
 /// At most one byte more than `most`. Blocking: megabytes take milliseconds.
-fn inflated(coding: BodyCoding, bytes: &[u8], most: usize) -> std::io::Result<Vec<u8>> {
+fn inflated(coding: BodyCoding, bytes: &[u8], most: usize) -> io::Result<Vec<u8>> {
     let most = most as u64 + 1;
     let mut whole = Vec::new();
     match coding {
         BodyCoding::Gzip => MultiGzDecoder::new(bytes).take(most).read_to_end(&mut whole)?,
         BodyCoding::Deflate => ZlibDecoder::new(bytes).take(most).read_to_end(&mut whole)?,
+        BodyCoding::Zstd => return frames(bytes, most),
     };
+    Ok(whole)
+}
+
+/// What the frames of zstd hold, at most `most` bytes.
+fn frames(mut bytes: &[u8], most: u64) -> io::Result<Vec<u8>> {
+    let mut whole = Vec::new();
+    while !bytes.is_empty() && (whole.len() as u64) < most {
+        let frame = StreamingDecoder::new_with_max_window_size(&mut bytes, ZSTD_WINDOW);
+        let left = most - whole.len() as u64;
+        frame.map_err(io::Error::other)?.take(left).read_to_end(&mut whole)?;
+    }
     Ok(whole)
 }
 
@@ -129,6 +149,7 @@ mod tests {
     use flate2::Compression;
     use flate2::write::{GzEncoder, ZlibEncoder};
     use hyper::header::HeaderValue;
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
     use std::io::Write;
 
     fn gzip(text: &str) -> Vec<u8> {
@@ -143,12 +164,26 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    fn zstd(text: &str) -> Vec<u8> {
+        compress_to_vec(text.as_bytes(), CompressionLevel::Fastest)
+    }
+
+    /// A frame of the word "text" whose window has `2^(10 + exponent)` bytes.
+    fn zstd_with_window(exponent: u8) -> Vec<u8> {
+        let head = [0x28, 0xB5, 0x2F, 0xFD, 0, exponent << 3];
+        let block = [4 << 3 | 1, 0, 0];
+        [&head[..], &block, b"text"].concat()
+    }
+
     #[tokio::test]
     async fn bodies_are_read_as_they_were() {
         let limits = HttpSettings { max_body_bytes: 1 << 20, ..HttpSettings::default() };
         let (bomb, zeros) = (gzip(&"0".repeat(8 << 20)), vec![b'0'; (1 << 20) + 1]);
         assert!(bomb.len() < 1 << 20);
-        let cut = gzip("text")[..10].to_vec();
+        let [cut, cut_frame] = [gzip("text"), zstd("text")].map(|it| it[..10].to_vec());
+        let frames = [zstd("te"), zstd_with_window(13)].concat();
+        let frame_bomb = zstd(&"0".repeat(8 << 20));
+        assert!(frame_bomb.len() < 1 << 20);
         for (codings, body, expect) in [
             (&[][..], b"text".to_vec(), Ok("text")),
             (&["identity"], b"text".to_vec(), Ok("text")),
@@ -159,9 +194,15 @@ mod tests {
             (&[], zeros, Err((413, "request_too_large"))),
             (&["gzip"], cut, Err((400, "Content-Encoding"))),
             (&["gzip"], b"text".to_vec(), Err((400, "Content-Encoding"))),
-            (&["zstd"], b"text".to_vec(), Err((415, "gzip or deflate"))),
-            (&["gzip, gzip"], gzip("text"), Err((415, "gzip or deflate"))),
-            (&["gzip", "gzip"], gzip("text"), Err((415, "gzip or deflate"))),
+            (&["zstd"], zstd("text"), Ok("text")),
+            (&["zstd"], frames, Ok("tetext")),
+            (&["zstd"], zstd_with_window(14), Err((400, "Content-Encoding"))),
+            (&["zstd"], frame_bomb, Err((413, "1 MiB"))),
+            (&["zstd"], cut_frame, Err((400, "Content-Encoding"))),
+            (&["zstd"], b"text".to_vec(), Err((400, "Content-Encoding"))),
+            (&["br"], b"text".to_vec(), Err((415, "gzip, deflate or zstd"))),
+            (&["gzip, gzip"], gzip("text"), Err((415, "gzip, deflate or zstd"))),
+            (&["gzip", "gzip"], gzip("text"), Err((415, "gzip, deflate or zstd"))),
         ] {
             let mut headers = HeaderMap::new();
             for coding in codings {

@@ -4,7 +4,8 @@
 
 use super::json_members::{EMPTY, JsonMembers};
 use super::left_out::LeftOut;
-use super::{thinking, tools};
+use super::{CONTINUES, thinking, tools};
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -53,10 +54,10 @@ const HARMLESS: [&str; 39] = [
 ];
 /// Values by which clients say that something is as it is here anyway.
 const AS_IT_IS: [(&str, &str); 31] = [
-    ("add_generation_prompt", "true"),
+    (BEGINS, "true"),
     ("ban_eos_token", "false"),
     ("best_of", "1"),
-    ("continue_final_message", "false"),
+    (CONTINUES, "false"),
     ("detokenize", "true"),
     ("dry_multiplier", "0"),
     ("dynatemp_range", "0"),
@@ -88,7 +89,7 @@ const AS_IT_IS: [(&str, &str); 31] = [
 /// Names of the most output tokens.
 const MOST_TOKENS: [&str; 2] = ["max_tokens", "max_completion_tokens"];
 /// Members of messages, with the role that alone may have them.
-const OF_MESSAGES: [(&str, &str); 7] = [
+const OF_MESSAGES: [(&str, &str); 8] = [
     ("role", ""),
     ("content", ""),
     ("name", ""),
@@ -96,12 +97,18 @@ const OF_MESSAGES: [(&str, &str); 7] = [
     ("tool_call_id", "tool"),
     ("reasoning_content", "assistant"),
     ("reasoning", "assistant"),
+    (PREFIX, "assistant"),
 ];
+/// Whether a new answer begins, in vLLM's words.
+const BEGINS: &str = "add_generation_prompt";
+/// Marks the last message as one to go on with. In earlier ones it belongs to the past.
+const PREFIX: &str = "prefix";
 /// The longest name that the node takes.
 const MAX_NAME: usize = 64;
 
 /// Translates the members of a request; the error is a sentence for the client.
 pub(super) fn translate(request: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
+    continuation(request)?;
     request.retain("", left_out, |name, value| {
         let as_it_is = AS_IT_IS.iter().any(|(own, usual)| *own == name && is_equal(value, usual));
         // A negative number asks for as many as there is room for.
@@ -110,8 +117,29 @@ pub(super) fn translate(request: &mut JsonMembers, left_out: &mut LeftOut) -> Re
         !(HARMLESS.contains(&name) || as_it_is || unbounded || is_empty)
     });
     tools::translate(request, left_out)?;
-    request.change_each("messages", |message| self::message(message, left_out));
+    let mut behind = request.read::<Vec<IgnoredAny>>("messages").unwrap_or_default().len();
+    request.change_each("messages", |message| {
+        behind = behind.saturating_sub(1);
+        self::message(message, behind == 0, left_out);
+    });
     Ok(())
+}
+
+/// Clients that want the last message to be continued say also that no answer begins.
+fn continuation(request: &mut JsonMembers) -> Result<(), String> {
+    let continues = request.read(CONTINUES) == Some(true);
+    match request.read(BEGINS) {
+        Some(true) if continues => Err(format!(
+            "{CONTINUES} and {BEGINS} cannot both be true: the first goes on with the last \
+             message, the second begins another."
+        )),
+        Some(false) if continues => {
+            request.0.retain(|(name, _)| name != BEGINS);
+            Ok(())
+        }
+        Some(false) => Err(format!("{BEGINS} can only be false with {CONTINUES}: true.")),
+        _ => Ok(()),
+    }
 }
 
 /// Empty values of these say something, or are refused.
@@ -136,7 +164,7 @@ pub(super) fn lower_tokens(request: &mut JsonMembers, most: u64) -> bool {
     !above.is_empty()
 }
 
-fn message(message: &mut JsonMembers, left_out: &mut LeftOut) {
+fn message(message: &mut JsonMembers, is_last: bool, left_out: &mut LeftOut) {
     const PLACE: &str = "messages[]";
     let role = message.text("role").unwrap_or_default();
     if role == "developer" {
@@ -153,7 +181,8 @@ fn message(message: &mut JsonMembers, left_out: &mut LeftOut) {
         let says = name == "content" || !EMPTY.contains(&value.get());
         // Both names of a thought may come, with two texts.
         let is_second = name == "reasoning" && thought;
-        is_taken && says && !is_second && (name != "name" || is_name())
+        let is_past = name == PREFIX && (!is_last || value.get() == "false");
+        is_taken && says && !is_second && !is_past && (name != "name" || is_name())
     });
     message.change_each("tool_calls", |call| {
         let place = "messages[].tool_calls[]";
@@ -271,6 +300,47 @@ mod tests {
         ] {
             let expect = Ok((expect.to_owned(), named.to_owned()));
             assert_eq!(translated(request), expect, "{request}");
+        }
+    }
+
+    #[test]
+    fn the_last_message_is_continued_where_a_client_says_so() {
+        let (user, begun) = (
+            r#"{"role":"user","content":"a"}"#,
+            r#"{"role":"assistant","content":"b","prefix":true}"#,
+        );
+        let plain = begun.replace(r#","prefix":true"#, "");
+        let continued = format!(r#"{{"messages":[{user},{plain}],"continue_final_message":true"#);
+        for (request, expect, named) in [
+            (format!("{continued}}}"), format!("{continued}}}"), ""),
+            (
+                format!(r#"{continued},"add_generation_prompt":false}}"#),
+                format!("{continued}}}"),
+                "",
+            ),
+            (
+                format!(r#"{{"messages":[{user},{begun}]}}"#),
+                format!(r#"{{"messages":[{user},{begun}]}}"#),
+                "",
+            ),
+            (
+                format!(r#"{{"messages":[{user},{begun},{user}]}}"#),
+                format!(r#"{{"messages":[{user},{plain},{user}]}}"#),
+                "messages[].prefix",
+            ),
+            (
+                r#"{"continue_final_message":false,"add_generation_prompt":true}"#.into(),
+                "{}".into(),
+                "continue_final_message, add_generation_prompt",
+            ),
+        ] {
+            assert_eq!(translated(&request), Ok((expect, named.to_owned())), "{request}");
+        }
+        for (request, why) in [
+            (format!(r#"{continued},"add_generation_prompt":true}}"#), "cannot both be true"),
+            (r#"{"add_generation_prompt":false}"#.into(), "only be false with"),
+        ] {
+            assert!(translated(&request).is_err_and(|found| found.contains(why)), "{request}");
         }
     }
 

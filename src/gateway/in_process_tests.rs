@@ -106,6 +106,21 @@ async fn thinking_reaches_models_that_think_in_every_dialect() {
 }
 
 #[tokio::test]
+async fn models_are_listed_with_a_slash_behind_and_without() {
+    let gateway = gateway(&AskedChats::default(), 1 << 20);
+    let list = async |path: &str| {
+        let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
+        let (head, body) = gateway.answer(request).await.into_parts();
+        (head.status, body.collect().await.unwrap().to_bytes())
+    };
+    let expect = list(MODELS).await;
+    assert!(expect.0 == StatusCode::OK && expect.1.starts_with(b"{\"data\":[{\"id\":\"small\""));
+    for path in ["/v1/models/", "/v1/models/?limit=5"] {
+        assert_eq!(list(path).await, expect, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn output_tokens_are_the_models_at_most_in_every_dialect() {
     let seen = AskedChats::default();
     let gateway = gateway(&seen, 1 << 20);

@@ -76,6 +76,8 @@ const CHAT: &str = "/v1/chat/completions";
 const MODELS: &str = "/v1/models";
 /// The beginning of the path of one model.
 const MODEL: &str = "/v1/models/";
+/// The member by which the node is asked to go on with the last message.
+const CONTINUES: &str = "continue_final_message";
 /// Paths of other services for what no model here does, by their beginnings.
 const UNSUPPORTED_PATHS: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
 /// Paths at which Ollama's clients change its models.
@@ -272,6 +274,11 @@ impl Gateway {
         line: &mut GatewayLine,
     ) -> Result<Response<GatewayBody>, GatewayRefusal> {
         self.complete(&mut head.headers)?;
+        if head.uri.path() == MODEL {
+            // Some clients end each path with a slash.
+            let query = head.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
+            head.uri = format!("{MODELS}{query}").parse().unwrap_or(Uri::from_static(MODELS));
+        }
         let path = head.uri.path();
         if UNSUPPORTED_PATHS.iter().any(|beginning| path.starts_with(beginning)) {
             let why = "models here generate text only: turn embeddings, images and audio off in \
@@ -407,7 +414,9 @@ impl Gateway {
         }
         let kind = answer.headers().get(CONTENT_TYPE);
         if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-            call.stop = Some(StreamStop::new(&self.node, head, call.key, &self.closing));
+            // A relay may have asked again under a key that it derived.
+            let run = uuid_in(answer.headers(), REQUEST_ID.as_str()).unwrap_or(call.key);
+            call.stop = Some(StreamStop::new(&self.node, head, run, &self.closing));
         }
         Ok((answer, exchange))
     }

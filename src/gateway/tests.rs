@@ -6,6 +6,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use serde_json::json;
 use std::convert::Infallible;
 use std::sync::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -55,9 +56,10 @@ impl Node {
             self.cancelled.lock().unwrap().push(key);
             return Response::new(BoxBody::new(Full::default().map_err(|never| match never {})));
         }
-        let key = request.headers()[IDEMPOTENCY_KEY].to_str().unwrap().to_owned();
-        self.keys.lock().unwrap().push(key);
-        let (head, pieces) = self.answers.lock().unwrap().remove(0);
+        let key = &request.headers()[IDEMPOTENCY_KEY];
+        self.keys.lock().unwrap().push(key.to_str().unwrap().to_owned());
+        let (mut head, pieces) = self.answers.lock().unwrap().remove(0);
+        head.headers_mut().insert(REQUEST_ID, key.clone());
         let frames = futures_util::stream::unfold(pieces, async |mut pieces| {
             let piece = pieces.recv().await?;
             let frame = piece.map(|text| Frame::data(Bytes::from_static(text.as_bytes())));
@@ -328,6 +330,40 @@ async fn a_stream_that_its_client_closes_is_cancelled_and_forgotten() {
     drop(pen);
     assert!(whole(whole_stream).await.contains("[DONE]"));
     assert_eq!(cancelled().len(), 1, "one that was read to its end is not cancelled");
+}
+
+/// A relay that asked for fewer tokens did so under another key, and that run is the one to end.
+#[tokio::test]
+async fn the_run_that_answers_is_the_one_that_is_cancelled() {
+    const LONG: &str = "This model's maximum context length is 2048 tokens, but the prompt is too \
+                        long: 1000 prompt + 1500 requested output tokens = 2500.";
+    let refusal: &'static str = json!({ "error": { "code": "context_length_exceeded",
+        "message": LONG } })
+    .to_string()
+    .leak();
+    let running = Running::start().await;
+    let refused = running.node.will_answer(400, &[]);
+    refused.send(Some(refusal)).await.unwrap();
+    drop(refused);
+    let pen = running.node.will_answer(200, &[("content-type", "text/event-stream")]);
+    let body = SAME.replace('}', r#","max_tokens":1500}"#);
+    let mut client = running.send("", &body).await;
+    for _ in 0..2 {
+        pen.send(Some("data: {}\n\n")).await.unwrap();
+    }
+    let mut seen = String::new();
+    while seen.matches("data: {}").count() < 2 {
+        let mut piece = [0; 256];
+        let count = client.read(&mut piece).await.unwrap();
+        seen += &String::from_utf8_lossy(&piece[..count]);
+    }
+    drop(client);
+    while running.node.cancelled.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let keys = running.node.keys();
+    assert_ne!(keys[0], keys[1]);
+    assert_eq!(*running.node.cancelled.lock().unwrap(), keys[1..]);
 }
 
 #[tokio::test]

@@ -172,14 +172,14 @@ pub(super) struct StreamStop {
 }
 
 impl StreamStop {
-    /// For the request `of`, which went to the node under `key`.
+    /// For the request `of`, which the node calls `run`.
     pub(super) fn new(
         node: &NodeConnections,
         of: &Parts,
-        key: Uuid,
+        run: Uuid,
         closing: &CancellationToken,
     ) -> Self {
-        let mut head = question(of, &format!("/v1/requests/{key}"));
+        let mut head = question(of, &format!("/v1/requests/{run}"));
         head.method = Method::DELETE;
         Self { node: node.clone(), head, closing: closing.clone() }
     }

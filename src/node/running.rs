@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::reload::{AskedReload, Reloader};
 use crate::services::api;
 use crate::{Assembly, NodeError, open_files};
-use cresset_api::Api;
+use cresset_api::{Api, ApiSettings, GatewayHint};
 use cresset_commands::{Live, StartPhase};
 use cresset_tls::ListenerName;
 use serde_json::{Value, json};
@@ -57,9 +57,16 @@ impl RunningNode {
         }
     }
 
-    /// The public surface.
+    /// The public surface, which tells of the gateway.
     pub(super) fn api(&self) -> Api {
-        api(&self.live.node, &self.config)
+        let start = &self.live.start;
+        let gateway = GatewayHint {
+            address: start.gateway.clone(),
+            is_secured: start.tls.acceptor(ListenerName::Gateway).is_some(),
+            names: self.config.gateway.names.clone(),
+        };
+        let settings = ApiSettings { gateway, ..self.config.api() };
+        Api { settings: settings.into(), ..api(&self.live.node, &self.config) }
     }
 
     /// Serves the public surface on `listener`.

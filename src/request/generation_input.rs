@@ -13,6 +13,8 @@ pub struct GenerationInput {
     /// A request without a model is refused as one for a model that does not exist.
     pub model: Option<ModelId>,
     pub messages: Vec<ChatMessage>,
+    /// The last message is the assistant's, and the answer goes on with its text.
+    pub continues: bool,
     pub stream: bool,
     pub max_tokens: Option<u32>,
     pub min_tokens: u32,

@@ -169,6 +169,11 @@ impl GenerationInput {
             Capability::Tools.check("tools", model, plan)?;
             asked.as_ref().map_err(Clone::clone)?;
         }
+        // A call begins with a header there, which cannot stand inside a message.
+        if self.continues && self.offered().is_some() && model.text.has_channels() {
+            let why = "cannot be offered where this model goes on with a message: send one of them";
+            return Err(RequestError::refused("tools", why));
+        }
         let thought = self.messages.iter().position(|m| m.reasoning_content.is_some());
         if let Some(at) = thought {
             let field = format!("messages[{at}].reasoning_content");
@@ -257,6 +262,7 @@ impl GenerationInput {
         let extras = PromptExtras {
             tools: self.offered().map(|asked| asked.shown.clone()),
             variables: self.variables(text)?,
+            continues: self.continues,
         };
         text.encode_chat_until(&self.messages, &extras, unwanted).map_err(not_encoded)
     }
@@ -276,7 +282,8 @@ impl GenerationInput {
             (Some(asked), None) => Some(asked.compile(text, thinking)?),
             (None, None) => None,
         };
-        let reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
+        let mut reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
+        reader.continues = self.continues;
         let digest = TokenDigest::of(&prompt);
         Ok(PreparedAnswer { prompt: Arc::new(prompt), digest, grammar, reader })
     }

@@ -87,7 +87,8 @@ impl Transcript {
     /// The transcript of an answer that `reader` divides.
     #[must_use]
     pub fn read_by(self, reader: AnswerReader) -> Self {
-        Self { reader, ..self }
+        let continued = reader.continues.then(Detokenizer::behind_text);
+        Self { reader, detokenizer: continued.unwrap_or(self.detokenizer), ..self }
     }
 
     /// Adds the next token. Tokens after a stop string are neither counted nor read.

@@ -31,6 +31,8 @@ pub struct PromptExtras {
     pub tools: Option<Value>,
     /// Variables of the template's own.
     pub variables: Map<String, Value>,
+    /// The last message is one that the assistant goes on with: the prompt ends with its text.
+    pub continues: bool,
 }
 
 /// Fields that clients may add to messages of these roles, and that many templates leave out.

@@ -30,20 +30,20 @@ impl TextModel {
         // their braces.
         let messages = self.template.adapted(messages);
         let texts = messages.iter().flat_map(strings).chain(strings_beside(extras));
-        let mark = free_mark(texts).ok_or_else(|| {
-            Error::TemplateRefused("they use every character of the private planes".into())
-        })?;
-        let shielded: Vec<ChatMessage> =
+        let [mark, end] = free_marks(texts)?;
+        let mut shielded: Vec<ChatMessage> =
             messages.iter().map(|message| shielded(message, &self.markup, mark)).collect();
         let safe = shielded_extras(extras, &self.markup, mark);
-        let prompt = self.template.render_until(&shielded, &safe, true, unwanted)?;
-        if unwanted.load(Ordering::Relaxed) {
-            return Err(Error::Internal("nobody waits for the prompt any more".into()));
+        let is_unmarked = shielded == messages && safe == *extras;
+        let begun = extras.continues.then(|| mark_end(&mut shielded, end));
+        let prompt = self.template.render_until(&shielded, &safe, begun.is_none(), unwanted)?;
+        still_wanted(unwanted)?;
+        let cut = begun.map(|text| cut_behind(&text, end, &prompt)).transpose()?;
+        let prompt = cut.unwrap_or(&prompt);
+        if is_unmarked {
+            return self.tokenizer.encode(prompt, true);
         }
-        if shielded == messages && safe == *extras {
-            return self.tokenizer.encode(&prompt, true);
-        }
-        self.encode_marked(&prompt, mark)
+        self.encode_marked(prompt, mark)
     }
 
     /// Ids of a prompt in which the character after a `mark` starts no special token. The marks
@@ -71,6 +71,35 @@ impl TextModel {
         plain.encode(self, false, &mut ids)?;
         Ok(ids)
     }
+}
+
+fn still_wanted(unwanted: &Unwanted) -> Result<()> {
+    let is_over = unwanted.load(Ordering::Relaxed);
+    let why = "nobody waits for the prompt any more";
+    if is_over { Err(Error::Internal(why.into())) } else { Ok(()) }
+}
+
+/// Puts the mark `end` behind the text of the last message. Returns the text.
+fn mark_end(messages: &mut [ChatMessage], end: char) -> String {
+    let content = messages.last_mut().and_then(|last| last.content.as_mut());
+    content.map_or_else(String::new, |content| {
+        let text = content.clone();
+        content.push(end);
+        text
+    })
+}
+
+/// The prompt up to the mark `end`, which has to be in it once, behind `text`. Templates may take
+/// white space off a text's beginning.
+fn cut_behind<'a>(text: &str, end: char, prompt: &'a str) -> Result<&'a str> {
+    let is_whole = |(before, behind): &(&str, &str)| {
+        before.ends_with(text.trim_start()) && !behind.contains(end)
+    };
+    let cut = prompt.split_once(end).filter(is_whole).map(|(before, _)| before);
+    cut.ok_or_else(|| {
+        let why = "it changes the text of the last message, which cannot be continued so";
+        Error::TemplateRefused(why.into())
+    })
 }
 
 /// Every text beside the messages that the client wrote.
@@ -122,6 +151,7 @@ fn shielded_extras(extras: &PromptExtras, specials: &SpecialTokens, mark: char) 
     PromptExtras {
         tools: extras.tools.as_ref().map(|tools| shielded_json(tools, specials, mark)),
         variables: extras.variables.iter().map(variable).collect::<Map<_, _>>(),
+        continues: extras.continues,
     }
 }
 
@@ -157,8 +187,8 @@ fn shielded_json(value: &Value, specials: &SpecialTokens, mark: char) -> Value {
     }
 }
 
-/// Characters of the private use planes, which no client text needs. The first one that a
-/// conversation does not contain becomes its mark. Using all of them up takes half a megabyte.
+/// Characters of the private use planes, which no client text needs. The first two that a
+/// conversation does not contain become its marks. Using all of them up takes half a megabyte.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{10FFFD}';
 
 impl SpecialTokens {
@@ -202,10 +232,13 @@ fn with_marks(text: &str, places: &[usize], mark: char) -> String {
     marked + &text[from..]
 }
 
-/// A mark that occurs in none of `texts`.
-fn free_mark<'a>(texts: impl Iterator<Item = &'a str>) -> Option<char> {
+/// Marks that occur in none of `texts`.
+fn free_marks<'a>(texts: impl Iterator<Item = &'a str>) -> Result<[char; 2]> {
     let taken: HashSet<char> = texts.flat_map(str::chars).filter(|c| MARKS.contains(c)).collect();
-    MARKS.into_iter().find(|mark| !taken.contains(mark))
+    let mut free = MARKS.filter(|mark| !taken.contains(mark));
+    free.next().zip(free.next()).map(|(mark, end)| [mark, end]).ok_or_else(|| {
+        Error::TemplateRefused("they use every character of the private planes".into())
+    })
 }
 
 /// Text between two tokens of the template, and the places at which it may be cut.
@@ -287,6 +320,64 @@ mod tests {
         check("im_end|>");
     }
 
+    /// The prompt of a conversation whose last message is continued.
+    fn continued(model: &TextModel, messages: &[ChatMessage]) -> Result<String> {
+        let extras = PromptExtras { continues: true, ..PromptExtras::default() };
+        let ids = model.encode_chat_until(messages, &extras, &Unwanted::default())?;
+        assert_eq!(special_ids(&ids), [1, 2, 1]);
+        model.tokenizer.decode(&ids, false)
+    }
+
+    #[test]
+    fn a_message_is_continued_where_its_text_ends() {
+        let model = &*MODEL;
+        for text in ["1, 2,", " a \n", "<|im_end|>", "ends with <|im_", "\u{F0000}", "{"] {
+            let messages = [message("user", "hello"), message("assistant", text)];
+            let expect =
+                format!("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n{text}");
+            assert_eq!(continued(model, &messages).unwrap(), expect);
+            // The text is tokenised as it is in the same prompt without a turn's end.
+            let extras = PromptExtras { continues: true, ..PromptExtras::default() };
+            let ids = model.encode_chat_until(&messages, &extras, &Unwanted::default()).unwrap();
+            if !text.contains("<|im") {
+                assert_eq!(ids, model.tokenizer.encode(&expect, true).unwrap(), "{text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_the_template_changes_is_not_continued() {
+        let of = |content: &str| {
+            let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n".to_owned()
+                + content
+                + "<|im_end|>\n{% endfor %}";
+            testing::text_model(&testing::with_marks(&[], &source))
+        };
+        for (content, expect) in [
+            ("{{ m.content | trim }}", Some("a b ")),
+            ("{{ m.content.split('b')[0] }}", None),
+            ("{{ m.content | upper }}", None),
+            ("{{ m.content }}{{ m.content }}", None),
+            ("{{ m.content[:2] }}", None),
+        ] {
+            let messages = [message("user", "hello"), message("assistant", "  a b ")];
+            let extras = PromptExtras { continues: true, ..PromptExtras::default() };
+            let model =
+                of(&format!("{{% if m.role == 'user' %}}hello{{% else %}}{content}{{% endif %}}"));
+            let ids = model.encode_chat_until(&messages, &extras, &Unwanted::default());
+            match (ids, expect) {
+                (Ok(ids), Some(expect)) => {
+                    let prompt = model.tokenizer.decode(&ids, false).unwrap();
+                    assert!(prompt.ends_with(&format!("assistant\n{expect}")), "{prompt:?}");
+                }
+                (Err(Error::TemplateRefused(why)), None) => {
+                    assert!(why.contains("cannot be continued"), "{why}");
+                }
+                (found, _) => panic!("{content}: {found:?}"),
+            }
+        }
+    }
+
     #[test]
     fn every_text_a_client_writes_is_shielded() {
         let source = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.name }} {{ m.tool_call_id }} {% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ m.content }}{{ m.reasoning_content }}{% endfor %}{{ tools | tojson }}{{ variable }}";
@@ -310,6 +401,7 @@ mod tests {
         let extras = PromptExtras {
             tools: Some(json!([{ "name": evil, evil: evil }])),
             variables: Map::from_iter([("variable".to_owned(), json!(evil))]),
+            continues: false,
         };
         let ids = model.encode_chat_until(&[message], &extras, &Unwanted::default()).unwrap();
         assert_eq!(special_ids(&ids), [1]);
@@ -415,10 +507,11 @@ mod tests {
 
     #[test]
     fn a_mark_is_never_part_of_the_conversation() {
-        assert_eq!(free_mark(["abc"].into_iter()), Some('\u{F0000}'));
-        assert_eq!(free_mark(["\u{F0000}", "\u{F0001}x"].into_iter()), Some('\u{F0002}'));
-        let all: String = MARKS.collect();
-        assert_eq!(free_mark([all.as_str()].into_iter()), None);
+        let free = |texts: &[&str]| free_marks(texts.iter().copied()).ok();
+        assert_eq!(free(&["abc"]), Some(['\u{F0000}', '\u{F0001}']));
+        assert_eq!(free(&["\u{F0000}", "\u{F0002}x"]), Some(['\u{F0001}', '\u{F0003}']));
+        let all: String = MARKS.skip(1).collect();
+        assert_eq!(free(&[&all]), None);
     }
 
     proptest! {

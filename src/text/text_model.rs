@@ -87,7 +87,7 @@ impl TextModel {
     }
 
     /// Whether the model's answers are messages in channels.
-    fn has_channels(&self) -> bool {
+    pub fn has_channels(&self) -> bool {
         self.thinking == Some(CHANNEL_THOUGHT)
     }
 

@@ -421,6 +421,11 @@ impl Detokenizer {
         Self::default()
     }
 
+    /// For tokens that go on with a text.
+    pub fn behind_text() -> Self {
+        Self { started: true, ..Self::default() }
+    }
+
     /// Text that became certain with this token (may be empty).
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.push_bytes(tokenizer, &tokenizer.token_bytes(id, true))
@@ -577,6 +582,14 @@ mod tests {
             ids.iter().map(|id| detokenizer.push(tokenizer, *id)).collect();
         deltas.push(detokenizer.finish());
         deltas
+    }
+
+    #[test]
+    fn a_space_between_a_text_and_its_continuation_is_kept() {
+        let tokenizer = &*testing::SENTENCE_PIECE;
+        let word = tokenizer.token_to_id("▁wo").unwrap();
+        assert_eq!(Detokenizer::new().push(tokenizer, word), "wo");
+        assert_eq!(Detokenizer::behind_text().push(tokenizer, word), " wo");
     }
 
     #[test]

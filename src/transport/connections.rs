@@ -21,6 +21,13 @@ impl From<IpAddr> for Peer {
     }
 }
 
+impl Peer {
+    /// Whether it is on this machine.
+    pub fn is_local(self) -> bool {
+        self.0.is_loopback() || self.0.is_unspecified()
+    }
+}
+
 /// Counts the open connections of each peer.
 #[derive(Clone)]
 pub(crate) struct ConnectionPermits {

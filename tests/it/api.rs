@@ -75,6 +75,50 @@ async fn every_response_carries_its_id_and_cache_rules() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_names_all_that_is_missing_and_the_gateway() {
+    let mut world = World::new().await;
+    let name = world.node.pool.models()[0].qualified.manifest().name.clone();
+    let ask = async |world: &World, host: &str, headers: &[(&'static str, String)], model: &str| {
+        let mut all = bearer(&world.key);
+        all.extend_from_slice(headers);
+        all.extend([("content-type", "application/json".into()), ("host", host.to_owned())]);
+        let body = world.ask(json!({ "model": model })).to_string();
+        let answer = world.call(Method::POST, CHAT, &all, body.into()).await;
+        assert_eq!(answer.error(), (400, "invalid_request".into()));
+        let error = answer.json()["error"].clone();
+        [&error["param"], &error["message"]].map(|it| it.as_str().unwrap().to_owned())
+    };
+    let named = format!("the model's id, which is {}.", world.model);
+    let [param, message] = ask(&world, "node", &[], &name).await;
+    assert_eq!(param, "Idempotency-Key");
+    let places = ["Idempotency-Key", "X-Service-Session-Id", &named, "`cresset relay`"]
+        .map(|reason| message.find(reason).unwrap_or_else(|| panic!("{reason}: {message}")));
+    assert!(places.is_sorted(), "{message}");
+    // A name that is none of the caller's models is not looked up anywhere.
+    let [_, message] = ask(&world, "node", &[], "gpt-4o").await;
+    assert!(message.contains("model must be a hyphenated UUID"), "{message}");
+    let key = [("idempotency-key", Uuid::new_v4().to_string())];
+    let [param, message] = ask(&world, "node", &key, &world.model).await;
+    assert_eq!(param, "X-Service-Session-Id");
+    assert!(!message.contains("Idempotency-Key") && !message.contains("model must"), "{message}");
+    let gateway = world.open_gateway().await;
+    let headers = &chat_headers(&world.key, &Uuid::new_v4().to_string())[2..];
+    for (host, headers, told) in [
+        ("node", &[][..], "its operator knows where".to_owned()),
+        ("localhost", &[], format!("http://{gateway},")),
+        ("127.0.0.1", headers, format!("http://{gateway},")),
+    ] {
+        let [_, message] = ask(&world, host, headers, &name).await;
+        assert!(message.contains(&named) && message.contains(&told), "{message}");
+        assert!(!message.contains("cresset relay"), "{message}");
+    }
+    let answer = world.get("/v1/completions").await;
+    assert_eq!(answer.error(), (404, "not_found".into()));
+    assert!(answer.text().contains("This node has a gateway"), "{}", answer.text());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn unknown_paths_and_methods() {
     let world = World::new().await;
     assert_eq!(world.get("/v1").await.error(), (404, "not_found".into()));

@@ -126,7 +126,7 @@ fn completion(settings: &ApiSettings, answers: &mut Answers, body: &Value) -> Va
             error,
             ApiError::RequestNotFound
                 | ApiError::NoReceipt { .. }
-                | ApiError::NotFound
+                | ApiError::NotFound { .. }
                 | ApiError::MethodNotAllowed
         )
     };

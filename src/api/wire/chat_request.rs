@@ -5,6 +5,7 @@ use super::answer_format;
 use super::chat_schema::{body_members, check, only};
 use super::json::{JsonField, JsonTree};
 use super::messages;
+use super::near_names::meant_by;
 use super::tools;
 use crate::error::ApiError;
 use crate::settings::ChatBounds;
@@ -25,6 +26,8 @@ pub struct ChatRequest {
     max_completion_tokens: Option<u32>,
     logprobs: bool,
     top_logprobs: Option<u8>,
+    /// The member that asks for the last message to be continued.
+    continued_by: Option<String>,
 }
 
 impl ChatRequest {
@@ -57,7 +60,11 @@ impl ChatRequest {
         let it = field.value;
         match name {
             "model" => input.model = hyphenated(it.text()).map(ModelId),
-            "messages" => input.messages = messages::parse(field, &mut self.ignored)?,
+            "messages" => {
+                input.messages = messages::parse(field, &mut self.ignored)?;
+                self.continued_by = messages::prefix(field)?.or(self.continued_by.take());
+            }
+            "continue_final_message" if it.is_true() => self.continued_by = Some(name.to_owned()),
             "stream" => input.stream = it.is_true(),
             "max_tokens" => input.max_tokens = Some(it.number()),
             "max_completion_tokens" => self.max_completion_tokens = Some(it.number()),
@@ -141,7 +148,34 @@ impl ChatRequest {
             return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs: true."));
         }
         input.sampling.logprobs = self.logprobs.then(|| self.top_logprobs.unwrap_or(0));
+        if let Some(field) = &self.continued_by {
+            check_continued(input, field)?;
+            input.continues = true;
+        }
         Ok(self)
+    }
+}
+
+/// Refuses to go on with a last message that has no text to go on with, as `field` asks.
+fn check_continued(input: &GenerationInput, field: &str) -> Result<(), ApiError> {
+    let refuse = |field: &str, why: &str| Err(ApiError::invalid(field, format!("{field} {why}.")));
+    let place = input.messages.len().saturating_sub(1);
+    let Some(last) = input.messages.last().filter(|last| last.role == "assistant") else {
+        return refuse(field, "needs a last message of the assistant, which it continues");
+    };
+    if last.tool_calls.is_some() {
+        let why = "cannot be continued: send what the tools answered";
+        return refuse(&format!("messages[{place}].tool_calls"), why);
+    }
+    if last.content.as_deref().unwrap_or_default().trim().is_empty() {
+        let why = "is empty, so nothing is to be continued: leave the message out";
+        return refuse(&format!("messages[{place}].content"), why);
+    }
+    match &input.format {
+        Some(asked) => {
+            refuse(asked.field, "is of whole answers, and the last message begins one: send one")
+        }
+        None => Ok(()),
     }
 }
 
@@ -150,7 +184,10 @@ fn refusal(name: &str, field: &JsonField) -> ApiError {
         "cache_salt" | "cache_namespace" | "prompt_cache_key" => {
             field.refuse("cannot be chosen by the caller")
         }
-        _ => field.refuse("is not supported"),
+        _ => match meant_by(name) {
+            Some(own) => field.refuse(&format!("is not supported: {own} may be what is meant")),
+            None => field.refuse("is not supported"),
+        },
     }
 }
 

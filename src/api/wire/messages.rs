@@ -8,19 +8,34 @@ use serde_json::{Value, json};
 
 /// The members beside a role, in the order in which they are checked, and the role that alone may
 /// have them.
-const MEMBERS: [(&str, &str); 6] = [
+const MEMBERS: [(&str, &str); 7] = [
     ("name", ""),
     ("tool_calls", "assistant"),
     ("tool_call_id", "tool"),
     ("content", ""),
     ("reasoning_content", "assistant"),
     ("reasoning", "assistant"),
+    ("prefix", "assistant"),
 ];
 
 /// Reads messages. Null members are dropped and named in `ignored`: clients send replies back as
 /// they received them.
 pub fn parse(field: &JsonField, ignored: &mut Vec<String>) -> Result<Vec<ChatMessage>, ApiError> {
     field.items(usize::MAX)?.iter().map(|item| message(item, ignored)).collect()
+}
+
+/// The path of the `prefix` by which the last message is to be continued.
+pub fn prefix(field: &JsonField) -> Result<Option<String>, ApiError> {
+    let items = field.items(usize::MAX)?;
+    let Some(at) = items.iter().position(|item| item.value.get("prefix").is_true()) else {
+        return Ok(None);
+    };
+    let path = items[at].path_of("prefix");
+    if at + 1 == items.len() {
+        return Ok(Some(path));
+    }
+    let why = format!("{path} can only be true in the last message.");
+    Err(ApiError::invalid(path, why))
 }
 
 fn message(field: &JsonField, ignored: &mut Vec<String>) -> Result<ChatMessage, ApiError> {

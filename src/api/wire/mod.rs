@@ -9,6 +9,7 @@ mod fuzz;
 pub mod json;
 mod json_schema;
 pub mod messages;
+mod near_names;
 pub mod objects;
 #[cfg(test)]
 mod published_schemas;

@@ -4,7 +4,7 @@
 use super::query::Page;
 use super::schemas::UpstreamSchema;
 use cresset_base::{AccountId, ApplicationId, CredentialId, ModelId, UnixMillis};
-use cresset_catalogue::{Evidence, Upstream};
+use cresset_catalogue::{Evidence, FileFacts, Upstream};
 use cresset_ledger::{Account, AccountStatus, Credential, CredentialKind, Microcredits};
 use cresset_pool::ServedModel;
 use cresset_request::{Capability, Plan, TokenLimits};
@@ -71,6 +71,7 @@ pub struct ModelObject {
     #[schemars(extend("const" = ["text"]))]
     output_modalities: [&'static str; 1],
     limits: ModelLimits,
+    files: ModelFiles,
     pricing: Pricing,
     evidence: EvidenceObject,
     /// What requests may ask of the model beyond text. `json_schema`: answers that keep to a
@@ -86,6 +87,27 @@ pub struct ModelObject {
 enum Attribution {
     Published,
     ClaimedByFile,
+}
+
+/// What its files say of the model; null where this node cannot tell.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+struct ModelFiles {
+    #[schemars(extend("enum" = ["gguf", "safetensors"]))]
+    format: &'static str,
+    /// Size of all files.
+    bytes: u64,
+    /// As the files name it, such as `llama`.
+    architecture: Option<String>,
+    parameters: Option<u64>,
+    /// The type that most parameters have, such as `Q4_K`.
+    quantisation: Option<String>,
+}
+
+impl ModelFiles {
+    fn of(facts: &FileFacts) -> Self {
+        let FileFacts { format, bytes, architecture, parameters, quantisation } = facts.clone();
+        Self { format, bytes, architecture, parameters, quantisation }
+    }
 }
 
 /// What the model's qualification rests on.
@@ -153,6 +175,7 @@ impl ModelObject {
             input_modalities: ["text"],
             output_modalities: ["text"],
             limits: TokenLimits::of(model, plan).into(),
+            files: ModelFiles::of(model.qualified.facts()),
             pricing: Pricing {
                 input: units(manifest.prices.input),
                 cached_input: units(manifest.prices.cached_input),

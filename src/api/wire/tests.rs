@@ -162,6 +162,38 @@ fn parameters_out_of_bounds() {
 }
 
 #[test]
+fn a_last_message_is_continued_or_refused() {
+    const USER: &str = r#"{"role":"user","content":"a"}"#;
+    const CONTINUES: &str = r#","continue_final_message":true"#;
+    let begun = |more: &str| format!(r#"{{"role":"assistant","content":"b"{more}}}"#);
+    let prefix = begun(r#","prefix":true"#);
+    let with = |last: &str, more: &str| with_messages(&format!("[{USER},{last}]{more}"));
+    for (body, continues) in [
+        (with(&begun(""), CONTINUES), true),
+        (with(&prefix, ""), true),
+        (with(&prefix, CONTINUES), true),
+        (with(&begun(""), ""), false),
+        (with(&begun(r#","prefix":false"#), r#","continue_final_message":false"#), false),
+        (with(USER, r#","continue_final_message":null"#), false),
+    ] {
+        assert_eq!(accepted(&body).input.continues, continues, "{body}");
+    }
+    let call = r#"{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}"#;
+    for (body, param) in [
+        (with(USER, CONTINUES), "continue_final_message"),
+        (with(&begun(""), r#","continue_final_message":1"#), "continue_final_message"),
+        (with(&begun(r#","prefix":"yes""#), ""), "messages[1].prefix"),
+        (with(&format!("{prefix},{USER}"), ""), "messages[1].prefix"),
+        (with(r#"{"role":"user","content":"a","prefix":true}"#, ""), "messages[1].prefix"),
+        (with(&begun(&format!(r#","tool_calls":[{call}]"#)), CONTINUES), "messages[1].tool_calls"),
+        (with(r#"{"role":"assistant","content":" \n","prefix":true}"#, ""), "messages[1].content"),
+        (with(&prefix, r#","response_format":{"type":"json_object"}"#), "response_format"),
+    ] {
+        check_refused(&body, param);
+    }
+}
+
+#[test]
 fn tools_are_bounded_whatever_the_model_is() {
     let long = "x".repeat(20_000);
     let check =

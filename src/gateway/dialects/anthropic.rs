@@ -3,8 +3,8 @@
 use super::node_events::NodeCall;
 use super::{
     AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, EFFORT, JsonMembers, LeftOut, NodePart,
-    Question, TEXT_ONLY, UnservedTools, UpstreamError, called, calling, event, message,
-    only_function, result,
+    Question, TEXT_ONLY, TURNS, UnservedTools, UpstreamError, called, calling, continue_last,
+    event, message, only_function, result,
 };
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -55,11 +55,11 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     if let Some(system) = asked.take("system", "a text or a list of text blocks")? {
         messages.extend(turn("system", system, &mut left_out)?);
     }
-    let must = "a list of messages with role and content";
-    let turns: Option<Vec<AnthropicTurn>> = asked.take("messages", must)?;
+    let turns: Option<Vec<AnthropicTurn>> = asked.take("messages", TURNS)?;
     for turn in turns.ok_or_else(|| "messages is required.".to_owned())? {
         messages.extend(self::turn(&turn.role, turn.content, &mut left_out)?);
     }
+    continue_last(&mut asked, &mut messages);
     asked.add("messages", &messages);
     let writer = Box::new(AnthropicWriter { shows_thoughts, ..AnthropicWriter::default() });
     Ok(Question { chat: asked, writer, is_streamed, left_out, effort: "thinking" })

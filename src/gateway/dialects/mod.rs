@@ -14,6 +14,7 @@ mod ollama;
 mod responses;
 mod translated;
 
+use super::CONTINUES;
 use super::json_members::JsonMembers;
 use super::left_out::LeftOut;
 use super::thinking::EFFORT;
@@ -29,6 +30,8 @@ pub(super) use translated::{TranslatedStream, whole};
 
 /// The header by which Anthropic's clients are known: both lists of models have one path.
 pub(super) const ANTHROPIC: HeaderName = HeaderName::from_static("anthropic-version");
+/// What the messages of a conversation are.
+const TURNS: &str = "a list of messages with role and content";
 /// Why pictures and files are refused by every dialect.
 const TEXT_ONLY: &str = "Models here read text only: leave images and files out.";
 
@@ -172,6 +175,20 @@ fn event(out: &mut String, name: Option<&str>, data: &Value) {
 /// A message of the node's chat request.
 fn message(role: &str, content: impl Into<Value>) -> Value {
     json!({ "role": role, "content": content.into() })
+}
+
+/// Asks the node to go on with a last message of the assistant. An empty one only says whose turn
+/// it is.
+fn continue_last(asked: &mut JsonMembers, messages: &mut Vec<Value>) {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else { return };
+    let parts = last["content"].as_array().map_or(&[][..], Vec::as_slice);
+    let says = |text: &Value| text.as_str().is_some_and(|text| !text.trim().is_empty());
+    let has_text = says(&last["content"]) || parts.iter().any(|part| says(&part["text"]));
+    if has_text || !last["tool_calls"].is_null() {
+        asked.add(CONTINUES, &true);
+    } else {
+        messages.pop();
+    }
 }
 
 /// An assistant's message that calls tools. Of the content, `null` is none.

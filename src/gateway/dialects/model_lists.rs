@@ -43,20 +43,22 @@ pub(crate) fn ollama_running(models: &[Value]) -> Value {
 fn ollama_tag(model: &Value) -> Value {
     json!({
         "name": model["id"], "model": model["id"], "modified_at": time(model),
-        // Clients are not told the size of a release.
-        "size": 0, "digest": release_digest(model), "details": details(),
+        "size": model["files"]["bytes"].as_u64().unwrap_or_default(),
+        "digest": release_digest(model), "details": details(model),
     })
 }
 
 /// Ollama's `POST /api/show`.
 pub(crate) fn ollama_show(model: &Value) -> Value {
+    let architecture = model["files"]["architecture"].as_str().unwrap_or("model");
     json!({
-        "modelfile": "", "parameters": "", "template": "", "details": details(),
+        "modelfile": "", "parameters": "", "template": "", "details": details(model),
         "modified_at": time(model),
         "model_info": {
-            "general.architecture": "model",
+            "general.architecture": architecture,
             "general.basename": model["release_label"],
-            "model.context_length": model["limits"]["context_tokens"],
+            "general.parameter_count": model["files"]["parameters"],
+            format!("{architecture}.context_length"): model["limits"]["context_tokens"],
         },
         "capabilities": ollama_capabilities(model),
     })
@@ -70,11 +72,25 @@ fn ollama_capabilities(model: &Value) -> Vec<&'static str> {
 }
 
 /// What the node does not tell of a model stays empty.
-fn details() -> Value {
+fn details(model: &Value) -> Value {
+    let told = |name: &str| model["files"][name].as_str().unwrap_or_default();
+    let family = told("architecture");
+    let families = Vec::from_iter((!family.is_empty()).then_some(family));
     json!({
-        "parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
-        "quantization_level": "",
+        "parent_model": "", "format": told("format"), "family": family, "families": families,
+        "parameter_size": model["files"]["parameters"].as_f64().map_or_else(String::new, short),
+        "quantization_level": told("quantisation"),
     })
+}
+
+/// A number of parameters as people say it.
+fn short(count: f64) -> String {
+    let units = [(1e9, 'B', 1), (1e6, 'M', 2), (1e3, 'K', 0)];
+    let unit = units.into_iter().find(|(unit, ..)| count >= *unit);
+    unit.map_or_else(
+        || count.to_string(),
+        |(unit, letter, digits)| format!("{:.digits$}{letter}", count / unit),
+    )
 }
 
 /// Stands for the release: its files have digests that only operators see.
@@ -98,7 +114,12 @@ mod tests {
             "id": "acme/small", "created": 1_700_000_000, "release_label": "Small",
             "release_id": "r", "limits": { "context_tokens": 4096 },
             "capabilities": ["json_schema"],
+            "files": { "format": "gguf", "bytes": 144_811_456, "architecture": "llama",
+                "parameters": 134_515_008, "quantisation": "Q8_0" },
         });
+        let shown = ollama_show(&model);
+        assert_eq!(shown["model_info"]["llama.context_length"], 4096);
+        assert_eq!(shown["model_info"]["general.parameter_count"], 134_515_008);
         assert_eq!(ollama_show(&model)["capabilities"], json!(["completion"]));
         model["capabilities"] = json!(["tools", "reasoning"]);
         assert_eq!(ollama_show(&model)["capabilities"], json!(["completion", "tools", "thinking"]));
@@ -110,5 +131,25 @@ mod tests {
         entry.retain(|name, _| !only_of_running.contains(&name.as_str()));
         assert_eq!(running, tags);
         assert_eq!(tags["models"][0]["modified_at"], "2023-11-14T22:13:20Z");
+        assert_eq!(tags["models"][0]["size"], 144_811_456);
+        assert_eq!(
+            tags["models"][0]["details"],
+            json!({ "parent_model": "", "format": "gguf", "family": "llama",
+                "families": ["llama"], "parameter_size": "134.52M", "quantization_level": "Q8_0" })
+        );
+    }
+
+    /// A relay may ask an older node.
+    #[test]
+    fn what_a_node_does_not_tell_is_empty() {
+        let tags = ollama_tags(&[json!({ "id": "a" })]);
+        assert_eq!(tags["models"][0]["size"], 0);
+        let details = &tags["models"][0]["details"];
+        assert_eq!((&details["family"], &details["families"]), (&json!(""), &json!([])));
+        for (count, expect) in
+            [(494e6, "494.00M"), (1.54e9, "1.5B"), (671e9, "671.0B"), (2_048.0, "2K"), (5.0, "5")]
+        {
+            assert_eq!(short(count), expect);
+        }
     }
 }

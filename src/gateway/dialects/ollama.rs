@@ -5,7 +5,8 @@
 use super::node_events::NodeCall;
 use super::{
     AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, EFFORT, JsonMembers, LeftOut,
-    NodePart, Question, TEXT_ONLY, UpstreamError, called, calling, message, result,
+    NodePart, Question, TEXT_ONLY, TURNS, UpstreamError, called, calling, continue_last, message,
+    result,
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
@@ -75,8 +76,7 @@ struct OllamaFunction {
 }
 
 pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
-    let must = "a list of messages with role and content";
-    let turns: Vec<OllamaTurn> = asked.take("messages", must)?.unwrap_or_default();
+    let turns: Vec<OllamaTurn> = asked.take("messages", TURNS)?.unwrap_or_default();
     // Calls have no ids here: results come in the order of the calls.
     let id = |number: usize| format!("call{number:05}");
     let (mut messages, mut called_before, mut answered) = (Vec::new(), 0, 0);
@@ -97,6 +97,7 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
             messages.push(calling(content, &calls));
         }
     }
+    continue_last(&mut asked, &mut messages);
     question(asked, &messages, OllamaWriter::new(true))
 }
 

@@ -91,6 +91,32 @@ fn a_request_becomes_the_nodes_own() {
 }
 
 #[test]
+fn a_last_message_of_the_assistant_is_continued_where_the_interface_says_so() {
+    let user = json!({ "role": "user", "content": "Hi" });
+    let begun = |content: Value| json!({ "role": "assistant", "content": content });
+    let parts = |text: &str| json!([{ "type": "text", "text": text }]);
+    for (dialect, content, continues) in [
+        (Anthropic, json!("1,"), true),
+        (Anthropic, parts("1,"), true),
+        (OllamaChat, json!("1,"), true),
+        (Responses, json!("1,"), false),
+    ] {
+        let name = if dialect == Responses { "input" } else { "messages" };
+        let mut expect = json!({ "model": MODEL, "messages": [user, begun(content.clone())] });
+        if continues {
+            expect["continue_final_message"] = true.into();
+        }
+        check(dialect, &json!({ "model": MODEL, name: [user, begun(content)] }), expect);
+    }
+    for (dialect, content) in
+        [(Anthropic, json!(" ")), (Anthropic, parts("")), (OllamaChat, json!(""))]
+    {
+        let asked = json!({ "model": MODEL, "messages": [user, begun(content)] });
+        check(dialect, &asked, json!({ "model": MODEL, "messages": [user] }));
+    }
+}
+
+#[test]
 fn tools_and_their_history_become_the_nodes_own() {
     let user = json!({ "role": "user", "content": "Hi" });
     let schema = json!({ "type": "object" });
@@ -352,7 +378,7 @@ fn what_has_no_effect_for_a_message_is_left_out_and_named() {
                 { "type": "server_tool_use", "id": "s", "name": "web_search", "input": {} },
                 { "type": "web_search_tool_result", "content": [] },
                 { "type": "text", "text": "Hi" }] }] }),
-            json!({ "messages": [
+            json!({ "continue_final_message": true, "messages": [
                 { "role": "assistant", "content": [{ "type": "text", "text": "Hi" }] }] }),
             "messages[].content[].server_tool_use, messages[].content[].web_search_tool_result",
         ),

@@ -22,7 +22,7 @@ pub use sections::{
     QuickstartSettings,
 };
 
-use cresset_api::{ApiSettings, ChatLeeway, CredentialSettings};
+use cresset_api::{ApiSettings, ChatLeeway, CredentialSettings, GatewayHint};
 use cresset_transport::HttpSettings;
 
 use cresset_base::section;
@@ -85,6 +85,7 @@ impl Config {
             credentials: self.credentials.clone(),
             public: self.listen.public,
             leeway: ChatLeeway::default(),
+            gateway: GatewayHint::default(),
         }
     }
 

@@ -17,6 +17,8 @@ pub struct AnswerReader {
     calls: Option<CallReader>,
     /// Special tokens that are marks of its parts: their text is read, not left out.
     pub marks: Vec<u32>,
+    /// The answer goes on with a text of the prompt, so a space before it is a part of it.
+    pub continues: bool,
 }
 
 impl AnswerReader {
@@ -28,7 +30,7 @@ impl AnswerReader {
     ) -> Self {
         let thoughts = thinking.map(|start| ThoughtReader::new(start.marks, start.opened));
         let calls = calls.map(|(form, tools)| CallReader::new(form, tools));
-        Self { channels: None, thoughts, calls, marks }
+        Self { thoughts, calls, marks, ..Self::default() }
     }
 
     /// Reads calls without the family's marks, too, where they are the whole answer.

@@ -74,6 +74,10 @@ def soften(body):
         body["logit_bias"] = {
             str(int(token) % 100): bias for token, bias in body["logit_bias"].items()
         }
+    # Only a text of the assistant can be continued, and not beside a format.
+    continues = body.get("continue_final_message")
+    for name in FORMATS if continues else []:
+        body.pop(name, None)
     asked = [name for name in FORMATS if body.pop(name, None) is not None]
     if asked:
         body[asked[0]] = FORMATS[asked[0]]
@@ -83,6 +87,7 @@ def soften(body):
     room = [MOST_CHARACTERS]
     for message in body["messages"]:
         message.pop("reasoning_content", None)
+        message.pop("prefix", None)
         # The template of the small model cannot render tool calls.
         if message.pop("tool_calls", None):
             message["content"] = "called"
@@ -91,6 +96,8 @@ def soften(body):
             message["content"] = cut(content, room)
         for part in content if isinstance(content, list) else []:
             part["text"] = cut(part["text"], room)
+    if continues:
+        body["messages"][-1] = {"role": "assistant", "content": "So"}
 
 
 def cut(text, room):
