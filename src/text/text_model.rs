@@ -108,6 +108,12 @@ impl TextModel {
         Some(self.calls?.format(tools, rule, thinking, &self.markup))
     }
 
+    /// The rules of these tools' schemas that the form of the model's calls leaves out: the place of
+    /// each tool, and the JSON pointer of the rule.
+    pub fn rules_left_out(&self, tools: &[ToolDefinition]) -> Vec<(usize, String)> {
+        self.calls.map(|form| form.left_out(tools, &self.markup)).unwrap_or_default()
+    }
+
     /// The format of an answer that keeps to `format` once its model has thought, if it thinks.
     pub fn format_after<'a>(
         &self,

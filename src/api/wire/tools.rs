@@ -156,14 +156,15 @@ fn definition(
         check(&schema("Tool")["properties"]["type"], &kind, ignored)?;
     }
     refuse_rest(&outer)?;
-    let (strict, parameters) = (function.value.get("strict"), members.get("parameters").cloned());
+    let strict = function.value.get("strict").is_true();
+    let parameters = members.get("parameters").cloned();
     check_members(schema("ToolFunction"), &function, members, ignored)?;
     let parameters = match &parameters {
-        Some(schema) => parameters_of(schema, strict.is_true(), ignored)?,
+        Some(schema) => parameters_of(schema, strict, ignored)?,
         None => NO_PARAMETERS.to_owned(),
     };
     let name = function.value.get("name").text().to_owned();
-    Ok((ToolDefinition { name, parameters }, shown(&function)))
+    Ok((ToolDefinition { name, parameters, strict }, shown(&function)))
 }
 
 fn parameters_of(

@@ -253,7 +253,8 @@ mod tests {
             "type": "object",
             "properties": { "text": { "type": "string" }, "count": { "type": "integer" } },
         });
-        let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };
+        let parameters = schema.to_string();
+        let tool = ToolDefinition { name: "f".into(), parameters, strict: true };
         let mut reader = CallReader::new(form, &[tool]);
         let mut parts: Vec<AnswerPart> =
             pieces.iter().flat_map(|piece| reader.push(piece)).collect();

@@ -150,7 +150,7 @@ fn read(text: &str) -> Result<Value, SchemaRefused> {
 }
 
 /// The place of a member.
-fn inside(place: &str, name: &str) -> String {
+pub(super) fn inside(place: &str, name: &str) -> String {
     let mut inner = place.to_owned();
     let _ = write!(inner, "/{}", name.replace('~', "~0").replace('/', "~1"));
     inner
