@@ -173,7 +173,8 @@ fn parameters_of(
     ignored: &mut Vec<String>,
 ) -> Result<String, ApiError> {
     only(schema, schema.value.get("type").text() == "object", "must be of type object")?;
-    json_schema::read(schema, if strict { Keeping::Strict } else { Keeping::Loosened }, ignored)
+    let keeping = if strict { Keeping::Strict } else { Keeping::Loosened };
+    json_schema::read(schema, keeping, ignored).map(|checked| checked.text)
 }
 
 /// The function as the client wrote it, without members that are null.

@@ -244,7 +244,7 @@ impl LiteralRules<'_, '_> {
         let mut number = schema.clone();
         number.retain(|name, _| NUMERIC_KEYWORDS.contains(&name.as_str()));
         number.insert("type".into(), kind.into());
-        self.grammar.part(AnswerFormat::Schema(write(&number.into())))
+        self.grammar.part(AnswerFormat::Schema(write(&number.into()).into()))
     }
 
     fn list(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {

@@ -24,7 +24,7 @@ pub(super) fn rule(
     for (n, (name, property)) in parameters.properties.iter().enumerate() {
         let head = grammar.literal(&format!("{before}{name}{middle}"));
         let value = if !is_plain(property) {
-            let part = grammar.part(AnswerFormat::Schema(parameters.alone(property)));
+            let part = grammar.part(AnswerFormat::Schema(parameters.alone(property).into()));
             format!("{part} {}", grammar.literal(after))
         } else if let Some(texts) = choices(name, property, unkept)? {
             let texts: Vec<String> = texts.into_iter().map(|text| grammar.literal(text)).collect();

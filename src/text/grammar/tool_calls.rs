@@ -91,7 +91,9 @@ impl CallForm {
         let name = grammar.literal(&format!("{}{}", self.before, tool.name));
         let [middle, after] = [self.middle, self.after].map(|text| grammar.literal(text));
         let arguments = match self.arguments {
-            ArgumentSyntax::Json => grammar.part(AnswerFormat::Schema(tool.parameters.clone())),
+            ArgumentSyntax::Json => {
+                grammar.part(AnswerFormat::Schema(tool.parameters.as_str().into()))
+            }
             ArgumentSyntax::Tagged(tags) => tagged::rule(tags, grammar, at, tool, &mut unkept)?,
             ArgumentSyntax::Literals(syntax) => {
                 literals::rule(syntax, grammar, at, tool, &mut unkept)?
