@@ -298,10 +298,11 @@ pub(super) mod tests {
         ] {
             let parameters = schema.to_string();
             let tool = ToolDefinition { name: "f".into(), parameters, strict: true };
-            let refused = text.call_grammar(&[tool.clone()], &rule, None).unwrap().unwrap_err();
+            let refused =
+                text.call_grammar(std::slice::from_ref(&tool), &rule, None).unwrap().unwrap_err();
             assert!(refused.0.contains(why), "{schema}: {}", refused.0);
             let loose = ToolDefinition { strict: false, ..tool };
-            assert_eq!(text.rules_left_out(&[loose.clone()]), [(0, place.to_owned())]);
+            assert_eq!(text.rules_left_out(std::slice::from_ref(&loose)), [(0, place.to_owned())]);
             let grammar = text.call_grammar(&[loose], &rule, None).unwrap().unwrap();
             assert!(allows(
                 &text,

@@ -561,7 +561,7 @@ mod tests {
                 let at = format!("(at #/properties{place})");
                 assert!(refused.0.contains(&at), "{property}: {}", refused.0);
                 let loose = ToolDefinition { strict: false, ..tool(schema.to_string()) };
-                let left_out = format.left_out(&[loose.clone()], &text.markup);
+                let left_out = format.left_out(std::slice::from_ref(&loose), &text.markup);
                 assert_eq!(left_out, [(0, format!("/properties{place}"))], "{property}");
                 let rule = CallRule { required: true, only: None, most: 1 };
                 let grammar = format.format(&[loose], &rule, None, &text.markup).unwrap();
