@@ -134,7 +134,7 @@ fn disk(data_dir: &Path) -> Finding {
             let free = found.f_bavail * found.f_frsize;
             let detail = format!("{} free at {}", text::mebibytes(free), existing.display());
             if free < LOW_DISK {
-                return Finding::warning("disk", detail, &more_space(data_dir));
+                return Finding::warning("disk", detail, more_space(data_dir));
             }
             Finding::good("disk", detail)
         }

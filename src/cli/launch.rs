@@ -47,8 +47,8 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Arguments for the tool itself
-    #[arg(last = true)]
-    arguments: Vec<String>,
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    for_tool: Vec<String>,
 }
 
 /// What the tool runs with.
@@ -68,7 +68,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let root = gateway_root(context, arguments.gateway.as_deref()).await;
     let account = account(context, arguments.account).await?;
     let session = begin(context, tool, root, account, arguments.budget).await?;
-    let worked = work(context, &session, tool, launch, arguments.model, arguments.arguments).await;
+    let worked = work(context, &session, tool, launch, arguments.model, arguments.for_tool).await;
     let bill = bill(context, &session).await;
     context.admin(AdminCommand::KeyRevoke { id: session.key }).await?;
     let (status, model) = worked?;
@@ -91,6 +91,7 @@ fn find<'a>(known: &'a [Tool], name: &str) -> CommandResult<(&'a Tool, &'a Launc
     })
 }
 
+#[expect(clippy::disallowed_methods, reason = "PATH is no setting: it says where programs are")]
 fn installed(tool: &Tool, launch: &LaunchSettings) -> CommandResult {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|folder| folder.join(&tool.name).is_file()) {

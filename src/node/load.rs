@@ -35,7 +35,7 @@ impl Assembly {
     pub fn served_model(&self, qualified: QualifiedModel) -> Result<ServedModel, EngineError> {
         let mut text = text(qualified.source(), self.template_limits())?;
         if let Some(text) = Arc::get_mut(&mut text) {
-            text.open_objects = self.config.formats.open_objects;
+            text.formats = self.config.formats.clone();
         }
         let (manifest, header) = (qualified.manifest().clone(), text.header_blake3.clone());
         let max_context = self.max_context().unwrap_or(usize::MAX);

@@ -437,6 +437,7 @@ fn write_call(model: &TextModel, case: &ToolCase) -> cresset_text::Result<Option
     let definitions = case.tools.iter().map(|tool| ToolDefinition {
         name: tool["function"]["name"].as_str().unwrap_or_default().to_owned(),
         parameters: tool["function"]["parameters"].to_string(),
+        strict: true,
     });
     let definitions: Vec<ToolDefinition> = definitions.collect();
     let call = (case.call.name.as_str(), &case.call.arguments);

@@ -222,8 +222,20 @@ impl GenerationInput {
         }
     }
 
-    /// The paths of the fields that the model's template writes nowhere.
+    /// The paths of the fields that the model's template writes nowhere, and of rules that its form
+    /// of calls does not keep to.
     pub fn without_effect(&self, text: &TextModel) -> Vec<String> {
+        let mut paths = self.unread(text);
+        let tools = self.offered().map(|asked| text.rules_left_out(&asked.definitions));
+        let left_out = tools.into_iter().flatten();
+        paths.extend(left_out.map(|(at, rule)| {
+            let steps: String = rule.split('/').skip(1).map(shown_step).collect();
+            format!("tools[{at}].function.parameters{steps}")
+        }));
+        paths
+    }
+
+    fn unread(&self, text: &TextModel) -> Vec<String> {
         let reads = |name: &str| text.template.reads(name);
         let unread = self.template_variables.keys().filter(|name| !reads(name));
         let mut paths: Vec<String> =
@@ -287,6 +299,12 @@ impl GenerationInput {
         let digest = TokenDigest::of(&prompt);
         Ok(PreparedAnswer { prompt: Arc::new(prompt), digest, grammar, reader })
     }
+}
+
+/// A step of a path. Names come from the client, so only plain ones are repeated.
+fn shown_step(step: &str) -> String {
+    let is_plain = step.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-$".contains(&b));
+    if is_plain { format!(".{step}") } else { ".*".into() }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]

@@ -72,7 +72,8 @@ pub(super) fn call_form(template: &ChatTemplate, marks: &SpecialTokens) -> Optio
     });
     let function =
         json!({ "name": "function0", "description": "description0", "parameters": schema });
-    let tools = [ToolDefinition { name: "function0".into(), parameters: schema.to_string() }];
+    let parameters = schema.to_string();
+    let tools = [ToolDefinition { name: "function0".into(), parameters, strict: true }];
     let definitions = [json!({ "type": "function", "function": function })];
     let arguments = json!({ "text0": "value0", "count0": 3 });
     let call = ("function0", &arguments);
@@ -178,6 +179,7 @@ pub(super) mod tests {
         let tool = |name: &str, days: Value| ToolDefinition {
             name: name.into(),
             parameters: schema(json!({ "city": city, "days": days })).to_string(),
+            strict: true,
         };
         vec![
             tool("weather", json!({ "type": "integer", "minimum": 1, "maximum": 9 })),
@@ -282,20 +284,31 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn schemas_that_the_form_of_calls_cannot_keep_to_are_refused() {
+    fn schemas_that_the_form_of_calls_cannot_keep_to_are_refused_or_loosened() {
         let text = model(CALLS[1], "", &MARKS);
         let rule = CallRule { required: true, only: None, most: 1 };
-        for (schema, why) in [
-            (json!({ "type": "object", "anyOf": [{}] }), "anyOf"),
+        for (schema, why, place) in [
+            (json!({ "type": "object", "anyOf": [{}] }), "anyOf", "/anyOf"),
             (
                 json!({ "type": "object", "properties": { "a": { "type": "string", "pattern": "b" } } }),
-                "pattern",
+                "(at #/properties/a/pattern)",
+                "/properties/a/pattern",
             ),
-            (json!({ "type": "object", "required": ["a"] }), "does not describe"),
+            (json!({ "type": "object", "required": ["a"] }), "does not describe", "/required"),
         ] {
-            let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };
-            let refused = text.call_grammar(&[tool], &rule, None).unwrap().unwrap_err();
+            let parameters = schema.to_string();
+            let tool = ToolDefinition { name: "f".into(), parameters, strict: true };
+            let refused =
+                text.call_grammar(std::slice::from_ref(&tool), &rule, None).unwrap().unwrap_err();
             assert!(refused.0.contains(why), "{schema}: {}", refused.0);
+            let loose = ToolDefinition { strict: false, ..tool };
+            assert_eq!(text.rules_left_out(std::slice::from_ref(&loose)), [(0, place.to_owned())]);
+            let grammar = text.call_grammar(&[loose], &rule, None).unwrap().unwrap();
+            assert!(allows(
+                &text,
+                &grammar,
+                "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+            ));
         }
     }
 }

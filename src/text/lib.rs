@@ -38,8 +38,8 @@ pub use error::{Error, Result};
 pub use forms::reasoning::{ThinkingEffort, ThinkingMarks, ThinkingStart};
 pub use forms::tool_calls::{CallForm, MOST_CALLS, ToolDefinition, is_of_name};
 pub use grammar::{
-    AnswerFormat, CallRule, CheckedSchema, CompiledGrammar, FormatRefused, GrammarPlace,
-    SchemaRefused,
+    AnswerFormat, CallRule, CheckedSchema, CompiledGrammar, FormatRefused, FormatTag, GrammarPlace,
+    SchemaFormat, SchemaRefused, TagContent, TaggedText,
 };
 pub use reader::{AnswerPart, AnswerReader, ReadCall};
 pub use settings::{FormatSettings, TemplateSettings};

@@ -4,6 +4,7 @@
 use super::forms::channels::{CALLED, END, RETURNED};
 use super::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks};
 use super::gguf::GgufKeys;
+use super::settings::FormatSettings;
 use super::{ChatMessage, ChatTemplate, Error, Result, TemplateLimits, TextModel, Tokenizer};
 use cresset_models::loader::gguf::GgufFile;
 use cresset_models::{FileLayout, ModelSource};
@@ -108,7 +109,7 @@ impl TextModel {
             markup_ids: markup_ids.into_iter().collect(),
             eos_ids: eos_ids.into_iter().collect(),
             header_blake3: None,
-            open_objects: false,
+            formats: FormatSettings::default(),
             grammars: std::sync::OnceLock::new(),
         })
     }

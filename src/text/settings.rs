@@ -21,5 +21,9 @@ pub struct FormatSettings {
     /// Objects of a schema that names properties, and does not say whether there may be others, may
     /// have others. Small models then invent them until max_tokens.
     pub open_objects: bool = false,
+    /// The most members of an object whose schema names none and gives no number. Small models add
+    /// members until max_tokens.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub max_members: usize = 64,
 }
 }

@@ -9,6 +9,7 @@ use super::grammar::{
     in_last_message,
 };
 use super::reader::AnswerReader;
+use super::settings::FormatSettings;
 use super::tokenizer::{SpecialTokens, Tokenizer};
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -32,8 +33,7 @@ pub struct TextModel {
     /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
     /// of the whole file, and this one proves that both read the same.
     pub header_blake3: Option<String>,
-    /// Objects of formats may have members that their schema does not name, unless it forbids them.
-    pub open_objects: bool,
+    pub formats: FormatSettings,
     /// Made at the first use; an error where no format can be honoured.
     pub(crate) grammars: OnceLock<Result<Grammars, ()>>,
 }
@@ -42,7 +42,7 @@ impl TextModel {
     /// The grammar of a format. Blocking, as `Grammars::compile` is.
     pub fn compile(&self, format: &AnswerFormat) -> Result<Arc<CompiledGrammar>, FormatRefused> {
         let grammars = self.grammars.get_or_init(|| {
-            Grammars::new(&self.tokenizer, &self.eos_ids, self.open_objects).map_err(|why| {
+            Grammars::new(&self.tokenizer, &self.eos_ids, self.formats.clone()).map_err(|why| {
                 tracing::error!(%why, "no format can be honoured for this tokenizer");
             })
         });
@@ -106,6 +106,12 @@ impl TextModel {
         thinking: Option<ThinkingStart>,
     ) -> Option<Result<AnswerFormat, FormatRefused>> {
         Some(self.calls?.format(tools, rule, thinking, &self.markup))
+    }
+
+    /// The rules of these tools' schemas that the form of the model's calls leaves out: the place
+    /// of each tool, and the JSON pointer of the rule.
+    pub fn rules_left_out(&self, tools: &[ToolDefinition]) -> Vec<(usize, String)> {
+        self.calls.map(|form| form.left_out(tools, &self.markup)).unwrap_or_default()
     }
 
     /// The format of an answer that keeps to `format` once its model has thought, if it thinks.

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longest time for one task; the slowest agent needs some 20 seconds to start on a busy machine.
-const TASK_TIME: Duration = Duration::from_secs(300);
+const TASK_TIME: Duration = Duration::from_mins(5);
 const AGENTS: &[&str] = &["claude", "codex", "opencode", "qwen", "cline"];
 
 fn packages() -> PathBuf {

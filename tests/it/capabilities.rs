@@ -574,6 +574,42 @@ async fn a_model_may_think_before_it_calls() {
     world.close().await;
 }
 
+/// Of a strict function such a rule is refused, with its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_that_a_family_cannot_write_are_left_out_and_named() {
+    for (name, is_kept) in
+        [(IN_VALUES, false), (IN_PYTHON, false), ("Qwen3-Coder", false), (CALLER, true)]
+    {
+        let reply = REPLIES.iter().find(|(family, ..)| *family == name).unwrap().1;
+        let world = node(name, reply, |_| {}).await;
+        for strict in [false, true] {
+            let mut lamp = tool("lamp");
+            lamp["function"]["strict"] = json!(strict);
+            let state = json!({ "type": "string", "pattern": "^on?$" });
+            lamp["function"]["parameters"]["properties"]["state"] = state;
+            let messages = json!([{ "role": "user", "content": "hello" }]);
+            let body = json!({ "messages": messages, "tools": [lamp], "max_tokens": 400 });
+            let answer = world.post(Uuid::new_v4(), &world.ask(body)).await;
+            if strict && !is_kept {
+                let error = &answer.json()["error"];
+                assert_eq!(error["param"], "tools[0].function.parameters", "{name}");
+                let way_out = "leave pattern out, or strict (at #/properties/state/pattern)";
+                assert!(answer.text().contains(way_out), "{name}: {}", answer.text());
+                continue;
+            }
+            let path = "tools[0].function.parameters.properties.state.pattern";
+            let named = if is_kept { "" } else { path };
+            assert_eq!(
+                (answer.status, answer.header("x-ignored-params")),
+                (200, named),
+                "{name}: {}",
+                answer.text()
+            );
+        }
+        world.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_are_refused_where_they_are_not_to_be_had() {
     let plain = World::new().await;

@@ -40,6 +40,29 @@ fn is_of_schema(text: &str) -> bool {
 
 type Holds = fn(&str) -> bool;
 
+const GBNF: &str = "root ::= \"(\" root \")\" | \"x\"";
+
+fn tags() -> Value {
+    let structure = json!({ "begin": "<f=a>", "schema": schema(), "end": "</f>" });
+    json!({ "type": "structural_tag", "structures": [structure], "triggers": ["<f="] })
+}
+
+fn newer_tags() -> Value {
+    let content = json!({ "type": "json_schema", "json_schema": schema() });
+    let tag = json!({ "type": "tag", "begin": "<f=a>", "content": content, "end": "</f>" });
+    let format = json!({ "type": "triggered_tags", "triggers": ["<f="], "tags": [tag],
+        "at_least_one": true });
+    json!({ "type": "structural_tag", "format": format })
+}
+
+/// Whether every part that a trigger begins is one of the schema.
+fn is_tagged(text: &str) -> bool {
+    text.split("<f=").skip(1).all(|part| {
+        let inner = part.strip_prefix("a>").and_then(|rest| rest.split_once("</f>"));
+        inner.is_some_and(|(inner, _)| is_of_schema(inner))
+    })
+}
+
 /// Every spelling of every kind of format, with what holds of its answers.
 fn formats() -> Vec<(Value, Holds)> {
     let of = |kind: Value| json!({ "response_format": kind });
@@ -60,6 +83,17 @@ fn formats() -> Vec<(Value, Holds)> {
             is_nested,
         ),
         (json!({ "guided_grammar": "start: \"(\" start \")\" | \"x\"" }), is_nested),
+        (json!({ "json_schema": schema() }), is_of_schema),
+        (json!({ "json_schema": schema().to_string() }), is_of_schema),
+        (json!({ "regex": "[0-9]{3}" }), is_number),
+        (json!({ "guided_grammar": GBNF }), is_nested),
+        (json!({ "structured_outputs": { "grammar": GBNF } }), is_nested),
+        (json!({ "grammar": GBNF }), is_nested),
+        (json!({ "ebnf": GBNF }), is_nested),
+        (of(tags()), is_tagged),
+        (json!({ "structural_tag": tags() }), is_tagged),
+        (json!({ "structural_tag": tags().to_string() }), is_tagged),
+        (json!({ "structured_outputs": { "structural_tag": newer_tags() } }), is_tagged),
     ]
 }
 
@@ -153,12 +187,31 @@ fn refusals() -> Vec<(Value, &'static str)> {
         (json!({ "guided_regex": "(" }), "guided_regex"),
         (json!({ "guided_regex": "" }), "guided_regex"),
         (json!({ "guided_choice": [] }), "guided_choice"),
-        (json!({ "guided_grammar": "root ::= \"x\"" }), "guided_grammar"),
+        (json!({ "guided_grammar": "root ::= \"x" }), "guided_grammar"),
+        (json!({ "grammar": "start: \"a\" start" }), "grammar"),
+        (json!({ "ebnf": "start: \"x\"" }), "ebnf"),
+        (json!({ "json_schema": { "not": {} } }), "json_schema.not"),
+        (json!({ "regex": "a", "ebnf": GBNF }), "regex"),
+        (json!({ "regex": "a", "guided_whitespace_pattern": " " }), "guided_whitespace_pattern"),
+        (
+            json!({ "structured_outputs": { "regex": "a", "disable_additional_properties": true } }),
+            "structured_outputs.disable_additional_properties",
+        ),
+        (json!({ "structural_tag": { "structures": [] } }), "structural_tag.structures"),
+        (
+            json!({ "response_format": { "type": "structural_tag", "structures": tags()["structures"],
+                "triggers": ["<g"] } }),
+            "response_format.triggers",
+        ),
+        (
+            json!({ "structural_tag": { "format": { "type": "qwen_xml_parameter" } } }),
+            "structural_tag.format",
+        ),
         (json!({ "structured_outputs": {} }), "structured_outputs"),
         (json!({ "structured_outputs": { "json": {}, "regex": "a" } }), "structured_outputs"),
         (
             json!({ "structured_outputs": { "structural_tag": {} } }),
-            "structured_outputs.structural_tag",
+            "structured_outputs.structural_tag.structures",
         ),
         (json!({ "guided_regex": "a", "guided_choice": ["a"] }), "guided_regex"),
         (json!({ "guided_regex": "a", "ignore_eos": true }), "guided_regex"),

@@ -1,14 +1,17 @@
-//! Reads what an answer has to keep to: `response_format`, and the spellings of the same that
-//! vLLM's clients send.
+//! Reads what an answer has to keep to: `response_format`, and the spellings of the same that the
+//! clients of vLLM, SGLang and llama.cpp send.
 
 use super::chat_schema::{body_members, check, only};
 use super::json::{JsonField, JsonTree, refuse_rest, required};
 use super::json_schema::{self, Keeping};
+use super::structural_tag;
 use crate::error::ApiError;
 use cresset_request::AnswerFormat;
+use cresset_text::SchemaFormat;
+use std::collections::BTreeMap;
 
 /// Longest expression, grammar or schema, bytes, and all texts of a choice together.
-const MAX_FORMAT: usize = 64 * 1024;
+pub(super) const MAX_FORMAT: usize = 64 * 1024;
 /// Any JSON object.
 const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 
@@ -34,6 +37,9 @@ fn response_format(
     let mut members = field.members()?;
     let kind = required(field, &mut members, "type")?;
     check(&shape["type"], &kind, ignored)?;
+    if kind.value.text() == "structural_tag" {
+        return structural_tag::read(field, ignored).map(Some);
+    }
     let format = match kind.value.text() {
         "text" => None,
         // llama.cpp's clients send the schema of the object beside it.
@@ -44,25 +50,31 @@ fn response_format(
         _ => {
             let described = required(field, &mut members, "json_schema")?;
             check(&shape["json_schema"], &described, ignored)?;
-            let strict = described.value.get("strict").is_true();
-            let schema = required(&described, &mut described.members()?, "schema")?;
-            Some(json_schema(&schema, strict, ignored)?)
+            Some(described_schema(&described, ignored)?)
         }
     };
     refuse_rest(&members).map(|()| format)
 }
 
-fn json_schema(
+/// A schema with its name.
+fn described_schema(
+    described: &JsonField,
+    ignored: &mut Vec<String>,
+) -> Result<AnswerFormat, ApiError> {
+    let strict = described.value.get("strict").is_true();
+    let schema = required(described, &mut described.members()?, "schema")?;
+    json_schema(&schema, strict, ignored)
+}
+
+pub(super) fn json_schema(
     field: &JsonField,
     strict: bool,
     ignored: &mut Vec<String>,
 ) -> Result<AnswerFormat, ApiError> {
     let keeping = if strict { Keeping::Strict } else { Keeping::Whole };
-    let text = json_schema::read(field, keeping, ignored)?;
-    if text.len() > MAX_FORMAT {
-        return Err(field.refuse(&format!("must have at most {} KiB", MAX_FORMAT >> 10)));
-    }
-    Ok(AnswerFormat::Schema(text))
+    let checked = json_schema::read(field, keeping, ignored)?;
+    only(field, checked.text.len() <= MAX_FORMAT, "must have at most 64 KiB")?;
+    Ok(AnswerFormat::Schema(checked.into()))
 }
 
 fn structured_outputs(
@@ -71,29 +83,48 @@ fn structured_outputs(
 ) -> Result<AnswerFormat, ApiError> {
     let shape = &body_members()["structured_outputs"]["properties"];
     let mut members = field.members()?;
-    let spaces = ["disable_any_whitespace", "whitespace_pattern"].map(|name| members.remove(name));
+    let writing: BTreeMap<&str, JsonField> =
+        WRITING.iter().filter_map(|name| members.remove_entry(*name)).collect();
     let mut members = members.into_iter();
     let (Some((kind, constrained)), None) = (members.next(), members.next()) else {
-        return Err(field.refuse("must have one of json, regex, choice and grammar"));
+        return Err(field.refuse("must have one of json, regex, choice, grammar, structural_tag"));
     };
     check(&shape[kind], &constrained, ignored)?;
-    let format = constraint(kind, &constrained, ignored)?;
-    let [none, pattern] = &spaces;
-    for (name, space) in [("disable_any_whitespace", none), ("whitespace_pattern", pattern)] {
-        let Some(space) = space else { continue };
-        check(&shape[name], space, ignored)?;
-        only(space, kind == "json", "goes with json")?;
+    let mut format = constraint(kind, &constrained, ignored)?;
+    for (name, member) in &writing {
+        check(&shape[name], member, ignored)?;
+        write(&mut format, name, member)?;
     }
-    Ok(match format {
-        AnswerFormat::Schema(schema) if none.as_ref().is_some_and(|none| none.value.is_true()) => {
-            AnswerFormat::SpacedSchema { schema, white_space: None }
+    Ok(format)
+}
+
+/// How JSON is written, by members of `structured_outputs`.
+const WRITING: [&str; 3] =
+    ["disable_additional_properties", "disable_any_whitespace", "whitespace_pattern"];
+
+/// Lets a schema be written as a member says.
+fn write(format: &mut AnswerFormat, name: &str, member: &JsonField) -> Result<(), ApiError> {
+    let AnswerFormat::Schema(schema) = format else {
+        return Err(member.refuse("goes with json"));
+    };
+    match name {
+        "disable_additional_properties" => schema.closed = member.value.is_true(),
+        "disable_any_whitespace" if member.value.is_true() => {
+            schema.white_space = Some(String::new());
         }
-        AnswerFormat::Schema(schema) if pattern.is_some() => {
-            let white_space = pattern.as_ref().map(|pattern| pattern.value.text().to_owned());
-            AnswerFormat::SpacedSchema { schema, white_space }
+        "disable_any_whitespace" => {}
+        _ => {
+            schema.white_space.get_or_insert_with(|| member.value.text().to_owned());
         }
-        format => format,
-    })
+    }
+    Ok(())
+}
+
+/// Lets a schema have this between its parts; whether the format is one.
+pub(super) fn with_white_space(format: &mut AnswerFormat, pattern: &str) -> bool {
+    let AnswerFormat::Schema(SchemaFormat { white_space, .. }) = format else { return false };
+    white_space.get_or_insert_with(|| pattern.to_owned());
+    true
 }
 
 fn constraint(
@@ -102,12 +133,13 @@ fn constraint(
     ignored: &mut Vec<String>,
 ) -> Result<AnswerFormat, ApiError> {
     match (kind, field.value) {
-        ("json", JsonTree::String(text)) => {
+        ("json" | "json_schema" | "structural_tag", JsonTree::String(text)) => {
             let parsed = JsonTree::parse(text.as_bytes());
-            let value = &parsed.map_err(|_| field.refuse("must be a JSON schema"))?;
-            json_schema(&JsonField { value, ..field.clone() }, false, ignored)
+            let value = &parsed.map_err(|_| field.refuse("must be JSON, or its text"))?;
+            constraint(kind, &JsonField { value, ..field.clone() }, ignored)
         }
-        ("json", _) => json_schema(field, false, ignored),
+        ("json" | "json_schema", _) => json_schema(field, false, ignored),
+        ("structural_tag", _) => structural_tag::read(field, ignored),
         ("regex", _) => Ok(AnswerFormat::Regex(field.value.text().into())),
         ("choice", _) => {
             let texts = field.value.texts();
@@ -115,12 +147,8 @@ fn constraint(
             only(field, bytes <= MAX_FORMAT, "must have texts of 1 to 65536 characters together")?;
             Ok(AnswerFormat::Choice(texts))
         }
-        ("grammar", JsonTree::String(text)) => {
-            only(field, !text.contains("::="), GBNF).map(|()| AnswerFormat::Lark(text.clone()))
-        }
+        ("ebnf", _) => Ok(AnswerFormat::Gbnf(field.value.text().into())),
+        ("grammar", _) => Ok(AnswerFormat::of_grammar(field.value.text().into())),
         _ => Err(field.refuse("is not supported")),
     }
 }
-
-/// llama.cpp's grammars begin with `root ::=`; they would be read as something else.
-const GBNF: &str = "must be a Lark grammar (`start: …`); this one is written in GBNF";

@@ -28,6 +28,8 @@ pub struct ChatRequest {
     top_logprobs: Option<u8>,
     /// The member that asks for the last message to be continued.
     continued_by: Option<String>,
+    /// `guided_whitespace_pattern`, until the format is known.
+    white_space: Option<String>,
 }
 
 impl ChatRequest {
@@ -75,7 +77,9 @@ impl ChatRequest {
             "logprobs" => self.logprobs = it.is_true(),
             "top_logprobs" => self.top_logprobs = Some(it.number()),
             "response_format" | "structured_outputs" | "guided_json" | "guided_regex"
-            | "guided_choice" | "guided_grammar" => self.format(name, field)?,
+            | "guided_choice" | "guided_grammar" | "json_schema" | "regex" | "ebnf" | "grammar"
+            | "structural_tag" => self.format(name, field)?,
+            "guided_whitespace_pattern" => self.white_space = Some(it.text().to_owned()),
             "chat_template_kwargs" => input.template_variables = template_variables(field)?,
             "reasoning_effort" => input.effort = ThinkingEffort::of(it.text()),
             "seed" => sampling.seed = Some(it.number::<i64>() as u64),
@@ -129,6 +133,13 @@ impl ChatRequest {
         input.max_tokens = input.max_tokens.or(self.max_completion_tokens);
         if let Some(max_tokens) = input.max_tokens {
             input.check_min_tokens(max_tokens)?;
+        }
+        if let Some(pattern) = &self.white_space {
+            let name = "guided_whitespace_pattern";
+            let format = input.format.as_mut().map(|asked| &mut asked.format);
+            if !format.is_some_and(|format| answer_format::with_white_space(format, pattern)) {
+                return Err(ApiError::invalid(name, format!("{name} goes with a JSON schema.")));
+            }
         }
         let format = input.format.as_ref().map(|asked| asked.field);
         let tools = input.tools.as_ref().map(|_| "tools");

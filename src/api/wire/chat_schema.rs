@@ -366,8 +366,14 @@ mod tests {
         let schema = &published()[BODY];
         let mut probed = 0;
         for (name, property) in schema["properties"].as_object().unwrap() {
-            let by_itself = ["messages", "tools", "tool_choice", "continue_final_message"]
-                .contains(&name.as_str());
+            let others = [
+                "messages",
+                "tools",
+                "tool_choice",
+                "continue_final_message",
+                "guided_whitespace_pattern",
+            ];
+            let by_itself = others.contains(&name.as_str());
             for (value, inside) in probes(property).into_iter().filter(|_| !by_itself) {
                 assert_eq!(accepts(name, &value), inside, "{name}: {value}");
                 probed += 1;
@@ -410,8 +416,9 @@ mod tests {
                 probes(member).into_iter().map(|(value, _)| value).collect();
             values.extend(more.as_array().unwrap().clone());
             let changes = |value: &Value| shown(name, value).is_some_and(|it| Some(it) != plain);
-            let by_itself =
-                ["model", "messages", "n", "continue_final_message"].contains(&name.as_str());
+            let others =
+                ["model", "messages", "n", "continue_final_message", "guided_whitespace_pattern"];
+            let by_itself = others.contains(&name.as_str());
             assert!(
                 values.iter().any(changes) || by_itself || member["x-by-hand"] == true,
                 "{name}"

@@ -86,13 +86,13 @@ pub(super) enum Keeping {
     Loosened,
 }
 
-/// The text of a schema within its bounds. Refuses one with rules that would not be kept, and
+/// A schema within its bounds. Refuses one with rules that would not be kept, and
 /// appends the paths of keywords without an effect to `ignored`.
 pub(super) fn read(
     field: &JsonField,
     keeping: Keeping,
     ignored: &mut Vec<String>,
-) -> Result<String, ApiError> {
+) -> Result<CheckedSchema, ApiError> {
     SchemaWalk { keeping, properties: 0, ignored }.schema(field)?;
     let checked = CheckedSchema::of(&field.value.in_order(), keeping == Keeping::Loosened);
     let checked = checked.map_err(|refused| {
@@ -101,7 +101,7 @@ pub(super) fn read(
     })?;
     let places = checked.ignored.iter().map(|place| at(field, place).path);
     ignored.extend(places);
-    Ok(checked.text)
+    Ok(checked)
 }
 
 /// The part of a schema that a JSON pointer means, or the innermost one that there is.

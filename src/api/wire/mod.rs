@@ -15,6 +15,7 @@ pub mod objects;
 mod published_schemas;
 pub mod query;
 mod schemas;
+mod structural_tag;
 #[cfg(test)]
 mod tests;
 pub mod token_count;

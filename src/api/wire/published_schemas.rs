@@ -36,7 +36,7 @@ fn formats_of_a_published_collection() {
     let model = ModelSource::gguf(setting("CRESSET_BENCH_MODEL").into());
     let mut text = TextModel::load(&model).unwrap();
     // Instances have members that their schemas do not name.
-    text.open_objects = true;
+    text.formats.open_objects = true;
     let folder = setting("CRESSET_BENCH_SCHEMAS");
     let mut files: Vec<_> =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -447,13 +447,13 @@ fn schemas_of_tools_are_loosened_and_formats_are_not() {
 fn white_space_of_json_can_be_chosen() {
     let asked = |members: &str| body(&format!(r#""structured_outputs":{{{members}}}"#));
     for (members, expect) in [
-        (r#""json":{},"disable_any_whitespace":true"#, Some(None)),
-        (r#""json":{},"whitespace_pattern":" ?""#, Some(Some(" ?".to_owned()))),
+        (r#""json":{},"disable_any_whitespace":true"#, Some(String::new())),
+        (r#""json":{},"whitespace_pattern":" ?""#, Some(" ?".to_owned())),
         (r#""json":{},"disable_any_whitespace":false"#, None),
     ] {
         let spaced = match accepted(&asked(members)).input.format.unwrap().format {
-            AnswerFormat::SpacedSchema { white_space, .. } => Some(white_space),
-            _ => None,
+            AnswerFormat::Schema(schema) => schema.white_space,
+            other => panic!("{other:?}"),
         };
         assert_eq!(spaced, expect, "{members}");
     }

@@ -159,14 +159,15 @@ fn definition(
         check(&schema("Tool")["properties"]["type"], &kind, ignored)?;
     }
     refuse_rest(&outer)?;
-    let (strict, parameters) = (function.value.get("strict"), members.get("parameters").cloned());
+    let strict = function.value.get("strict").is_true();
+    let parameters = members.get("parameters").cloned();
     check_members(schema("ToolFunction"), &function, members, ignored)?;
     let parameters = match &parameters {
-        Some(schema) => parameters_of(schema, strict.is_true(), ignored)?,
+        Some(schema) => parameters_of(schema, strict, ignored)?,
         None => NO_PARAMETERS.to_owned(),
     };
     let name = function.value.get("name").text().to_owned();
-    Ok((ToolDefinition { name, parameters }, shown(&function)))
+    Ok((ToolDefinition { name, parameters, strict }, shown(&function)))
 }
 
 fn parameters_of(
@@ -175,7 +176,8 @@ fn parameters_of(
     ignored: &mut Vec<String>,
 ) -> Result<String, ApiError> {
     only(schema, schema.value.get("type").text() == "object", "must be of type object")?;
-    json_schema::read(schema, if strict { Keeping::Strict } else { Keeping::Loosened }, ignored)
+    let keeping = if strict { Keeping::Strict } else { Keeping::Loosened };
+    json_schema::read(schema, keeping, ignored).map(|checked| checked.text)
 }
 
 /// The function as the client wrote it, without members that are null.

@@ -9,6 +9,8 @@ pub struct ToolDefinition {
     pub name: String,
     /// The JSON schema of its arguments, as text with its members in the client's order.
     pub parameters: String,
+    /// Rules of the schema that calls cannot be kept to are refused, and not left out.
+    pub strict: bool,
 }
 
 /// Calls in one answer: as many as a conversation may bring back.

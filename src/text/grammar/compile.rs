@@ -2,7 +2,9 @@
 //! by the crate llguidance. A format is honoured as it was given or refused before anything runs.
 
 use super::answer_format::{AnswerFormat, FormatRefused};
-use super::schema::{Decimals, Terminals, Writing};
+use super::endless::endless_rule;
+use super::schema::{Bounds, Terminals, Writing};
+use crate::settings::FormatSettings;
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{GrammarInit, ParserLimits};
 use llguidance::earley::SlicedBiasComputer;
@@ -20,6 +22,8 @@ use std::sync::Arc;
 /// Grammars that are kept compiled, and bytes of their formats together.
 const MAX_KEPT: usize = 64;
 const MAX_KEPT_BYTES: usize = 4 << 20;
+/// Bytes of stack for a grammar of which each rule leads to the next, at its longest.
+const DEEP_STACK: usize = 256 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
 /// Parts of a refused format that are tried by themselves, to find the one that is at fault.
@@ -33,8 +37,7 @@ const TOKEN_WORK: u64 = 28_000;
 /// of a second and tens of megabytes.
 pub(crate) struct Grammars {
     factory: ParserFactory,
-    /// Objects may have members that their schema does not name, unless it forbids them.
-    open_objects: bool,
+    settings: FormatSettings,
     /// Held while a format is compiled, so that formats never take more than one thread.
     compiling: Mutex<()>,
     /// The latest used last.
@@ -62,7 +65,7 @@ impl Grammars {
     pub(crate) fn new(
         tokenizer: &Tokenizer,
         eos_ids: &[u32],
-        open_objects: bool,
+        settings: FormatSettings,
     ) -> Result<Self, String> {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie(tokenizer, eos_ids)));
         let slices = SlicedBiasComputer::json_slices();
@@ -74,7 +77,7 @@ impl Grammars {
             verbose_errors: false,
             ..ParserLimits::default()
         };
-        Ok(Self { factory, open_objects, compiling: Mutex::default(), kept: Mutex::default() })
+        Ok(Self { factory, settings, compiling: Mutex::default(), kept: Mutex::default() })
     }
 
     /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
@@ -91,7 +94,7 @@ impl Grammars {
             return Ok(grammar);
         }
         let grammar = Arc::new(self.compile_anew(format)?);
-        self.keep(format.clone(), grammar.clone());
+        self.keep(format.key(), grammar.clone());
         Ok(grammar)
     }
 
@@ -115,11 +118,25 @@ impl Grammars {
         }
     }
 
-    /// Compiles a format and computes what may come first: some grammars only fail there.
+    /// The library follows a client's rules one inside the other, as deep as they lead.
     fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
-        let compiled = match self.compile_grammar(format, Decimals::Bounded) {
-            // Bounds of a number may be closer to each other than the unit is long.
-            Err(_) if format.names_numbers() => self.compile_grammar(format, Decimals::Any),
+        if !format.has_rules() {
+            return self.compile_here(format);
+        }
+        std::thread::scope(|scope| {
+            let deep = std::thread::Builder::new().name("grammar".into()).stack_size(DEEP_STACK);
+            let compiling = deep.spawn_scoped(scope, || self.compile_here(format));
+            let compiled = compiling.ok().and_then(|thread| thread.join().ok());
+            compiled.unwrap_or_else(|| Err(FormatRefused("cannot be compiled now".into())))
+        })
+    }
+
+    /// Compiles a format and computes what may come first: some grammars only fail there.
+    fn compile_here(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
+        let compiled = match self.compile_grammar(format, Bounds::Added) {
+            // Bounds of a number may be closer to each other than the unit is long, and the library
+            // counts no members beside optional ones.
+            Err(_) if format.may_be_bounded() => self.compile_grammar(format, Bounds::AsWritten),
             compiled => compiled,
         };
         compiled.map_err(|why| self.innermost(format, why))
@@ -131,11 +148,11 @@ impl Grammars {
         while let Some((place, part)) = parts.pop().filter(|_| left > 0) {
             left -= 1;
             // What a part refers to may be missing in it, which is no fault of the whole.
-            let is_whole = part.grammar(self.writing(Decimals::Any), &mut Terminals::default());
+            let is_whole = part.grammar(self.writing(Bounds::AsWritten), &mut Terminals::default());
             if is_whole.is_err() && !matches!(format, AnswerFormat::Nested { .. }) {
                 continue;
             }
-            if let Err(FormatRefused(inner)) = self.compile_grammar(&part, Decimals::Any) {
+            if let Err(FormatRefused(inner)) = self.compile_grammar(&part, Bounds::AsWritten) {
                 why = FormatRefused(if place.is_empty() {
                     inner
                 } else {
@@ -148,17 +165,18 @@ impl Grammars {
         why
     }
 
-    fn writing(&self, decimals: Decimals) -> Writing {
-        Writing { decimals, open_objects: self.open_objects }
+    fn writing(&self, bounds: Bounds) -> Writing {
+        let FormatSettings { open_objects, max_members } = self.settings;
+        Writing { bounds, open_objects, max_members }
     }
 
     fn compile_grammar(
         &self,
         format: &AnswerFormat,
-        decimals: Decimals,
+        bounds: Bounds,
     ) -> Result<CompiledGrammar, FormatRefused> {
         let mut terminals = Terminals::default();
-        let grammar = format.grammar(self.writing(decimals), &mut terminals)?;
+        let grammar = format.grammar(self.writing(bounds), &mut terminals)?;
         let refusal = |why: &str| format.refusal(why);
         let internal = catch_unwind(AssertUnwindSafe(|| {
             let env = Some(self.factory.tok_env().clone());
@@ -166,6 +184,11 @@ impl Grammars {
         }));
         let (grammar, mut lexer) = internal.map_err(|why| refusal(&why.to_string()))?;
         terminals.put_into(&mut lexer).map_err(|why| refusal(&why))?;
+        let endless =
+            format.has_rules().then(|| endless_rule(&grammar, &lexer, self.factory.limits()));
+        if let Some(rule) = endless.flatten() {
+            return Err(format.endless(&rule));
+        }
         let grammar = GrammarInit::Internal(grammar, lexer);
         let mut matcher = Matcher::new(self.factory.create_parser_from_init_default(grammar));
         let first = matcher.compute_mask_or_eos().map_err(|why| refusal(&why.to_string()))?;
@@ -245,5 +268,7 @@ const MOST_OF_A_REASON: usize = 200;
 
 #[cfg(test)]
 mod generated;
+#[cfg(test)]
+mod languages;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -12,11 +12,12 @@ use std::fmt::Write;
 pub(super) const SPACE: &str = r"space: /\s{0,4}/";
 
 /// The expression that matches a text.
-fn expression(text: &str) -> String {
+pub(super) fn expression(text: &str) -> String {
     let mut expression = String::new();
     for letter in text.chars() {
         match letter {
             '\n' => expression.push_str(r"\n"),
+            '@' => expression.push_str(r"\x40"),
             '<' | '>' => expression.push(letter),
             other => {
                 expression.extend(other.is_ascii_punctuation().then_some('\\'));
@@ -51,9 +52,9 @@ impl<'a> LarkGrammar<'a> {
         format!("@part_{}", self.parts.len() - 1)
     }
 
-    /// A text that has no marks.
+    /// A text that has no marks. The sign that names parts stands only where one is meant.
     pub(super) fn plain(text: &str) -> String {
-        Value::from(text).to_string()
+        Value::from(text).to_string().replace('@', "\\u0040")
     }
 
     /// A text, in which the tokenizer's marks are tokens.

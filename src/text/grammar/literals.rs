@@ -1,9 +1,9 @@
-//! The grammar of arguments in a notation that is no JSON: what a tool's schema allows. A schema
-//! that the notation cannot keep to is refused with the reason.
+//! The grammar of arguments in a notation that is no JSON: what a tool's schema allows. Rules that
+//! the notation cannot keep to are refused with the reason, or left out.
 
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::LarkGrammar;
-use super::parameters::ToolParameters;
+use super::parameters::{ToolParameters, UnkeptRules, described};
 use super::schema::{odd_number, write};
 use crate::forms::tool_calls::{LiteralSyntax, ToolDefinition};
 use serde_json::{Map, Value, json};
@@ -51,11 +51,11 @@ pub(super) fn rule(
     grammar: &mut LarkGrammar,
     at: usize,
     tool: &ToolDefinition,
+    unkept: &mut UnkeptRules,
 ) -> Result<String, FormatRefused> {
-    let ToolParameters { properties, required, definitions } =
-        ToolParameters::read(&tool.parameters)?;
+    let ToolParameters { properties, required, definitions } = ToolParameters::read(tool, unkept)?;
     let named = HashMap::new();
-    let mut rules = LiteralRules { grammar, syntax, at, definitions, named, made: 0 };
+    let mut rules = LiteralRules { grammar, syntax, at, unkept, definitions, named, made: 0 };
     rules.members(&properties, &required, syntax.assign)
 }
 
@@ -65,33 +65,28 @@ struct LiteralRules<'g, 'm> {
     syntax: LiteralSyntax,
     /// The tool's place, which is part of the names of its rules.
     at: usize,
+    unkept: &'g mut UnkeptRules,
     definitions: Map<String, Value>,
     /// The rules of definitions that were referred to.
     named: HashMap<String, String>,
     made: usize,
 }
 
-fn refused(rule: &str) -> FormatRefused {
-    FormatRefused(format!(
-        "has the rule {rule}, which this model's form of calls cannot keep to: leave {rule} out"
-    ))
-}
-
-/// The same, of a name.
-fn unwritable(name: &str) -> FormatRefused {
-    FormatRefused(format!(
-        "has a property named {name:?}, which this model's form of calls cannot write: use letters, \
-         digits and underscores"
-    ))
-}
-
-/// Refuses members of a schema beyond these.
-fn only(schema: &Map<String, Value>, known: &[&str]) -> Result<(), FormatRefused> {
-    let is_known = |name: &str| known.contains(&name) || ANNOTATIONS.contains(&name);
-    schema.keys().find(|name| !is_known(name)).map_or(Ok(()), |name| Err(refused(name)))
-}
-
 impl LiteralRules<'_, '_> {
+    /// Leaves out the members of a schema beyond these.
+    fn only(&mut self, schema: &Map<String, Value>, known: &[&str]) -> Result<(), FormatRefused> {
+        let is_known = |name: &str| known.contains(&name) || ANNOTATIONS.contains(&name);
+        schema.keys().filter(|name| !is_known(name)).try_for_each(|name| self.unkept.rule(name))
+    }
+
+    /// The rule of an inner schema.
+    fn inner(&mut self, steps: &[&str], schema: &Value) -> Result<String, FormatRefused> {
+        let outer = self.unkept.enter(steps);
+        let rule = self.value(schema)?;
+        self.unkept.leave(outer);
+        Ok(rule)
+    }
+
     /// A rule with a name of its own.
     fn define(&mut self, body: &str) -> String {
         let name = format!("literal_{}_{}", self.at, self.made);
@@ -117,18 +112,19 @@ impl LiteralRules<'_, '_> {
         }
         let separator = self.separator();
         // Built from the end: what may be where a member is the first, and behind another one.
-        let (mut first, mut rest) = (Vec::new(), String::new());
+        let (mut first, mut rest, mut needed) = (Vec::new(), String::new(), false);
         for (name, schema) in members.into_iter().rev() {
-            let body = format!("{} {}", self.name(name, assign)?, self.value(schema)?);
-            let member = self.define(&body);
+            let Some(written) = self.name(name, assign)? else { continue };
+            let value = self.inner(&["properties", name], schema)?;
+            let member = self.define(&format!("{written} {value}"));
             let optional = if required.contains(name) { "" } else { "?" };
             if optional.is_empty() {
                 first.clear();
+                needed = true;
             }
             first.push(format!("{member} {rest}"));
             rest = self.define(&format!("({separator} {member}){optional} {rest}"));
         }
-        let needed = properties.keys().any(|name| required.contains(name));
         Ok(match (first.join(" | "), needed) {
             (none, _) if none.is_empty() => none,
             (first, true) => format!("({first})"),
@@ -136,21 +132,28 @@ impl LiteralRules<'_, '_> {
         })
     }
 
-    /// A name with what follows it.
-    fn name(&mut self, name: &str, assign: &str) -> Result<String, FormatRefused> {
+    /// A name with what follows it; `None` for one that cannot be written and is left out.
+    fn name(&mut self, name: &str, assign: &str) -> Result<Option<String>, FormatRefused> {
         if self.syntax.quote.is_none() && assign != self.syntax.assign {
-            return Ok(format!("{} {}", self.text_constant(name)?, LarkGrammar::plain(assign)));
+            return Ok(Some(format!("{} {}", quoted(name), LarkGrammar::plain(assign))));
         }
         let begins = name.chars().next().is_some_and(|letter| !letter.is_ascii_digit());
         if begins && name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_') {
-            return Ok(LarkGrammar::plain(&format!("{name}{assign}")));
+            return Ok(Some(LarkGrammar::plain(&format!("{name}{assign}"))));
         }
-        Err(unwritable(name))
+        let outer = self.unkept.enter(&["properties"]);
+        let there_is = format!("has a property named {name:?}");
+        self.unkept.leave_out(name, &there_is, "use letters, digits and underscores")?;
+        self.unkept.leave(outer);
+        Ok(None)
     }
 
     fn value(&mut self, schema: &Value) -> Result<String, FormatRefused> {
         let Value::Object(members) = schema else {
-            return if schema == true { Ok(self.any()) } else { Err(refused("false")) };
+            if schema != true {
+                self.unkept.rule("false")?;
+            }
+            return Ok(self.any());
         };
         self.composed(members).unwrap_or_else(|| self.typed(members))
     }
@@ -160,21 +163,41 @@ impl LiteralRules<'_, '_> {
         const KEYWORDS: [&str; 5] = ["$ref", "const", "enum", "anyOf", "allOf"];
         let found = |keyword: &&'static str| members.contains_key(*keyword);
         let keyword = KEYWORDS.into_iter().find(found)?;
-        let rule = match (keyword, &members[keyword]) {
+        if let Err(why) = self.only(members, &[keyword]) {
+            return Some(Err(why));
+        }
+        Some(match (keyword, &members[keyword]) {
             ("$ref", name) => self.reference(name),
-            ("const", value) => self.constant(value),
-            ("enum", Value::Array(values)) => self.alternatives(values, Self::constant),
-            ("anyOf", Value::Array(schemas)) => self.alternatives(schemas, Self::value),
-            ("allOf", Value::Array(schemas)) if schemas.len() == 1 => self.value(&schemas[0]),
-            _ => Err(refused(keyword)),
-        };
-        Some(only(members, &[keyword]).and(rule))
+            ("const", value) if self.is_written(value) => Ok(self.constant(value)),
+            ("enum", Value::Array(values)) if values.iter().all(|one| self.is_written(one)) => {
+                Ok(self.constants(values))
+            }
+            ("anyOf", Value::Array(schemas)) if !schemas.is_empty() => self
+                .alternatives(schemas, |rules, at, schema| {
+                    rules.inner(&[keyword, &at.to_string()], schema)
+                }),
+            ("allOf", Value::Array(schemas)) if schemas.len() == 1 => {
+                self.inner(&[keyword, "0"], &schemas[0])
+            }
+            _ => self.unkept.rule(keyword).and_then(|()| self.without(keyword, members)),
+        })
+    }
+
+    /// The rule of a schema without a keyword that is left out.
+    fn without(
+        &mut self,
+        keyword: &str,
+        members: &Map<String, Value>,
+    ) -> Result<String, FormatRefused> {
+        let mut members = members.clone();
+        members.remove(keyword);
+        self.value(&members.into())
     }
 
     fn typed(&mut self, members: &Map<String, Value>) -> Result<String, FormatRefused> {
         let kind = match members.get("type") {
-            Some(Value::Array(kinds)) => {
-                return self.alternatives(kinds, |rules, kind| {
+            Some(Value::Array(kinds)) if !kinds.is_empty() => {
+                return self.alternatives(kinds, |rules, _, kind| {
                     let kind = kind.as_str().unwrap_or_default();
                     rules.of_kind(kind, &without_others(kind, members))
                 });
@@ -183,7 +206,7 @@ impl LiteralRules<'_, '_> {
             None if members.contains_key("properties") => "object",
             None if members.contains_key("items") => "array",
             None => {
-                only(members, &[])?;
+                self.only(members, &[])?;
                 return Ok(self.any());
             }
         };
@@ -193,11 +216,11 @@ impl LiteralRules<'_, '_> {
     fn alternatives(
         &mut self,
         all: &[Value],
-        mut rule: impl FnMut(&mut Self, &Value) -> Result<String, FormatRefused>,
+        mut rule: impl FnMut(&mut Self, usize, &Value) -> Result<String, FormatRefused>,
     ) -> Result<String, FormatRefused> {
-        let rules: Result<Vec<String>, _> = all.iter().map(|one| rule(self, one)).collect();
-        let body = rules?.join(" | ");
-        if body.is_empty() { Err(refused("enum")) } else { Ok(self.define(&body)) }
+        let rules = all.iter().enumerate().map(|(at, one)| rule(self, at, one));
+        let rules: Vec<String> = rules.collect::<Result<_, _>>()?;
+        Ok(self.define(&rules.join(" | ")))
     }
 
     fn of_kind(
@@ -205,18 +228,15 @@ impl LiteralRules<'_, '_> {
         kind: &str,
         schema: &Map<String, Value>,
     ) -> Result<String, FormatRefused> {
-        let rules = only(schema, keywords_of(kind));
+        self.only(schema, keywords_of(kind))?;
         match kind {
-            "null" => self.constant(&Value::Null),
-            "string" => rules.map(|()| self.text()),
-            "integer" | "number" => rules.map(|()| self.number(kind, schema)),
-            "boolean" => {
-                rules?;
-                self.alternatives(&[true.into(), false.into()], Self::constant)
-            }
-            "array" => rules.and_then(|()| self.list(schema)),
-            "object" => rules.and_then(|()| self.object(schema)),
-            _ => Err(refused("type")),
+            "null" => Ok(self.constant(&Value::Null)),
+            "string" => Ok(self.text()),
+            "integer" | "number" => Ok(self.number(kind, schema)),
+            "boolean" => Ok(self.constants(&[true.into(), false.into()])),
+            "array" => self.list(schema),
+            "object" => self.object(schema),
+            _ => self.unkept.rule("type").map(|()| self.any()),
         }
     }
 
@@ -224,11 +244,11 @@ impl LiteralRules<'_, '_> {
         let mut number = schema.clone();
         number.retain(|name, _| NUMERIC_KEYWORDS.contains(&name.as_str()));
         number.insert("type".into(), kind.into());
-        self.grammar.part(AnswerFormat::Schema(write(&number.into())))
+        self.grammar.part(AnswerFormat::Schema(write(&number.into()).into()))
     }
 
     fn list(&mut self, schema: &Map<String, Value>) -> Result<String, FormatRefused> {
-        let item = self.value(schema.get("items").unwrap_or(&Value::Bool(true)))?;
+        let item = self.inner(&["items"], schema.get("items").unwrap_or(&Value::Bool(true)))?;
         let item = self.define(&item);
         let bound = |name: &str| schema.get(name).and_then(Value::as_u64);
         let (least, most) = (bound("minItems").unwrap_or(0), bound("maxItems"));
@@ -250,12 +270,11 @@ impl LiteralRules<'_, '_> {
         let required = schema.get("required").and_then(Value::as_array);
         let required = required.into_iter().flatten().filter_map(Value::as_str);
         let required: Vec<String> = required.map(str::to_owned).collect();
-        if let Some(name) = required.iter().find(|name| !properties.contains_key(*name)) {
-            return Err(FormatRefused(format!("requires {name:?}, which it does not describe")));
-        }
+        described(&required, properties, self.unkept)?;
         let more = schema.get("additionalProperties");
         if properties.is_empty() && more != Some(&Value::Bool(false)) {
-            let value = self.value(more.unwrap_or(&Value::Bool(true)))?;
+            let more = more.unwrap_or(&Value::Bool(true));
+            let value = self.inner(&["additionalProperties"], more)?;
             return Ok(self.dictionary(&value));
         }
         let members = self.members(properties, &required, self.syntax.pair)?;
@@ -286,10 +305,14 @@ impl LiteralRules<'_, '_> {
             }
             _ => None,
         };
-        let schema = found.cloned().ok_or_else(|| refused("$ref"))?;
+        let Some(schema) = found.cloned() else {
+            return self.unkept.rule("$ref").map(|()| self.any());
+        };
         let rule = format!("named_{}_{}", self.at, self.named.len());
         self.named.insert(name.to_owned(), rule.clone());
+        let outer = self.unkept.follow(name);
         let body = self.value(&schema)?;
+        self.unkept.leave(outer);
         let _ = writeln!(self.grammar.rules, "{rule}: {body}");
         Ok(rule)
     }
@@ -313,45 +336,52 @@ impl LiteralRules<'_, '_> {
         self.named.insert(ANY.into(), rule.clone());
         let words = [Value::Null, Value::Bool(true), Value::Bool(false)];
         let mut kinds = vec![self.text(), self.number("number", &Map::new())];
-        kinds.extend(words.iter().filter_map(|word| self.constant(word).ok()));
+        kinds.extend(words.iter().map(|word| self.constant(word)));
         kinds.push(format!("\"[\" ({rule} ({} {rule})*)? \"]\"", self.separator()));
         kinds.push(self.dictionary(&rule));
         let _ = writeln!(self.grammar.rules, "{rule}: {}", kinds.join(" | "));
         rule
     }
 
-    fn constant(&mut self, value: &Value) -> Result<String, FormatRefused> {
-        let is_python = self.syntax.quote.is_none();
-        if let Some(number) = odd_number(value) {
-            return Ok(LarkGrammar::plain(number));
-        }
+    fn constants(&mut self, values: &[Value]) -> String {
+        let values: Vec<String> = values.iter().map(|one| self.constant(one)).collect();
+        self.define(&values.join(" | "))
+    }
+
+    /// Whether the notation has this constant.
+    fn is_written(&self, value: &Value) -> bool {
         match value {
-            Value::String(text) => self.text_constant(text),
-            Value::Bool(true) if is_python => Ok("(\"True\" | \"true\")".into()),
-            Value::Bool(false) if is_python => Ok("(\"False\" | \"false\")".into()),
-            Value::Null if is_python => Ok("(\"None\" | \"null\")".into()),
-            Value::Number(_) | Value::Bool(_) | Value::Null => {
-                Ok(LarkGrammar::plain(&value.to_string()))
-            }
-            Value::Array(_) | Value::Object(_) => Err(refused("enum")),
+            Value::String(text) => self.syntax.quote.is_none_or(|quote| !text.contains(quote)),
+            Value::Array(_) | Value::Object(_) => odd_number(value).is_some(),
+            _ => true,
         }
     }
 
-    fn text_constant(&mut self, text: &str) -> Result<String, FormatRefused> {
-        let Some(quote) = self.syntax.quote else {
-            let double = json!(text).to_string();
-            let inner = double[1..double.len() - 1].replace("\\\"", "\"").replace('\'', "\\'");
-            let [single, double] =
-                [format!("'{inner}'"), double].map(|text| LarkGrammar::plain(&text));
-            return Ok(format!("({single} | {double})"));
-        };
-        if text.contains(quote) {
-            return Err(refused("enum"));
+    fn constant(&self, value: &Value) -> String {
+        let is_python = self.syntax.quote.is_none();
+        match value {
+            Value::String(text) => self.text_constant(text),
+            Value::Bool(true) if is_python => "(\"True\" | \"true\")".into(),
+            Value::Bool(false) if is_python => "(\"False\" | \"false\")".into(),
+            Value::Null if is_python => "(\"None\" | \"null\")".into(),
+            other => LarkGrammar::plain(&write(other)),
         }
+    }
+
+    fn text_constant(&self, text: &str) -> String {
+        let Some(quote) = self.syntax.quote else { return quoted(text) };
         let mark = self.grammar.literal(quote);
         let inner = if text.is_empty() { String::new() } else { LarkGrammar::plain(text) };
-        Ok(format!("{mark} {inner} {mark}"))
+        format!("{mark} {inner} {mark}")
     }
+}
+
+/// A text in Python's quotes of either kind.
+fn quoted(text: &str) -> String {
+    let double = json!(text).to_string();
+    let inner = double[1..double.len() - 1].replace("\\\"", "\"").replace('\'', "\\'");
+    let [single, double] = [format!("'{inner}'"), double].map(|text| LarkGrammar::plain(&text));
+    format!("({single} | {double})")
 }
 
 /// A schema of several types, without the keywords that are only about other types than this one.
@@ -371,7 +401,7 @@ mod tests {
     use crate::call_family::tests::MARKS;
     use crate::forms::tool_calls::{CALL_FORMS, CallForm};
     use crate::grammar::CallRule;
-    use crate::grammar::compile::tests::walk;
+    use crate::grammar::compile::tests::{walk, writes};
     use crate::reader::{ReadCall, read_calls};
     use crate::testing;
     use crate::{AnswerFormat, TextModel};
@@ -379,6 +409,10 @@ mod tests {
     fn text() -> TextModel {
         let template = format!("{{# {} #}}{}", MARKS.join(" "), testing::CHATML);
         testing::text_model(&testing::with_marks(&MARKS, &template))
+    }
+
+    fn tool(parameters: String) -> ToolDefinition {
+        ToolDefinition { name: "f".into(), parameters, strict: true }
     }
 
     fn formats() -> impl Iterator<Item = CallForm> {
@@ -392,7 +426,7 @@ mod tests {
         format: CallForm,
         schema: &Value,
     ) -> Result<AnswerFormat, FormatRefused> {
-        let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };
+        let tool = tool(schema.to_string());
         let rule = CallRule { required: true, only: None, most: 2 };
         format.format(&[tool], &rule, None, &text.markup)
     }
@@ -418,7 +452,7 @@ mod tests {
             &["count", "either"],
         );
         let text = text();
-        let tools = [ToolDefinition { name: "f".into(), parameters: schema.to_string() }];
+        let tools = [tool(schema.to_string())];
         for format in formats() {
             let compiled = text.compile(&grammar(&text, format, &schema).unwrap()).unwrap();
             let answers: Vec<String> =
@@ -454,7 +488,7 @@ mod tests {
         let properties = r#","properties":{"id":{"const":9007199254740993},
             "n":{"type":"integer","minimum":18446744073709551615,"maximum":18446744073709551615}}}"#;
         let parameters = schema.trim_end_matches('}').to_owned() + properties;
-        let tools = [ToolDefinition { name: "f".into(), parameters }];
+        let tools = [tool(parameters)];
         let rule = CallRule { required: true, only: None, most: 1 };
         for form in CALL_FORMS {
             let format = form.format(&tools, &rule, None, &text.markup).unwrap();
@@ -474,7 +508,7 @@ mod tests {
     fn any_text_and_any_value_are_read_back() {
         let properties = json!({ "any": {}, "text": { "type": "string" } });
         let (text, schema) = (text(), of(&properties, &["any", "text"]));
-        let tools = [ToolDefinition { name: "f".into(), parameters: schema.to_string() }];
+        let tools = [tool(schema.to_string())];
         for format in formats() {
             let compiled = text.compile(&grammar(&text, format, &schema).unwrap()).unwrap();
             let answers = (0..60).filter_map(|seed| walk(&text, &compiled, seed, 300));
@@ -497,28 +531,57 @@ mod tests {
         }
     }
 
+    /// A strict tool is refused with the place. Of any other the rule is left out and named, and
+    /// calls are written all the same.
     #[test]
-    fn rules_that_the_notation_cannot_keep_to_are_refused_by_name() {
+    fn rules_that_the_notation_cannot_keep_to_are_refused_or_left_out() {
         let text = text();
-        for (property, why) in [
-            (json!({ "type": "string", "pattern": "a" }), "pattern"),
-            (json!({ "type": "array", "uniqueItems": true }), "uniqueItems"),
-            (json!({ "allOf": [{}, {}] }), "allOf"),
-            (json!({ "oneOf": [{}] }), "oneOf"),
-            (json!({ "$ref": "#/elsewhere" }), "$ref"),
-            (json!({ "enum": [{}] }), "enum"),
-            (json!({ "type": "object", "properties": {}, "required": ["b"] }), "does not describe"),
-            (json!(false), "false"),
+        let list = json!({ "type": "array", "items": { "format": "date", "type": "string" } });
+        for (property, place, call) in [
+            (json!({ "type": "string", "pattern": "a" }), "/a/pattern", "a='b'"),
+            (json!({ "type": "array", "uniqueItems": true }), "/a/uniqueItems", "a=[1, 1]"),
+            (list, "/a/items/format", "a=['b']"),
+            (json!({ "allOf": [{}, {}] }), "/a/allOf", "a=1"),
+            (json!({ "oneOf": [{}], "type": "null" }), "/a/oneOf", "a=None"),
+            (json!({ "anyOf": [{}, { "minLength": 1 }] }), "/a/anyOf/1/minLength", "a=1"),
+            (json!({ "type": [] }), "/a/type", "a=1"),
+            (json!({ "$ref": "#/elsewhere" }), "/a/$ref", "a=1"),
+            (json!({ "enum": [{}], "type": "integer" }), "/a/enum", "a=2"),
+            (json!({ "const": [], "type": "integer" }), "/a/const", "a=2"),
+            (
+                json!({ "type": "object", "properties": {}, "required": ["b"] }),
+                "/a/required",
+                "a={'c': 1}",
+            ),
+            (json!(false), "/a/false", "a=1"),
         ] {
+            let schema = of(&json!({ "a": property }), &["a"]);
             for format in formats() {
-                let refused =
-                    grammar(&text, format, &of(&json!({ "a": property }), &[])).unwrap_err();
-                assert!(refused.0.contains(why), "{property}: {}", refused.0);
+                let refused = grammar(&text, format, &schema).unwrap_err();
+                let at = format!("(at #/properties{place})");
+                assert!(refused.0.contains(&at), "{property}: {}", refused.0);
+                let loose = ToolDefinition { strict: false, ..tool(schema.to_string()) };
+                let left_out = format.left_out(std::slice::from_ref(&loose), &text.markup);
+                assert_eq!(left_out, [(0, format!("/properties{place}"))], "{property}");
+                let rule = CallRule { required: true, only: None, most: 1 };
+                let grammar = format.format(&[loose], &rule, None, &text.markup).unwrap();
+                let compiled = text.compile(&grammar).unwrap();
+                let written = format!("<function_calls>f({call})</function_calls>");
+                let is_olmo = format.family.contains("OLMo");
+                assert!(!is_olmo || writes(&text, &compiled, &written), "{written}");
             }
         }
+    }
+
+    #[test]
+    fn a_property_with_a_name_that_cannot_be_written_is_refused_or_left_out() {
+        let (text, schema) = (text(), of(&json!({ "a b": {}, "c": {} }), &["a b"]));
         for format in formats() {
-            let refused = grammar(&text, format, &of(&json!({ "a b": {} }), &[])).unwrap_err();
+            let refused = grammar(&text, format, &schema).unwrap_err();
             assert!(refused.0.contains("use letters, digits and underscores"), "{}", refused.0);
+            let loose = ToolDefinition { strict: false, ..tool(schema.to_string()) };
+            let left_out = format.left_out(&[loose], &text.markup);
+            assert_eq!(left_out, [(0, "/properties/a b".to_owned())]);
         }
     }
 }

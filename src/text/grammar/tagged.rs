@@ -2,7 +2,7 @@
 
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::LarkGrammar;
-use super::parameters::ToolParameters;
+use super::parameters::{ToolParameters, UnkeptRules};
 use crate::forms::tool_calls::{ArgumentTags, ToolDefinition, is_plain};
 use serde_json::Value;
 use std::fmt::Write;
@@ -17,15 +17,16 @@ pub(super) fn rule(
     grammar: &mut LarkGrammar,
     at: usize,
     tool: &ToolDefinition,
+    unkept: &mut UnkeptRules,
 ) -> Result<String, FormatRefused> {
-    let parameters = ToolParameters::read(&tool.parameters)?;
+    let parameters = ToolParameters::read(tool, unkept)?;
     let mut all = String::new();
     for (n, (name, property)) in parameters.properties.iter().enumerate() {
         let head = grammar.literal(&format!("{before}{name}{middle}"));
         let value = if !is_plain(property) {
-            let part = grammar.part(AnswerFormat::Schema(parameters.alone(property)));
+            let part = grammar.part(AnswerFormat::Schema(parameters.alone(property).into()));
             format!("{part} {}", grammar.literal(after))
-        } else if let Some(texts) = choices(property)? {
+        } else if let Some(texts) = choices(name, property, unkept)? {
             let texts: Vec<String> = texts.into_iter().map(|text| grammar.literal(text)).collect();
             format!("({}) {}", texts.join(" | "), grammar.literal(after))
         } else {
@@ -40,14 +41,17 @@ pub(super) fn rule(
     Ok(all)
 }
 
-/// The only texts that a text may be; `None`: any. Refuses a text with other rules.
-fn choices(property: &Value) -> Result<Option<Vec<&str>>, FormatRefused> {
-    if let Some(rule) = TEXT_RULES.into_iter().find(|rule| property.get(rule).is_some()) {
-        return Err(FormatRefused(format!(
-            "has a text with the rule {rule}, which this model's form of calls cannot keep to: \
-             leave {rule} out"
-        )));
+/// The only texts that a text may be; `None`: any. Its other rules are left out.
+fn choices<'p>(
+    name: &str,
+    property: &'p Value,
+    unkept: &mut UnkeptRules,
+) -> Result<Option<Vec<&'p str>>, FormatRefused> {
+    let outer = unkept.enter(&["properties", name]);
+    for rule in TEXT_RULES.into_iter().filter(|rule| property.get(rule).is_some()) {
+        unkept.rule(rule)?;
     }
+    unkept.leave(outer);
     let constant = property.get("const").map(std::slice::from_ref);
     let values = property["enum"].as_array().map(Vec::as_slice).or(constant);
     Ok(values.map(|values| values.iter().filter_map(Value::as_str).collect()))

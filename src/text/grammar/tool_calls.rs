@@ -2,6 +2,7 @@
 
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::lark::{LarkGrammar, SPACE};
+use super::parameters::UnkeptRules;
 use super::{literals, tagged};
 use crate::forms::channels;
 use crate::forms::reasoning::{CHANNEL_THOUGHT, ThinkingStart};
@@ -65,23 +66,43 @@ impl CallForm {
         Ok(grammar.starting_with(&format!("{thought} {answer}")))
     }
 
+    /// The rules that calls of these tools are not kept to: the place of each tool, and the JSON
+    /// pointer of the rule in its schema.
+    pub(crate) fn left_out(
+        &self,
+        tools: &[ToolDefinition],
+        marks: &SpecialTokens,
+    ) -> Vec<(usize, String)> {
+        let mut grammar = LarkGrammar::new(marks);
+        let mut of_tool = |at, tool| self.add_tool(&mut grammar, at, tool).unwrap_or_default();
+        let tools = tools.iter().enumerate();
+        let all = tools.map(|(at, tool)| (at, of_tool(at, tool)));
+        all.flat_map(|(at, rules)| rules.into_iter().map(move |rule| (at, rule))).collect()
+    }
+
+    /// Adds the rule of a tool's calls, and returns the places of rules that were left out.
     fn add_tool(
         &self,
         grammar: &mut LarkGrammar,
         at: usize,
         tool: &ToolDefinition,
-    ) -> Result<(), FormatRefused> {
+    ) -> Result<Vec<String>, FormatRefused> {
+        let mut unkept = UnkeptRules::of(tool);
         let name = grammar.literal(&format!("{}{}", self.before, tool.name));
         let [middle, after] = [self.middle, self.after].map(|text| grammar.literal(text));
         let arguments = match self.arguments {
-            ArgumentSyntax::Json => grammar.part(AnswerFormat::Schema(tool.parameters.clone())),
-            ArgumentSyntax::Tagged(tags) => tagged::rule(tags, grammar, at, tool)?,
-            ArgumentSyntax::Literals(syntax) => literals::rule(syntax, grammar, at, tool)?,
+            ArgumentSyntax::Json => {
+                grammar.part(AnswerFormat::Schema(tool.parameters.as_str().into()))
+            }
+            ArgumentSyntax::Tagged(tags) => tagged::rule(tags, grammar, at, tool, &mut unkept)?,
+            ArgumentSyntax::Literals(syntax) => {
+                literals::rule(syntax, grammar, at, tool, &mut unkept)?
+            }
         };
         let [ahead, behind] = self.id_rules(grammar);
         let call = [&name, &ahead, &middle, &arguments, &behind, &after].map(String::as_str);
         let _ = writeln!(grammar.rules, "call_{at}: {}", call.join(" "));
-        Ok(())
+        Ok(unkept.left_out)
     }
 
     /// The rules of what may follow the name, and the arguments.

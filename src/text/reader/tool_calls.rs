@@ -286,7 +286,8 @@ mod tests {
             "type": "object",
             "properties": { "text": { "type": "string" }, "count": { "type": "integer" } },
         });
-        let tool = ToolDefinition { name: "f".into(), parameters: schema.to_string() };
+        let parameters = schema.to_string();
+        let tool = ToolDefinition { name: "f".into(), parameters, strict: true };
         CallReader::new(form, &[tool])
     }
 

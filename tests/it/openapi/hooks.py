@@ -19,6 +19,14 @@ FORMATS = {
     "guided_regex": "[a-z]+",
     "guided_choice": ["left", "right"],
     "guided_grammar": 'start: "x"+',
+    "json_schema": {"type": "integer"},
+    "regex": "[a-z]+",
+    "grammar": 'root ::= "x"+',
+    "ebnf": 'root ::= "x"+',
+    "structural_tag": {
+        "structures": [{"begin": "<a>", "schema": {"type": "integer"}, "end": "</a>"}],
+        "triggers": ["<a"],
+    },
 }
 # What the small model, which has neither tools nor thoughts, refuses in all or most of its forms.
 ABILITIES = ["tools", "tool_choice", "chat_template_kwargs", "reasoning_effort"]
@@ -82,7 +90,8 @@ def soften(body):
     if asked:
         body[asked[0]] = FORMATS[asked[0]]
         body["ignore_eos"] = body["min_tokens"] = None
-    for name in ABILITIES:
+    # White space goes with a schema alone.
+    for name in [*ABILITIES, "guided_whitespace_pattern"]:
         body.pop(name, None)
     room = [MOST_CHARACTERS]
     for message in body["messages"]:

@@ -37,6 +37,30 @@ pub(super) fn close(schema: &mut Value, open: bool) -> Result<(), SchemaRefused>
     })
 }
 
+/// Bounds the members of objects that have only those that they must, and any others.
+pub(super) fn bound_members(schema: &mut Value, most: usize) -> Result<(), SchemaRefused> {
+    visit(schema, "", &mut |schema, _| {
+        let Value::Object(members) = schema else { return Ok(()) };
+        let is_object = members.get("type").is_some_and(|kind| match kind {
+            Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+            kind => kind == "object",
+        });
+        let named = members.get("properties").and_then(Value::as_object);
+        let required = members.get("required").and_then(Value::as_array);
+        let required = required.map_or(&[][..], Vec::as_slice);
+        let is_required = |name: &String| required.iter().any(|one| one == name.as_str());
+        let is_shut = members.get("additionalProperties") == Some(&Value::Bool(false))
+            && !members.contains_key("patternProperties");
+        let bounds = members.contains_key("maxProperties");
+        if is_object && !is_shut && !bounds && named.is_none_or(|all| all.keys().all(is_required)) {
+            let least = members.get("minProperties").and_then(Value::as_u64).unwrap_or(0) as usize;
+            let most = required.len() + most.max(least);
+            members.insert("maxProperties".into(), most.into());
+        }
+        Ok(())
+    })
+}
+
 /// Whether a place is one of the schemas that the whole combines, and not a member of one.
 fn is_part(place: &str, whole: &str) -> bool {
     let Some(rest) = place.strip_prefix(whole) else { return false };

@@ -14,8 +14,10 @@ mod tree;
 pub(super) use exact::{odd_number, parse, write};
 pub(super) use numbers::Terminals;
 
+use super::answer_format::SchemaFormat;
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// White space between the parts of JSON. Where nothing bounds it, small models write it without
 /// end.
@@ -42,10 +44,12 @@ fn at(place: &str) -> String {
 }
 
 /// A schema that was looked through before a model is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct CheckedSchema {
     /// The schema without the rules that were left out.
     pub text: String,
+    /// The schema as it is written for the library, where no rule was left out.
+    simplified: Option<Arc<Value>>,
     /// JSON pointers of keywords that no answer is kept to.
     pub ignored: Vec<String>,
 }
@@ -60,45 +64,72 @@ impl CheckedSchema {
         let mut schema = read(text)?;
         let ignored = rules::simplify(&mut schema, loosened)?;
         finite::check(&mut schema)?;
-        Ok(Self { text: if loosened { write(&schema) } else { text.to_owned() }, ignored })
+        let text = if loosened { write(&schema) } else { text.to_owned() };
+        let simplified = (!loosened).then(|| Arc::new(schema));
+        Ok(Self { text, simplified, ignored })
+    }
+}
+
+impl From<CheckedSchema> for SchemaFormat {
+    fn from(checked: CheckedSchema) -> Self {
+        Self { simplified: checked.simplified, ..checked.text.into() }
     }
 }
 
 /// How the library is to write what a schema leaves open.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writing {
-    pub decimals: Decimals,
+    pub bounds: Bounds,
     /// Objects may have members that their schema does not name, unless it forbids them.
     pub open_objects: bool,
+    /// The most members of objects that name none.
+    pub max_members: usize,
 }
 
-/// How many decimals a number with a minimum or a maximum may have.
+/// Whether what a schema leaves open is bounded: the decimals of a number with a minimum or a
+/// maximum, and the members of an object that names none.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Decimals {
-    Any,
-    Bounded,
+pub(super) enum Bounds {
+    AsWritten,
+    Added,
 }
 
 /// The schema for the library. Numbers that it would round are terminals in it.
 pub(super) fn prepare(
-    text: &str,
+    format: &SchemaFormat,
     writing: Writing,
     terminals: &mut Terminals,
 ) -> Result<Value, SchemaRefused> {
+    let white_space = format.white_space.as_deref().unwrap_or(WHITE_SPACE);
+    if let Some(why) = fault_of_expression(white_space) {
+        let why = format!("its white space is no expression: {why}");
+        return Err(SchemaRefused::new("", why));
+    }
+    let mut schema = match &format.simplified {
+        Some(simplified) => Value::clone(simplified),
+        None => simplified(&format.text)?,
+    };
+    close::close(&mut schema, writing.open_objects && !format.closed)?;
+    if writing.bounds == Bounds::Added {
+        close::bound_members(&mut schema, writing.max_members)?;
+    }
+    numbers::bound(&mut schema, writing.bounds, terminals)?;
+    set_white_space(&mut schema, white_space);
+    Ok(schema)
+}
+
+fn simplified(text: &str) -> Result<Value, SchemaRefused> {
     let mut schema = read(text)?;
     rules::simplify(&mut schema, false)?;
     finite::check(&mut schema)?;
-    close::close(&mut schema, writing.open_objects)?;
-    numbers::bound(&mut schema, writing.decimals, terminals)?;
-    set_white_space(&mut schema, Some(WHITE_SPACE));
     Ok(schema)
 }
 
 /// Tells the library what may be between the parts of JSON.
-pub(super) fn set_white_space(schema: &mut Value, expression: Option<&str>) {
+fn set_white_space(schema: &mut Value, expression: &str) {
     let options = match expression {
-        Some(expression) => json!({ "whitespace_pattern": expression }),
-        None => json!({ "whitespace_flexible": false }),
+        "" => json!({ "whitespace_flexible": false }),
+        expression => json!({ "whitespace_pattern": expression }),
     };
     if let Some(members) = schema.as_object_mut() {
         members.insert("x-guidance".into(), options);
@@ -150,7 +181,7 @@ fn read(text: &str) -> Result<Value, SchemaRefused> {
 }
 
 /// The place of a member.
-fn inside(place: &str, name: &str) -> String {
+pub(super) fn inside(place: &str, name: &str) -> String {
     let mut inner = place.to_owned();
     let _ = write!(inner, "/{}", name.replace('~', "~0").replace('/', "~1"));
     inner

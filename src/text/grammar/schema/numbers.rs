@@ -5,7 +5,7 @@
 use super::exact::{Decimal, has_odd_number, odd_number};
 use super::ranges::{self, RangeBound};
 use super::tree::{self, has_rules_beside, is_alone, visit};
-use super::{Decimals, SchemaRefused, inside};
+use super::{Bounds, SchemaRefused, inside};
 use llguidance::derivre::RegexAst;
 use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use serde_json::{Map, Value, json};
@@ -107,7 +107,7 @@ fn add(lexer: &mut LexerSpec, expression: &str) -> Result<usize, String> {
 /// Bounds the digits of all numbers, and makes terminals of those that the library would round.
 pub(super) fn bound(
     schema: &mut Value,
-    decimals: Decimals,
+    bounds: Bounds,
     terminals: &mut Terminals,
 ) -> Result<(), SchemaRefused> {
     terminals.has_schemas = true;
@@ -121,7 +121,7 @@ pub(super) fn bound(
         }
         Ok(())
     })?;
-    let bounds_decimals = decimals == Decimals::Bounded && !has_units;
+    let bounds_decimals = bounds == Bounds::Added && !has_units;
     let definitions = Map::new();
     let mut numbers = NumberRules { terminals, definitions, combines, bounds_decimals, has_ids };
     visit(schema, "", &mut |schema, place| match schema {

@@ -38,7 +38,7 @@ pub(super) const LEAVE_OUT: &str = "it is a rule that answers cannot be kept to:
 /// Rewrites a schema; the places of keywords that only describe are returned. `loosened`: rules
 /// that cannot be kept to are left out and among them.
 pub(super) fn simplify(schema: &mut Value, loosened: bool) -> Result<Vec<String>, SchemaRefused> {
-    let has_ids = schema.to_string().contains("\"$id\"");
+    let has_ids = has_member(schema, "$id");
     if !has_ids {
         name_places(schema)?;
     }
@@ -46,6 +46,17 @@ pub(super) fn simplify(schema: &mut Value, loosened: bool) -> Result<Vec<String>
     let mut rules = Rules { root: &root, loosened, has_ids, ignored: Vec::new() };
     rules.schema(schema, "")?;
     Ok(rules.ignored)
+}
+
+/// Whether any object of a value has this member.
+fn has_member(value: &Value, name: &str) -> bool {
+    match value {
+        Value::Object(members) => {
+            members.contains_key(name) || members.values().any(|inner| has_member(inner, name))
+        }
+        Value::Array(items) => items.iter().any(|inner| has_member(inner, name)),
+        _ => false,
+    }
 }
 
 pub(super) struct Rules<'r> {
