@@ -31,8 +31,8 @@ impl DiskReserve {
         Self { folder: folder.to_owned(), bytes }
     }
 
-    /// Whether `wanted` bytes more can be written at `place`, whose parent exists. Another disk than
-    /// that of the folder may be filled. A disk that cannot be asked is not judged.
+    /// Whether `wanted` bytes more can be written at `place`, whose parent exists. A disk that is
+    /// not the folder's may be filled. One that cannot be asked is not judged.
     pub fn check(&self, place: &Path, wanted: u64) -> Result<(), NoSpace> {
         let there = if place.exists() { place } else { place.parent().unwrap_or(place) };
         let device = |path: &Path| stat(path).map(|found| found.st_dev).ok();

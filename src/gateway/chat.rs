@@ -53,7 +53,7 @@ const HARMLESS: [&str; 39] = [
     "xtc_threshold",
 ];
 /// Values by which clients say that something is as it is here anyway.
-const AS_IT_IS: [(&str, &str); 31] = [
+const AS_IT_IS: [(&str, &str); 30] = [
     (BEGINS, "true"),
     ("ban_eos_token", "false"),
     ("best_of", "1"),
@@ -79,7 +79,6 @@ const AS_IT_IS: [(&str, &str); 31] = [
     ("tfs_z", "1"),
     ("top_a", "0"),
     ("top_logprobs", "0"),
-    ("top_p", "0"),
     ("typical", "1"),
     ("typical_p", "1"),
     ("use_beam_search", "false"),
@@ -109,6 +108,10 @@ const MAX_NAME: usize = 64;
 /// Translates the members of a request; the error is a sentence for the client.
 pub(super) fn translate(request: &mut JsonMembers, left_out: &mut LeftOut) -> Result<(), String> {
     continuation(request)?;
+    // The node takes no zero here. Either value leaves the likeliest token alone.
+    if request.read::<f64>("top_p") == Some(0.0) {
+        request.set("top_p", &1e-6);
+    }
     request.retain("", left_out, |name, value| {
         let as_it_is = AS_IT_IS.iter().any(|(own, usual)| *own == name && is_equal(value, usual));
         // A negative number asks for as many as there is room for.
@@ -278,11 +281,11 @@ mod tests {
                 "prompt_cache_key, user, metadata, service_tier",
             ),
             (
-                r#"{"best_of":1,"echo":false,"add_generation_prompt":true,"skip_special_tokens":true,"typical_p":1.0,"top_p":0,"store":false,"stop_token_ids":[]}"#,
+                r#"{"best_of":1,"echo":false,"add_generation_prompt":true,"skip_special_tokens":true,"typical_p":1.0,"store":false,"stop_token_ids":[]}"#,
                 "{}",
-                "best_of, echo, add_generation_prompt, skip_special_tokens, typical_p, top_p, store",
+                "best_of, echo, add_generation_prompt, skip_special_tokens, typical_p, store",
             ),
-            (r#"{"max_tokens":-1,"seed":-1}"#, r#"{"seed":-1}"#, "max_tokens"),
+            (r#"{"max_tokens":-1,"top_p":0}"#, r#"{"top_p":1e-6}"#, "max_tokens"),
             (
                 &format!(
                     r#"{{"tools":[{},{{"type":"web_search"}}],"tool_choice":"auto"}}"#,
