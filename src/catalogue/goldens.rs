@@ -19,6 +19,7 @@ impl Catalogue {
         let place = self.goldens_path(&goldens.origin.sha256);
         fs::create_dir_all(self.goldens_folder())
             .map_err(Error::io("create", &self.goldens_folder()))?;
+        self.reserve.check(&place, content.len() as u64)?;
         folder::write_whole(&place, &content)?;
         Ok(goldens.origin)
     }

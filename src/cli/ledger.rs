@@ -6,7 +6,7 @@ use super::support::context::{Context, Globals};
 use super::support::output::{CommandError, CommandResult};
 use super::support::text;
 use clap::Subcommand;
-use cresset_base::{Clock, SystemClock};
+use cresset_base::{Clock, DiskReserve, SystemClock};
 use cresset_commands::{AdminCommand, view};
 use cresset_ledger::{Account, Credential};
 use cresset_store::{ReplacedState, RestoreReport, RestoreScope, Store};
@@ -107,6 +107,9 @@ pub(super) async fn restore(context: &Context, file: &Path, scope: RestoreScope)
         return Err(CommandError::new(what).remedy("stop the node, then restore"));
     }
     let from = std::path::absolute(file)?;
+    let reserve = DiskReserve::new(&context.data_dir, context.config.requests.min_free_mib << 20);
+    let bytes = from.metadata().map_or(0, |found| found.len());
+    reserve.check(&context.data_dir, bytes).map_err(CommandError::new)?;
     let place = cresset_node::ledger::place(&context.data_dir, &context.config)?;
     let report = Store::restore(&place, &from, scope);
     let report = report.map_err(CommandError::new)?;

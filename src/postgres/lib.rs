@@ -288,7 +288,7 @@ impl LedgerReader for PostgresBackend {
         Ok(false)
     }
 
-    fn backup(&self, _: &BackupScope, _: &Path) -> StoreResult {
+    fn backup(&self, _: &BackupScope, _: &Path, _: u64) -> StoreResult {
         Err(own_tools())
     }
 

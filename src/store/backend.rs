@@ -139,8 +139,8 @@ pub trait LedgerReader: Send + Sync + 'static {
     fn close_journal_part(&self, pace: AuditPace<'_>) -> StoreResult<bool>;
 
     /// Writes a consistent, verified copy of the ledger, and of what else `scope` names, to a new
-    /// file `to`. It blocks.
-    fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult;
+    /// file `to`. On the ledger's own disk `keep_free` bytes stay free. It blocks.
+    fn backup(&self, scope: &BackupScope, to: &Path, keep_free: u64) -> StoreResult;
 
     /// Removes stored answers of an account, or of its requests with one id, durably; a bounded
     /// number, which it returns. It blocks.

@@ -424,7 +424,8 @@ impl Store {
     /// into place. Blocks while it copies.
     pub fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {
         check_readable()?;
-        self.inner.shared.reader.backup(scope, to)
+        let shared = &self.inner.shared;
+        shared.reader.backup(scope, to, shared.min_free_bytes)
     }
 
     /// Replaces a ledger that no process has open with a backup, after checking the backup. The

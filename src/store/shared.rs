@@ -36,7 +36,7 @@ pub(super) struct StoreShared {
     pub budget_alerts: Mutex<BTreeMap<&'static str, u64>>,
     /// For the status.
     pub budget_notices: Recent<BudgetNotice, 16>,
-    min_free_bytes: u64,
+    pub min_free_bytes: u64,
     /// The latest time stored when the ledger was opened, milliseconds since 1970.
     floor: AtomicU64,
     audited: Mutex<AuditedParts>,

@@ -30,7 +30,8 @@ pub(super) enum GoldensCommand {
 }
 
 pub(super) async fn run(context: &Context, command: GoldensCommand) -> CommandResult {
-    let catalogue = Catalogue::new(&context.data_dir);
+    let catalogue =
+        Catalogue::new(&context.data_dir).leaving_free(context.config.requests.min_free_mib << 20);
     match command {
         GoldensCommand::Make(arguments) => make::run(context, arguments).await,
         GoldensCommand::Import { archive } => {

@@ -81,6 +81,10 @@ pub(crate) trait Disk: Send + Sync + 'static {
         SEGMENT_ENTRIES
     }
     fn free_bytes(&self) -> io::Result<u64>;
+    /// Where the files are, if they are on this machine's disks.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
     /// Sizes of the files, by what they hold.
     fn file_bytes(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
@@ -212,6 +216,10 @@ impl Disk for LockedFolder {
             *sizes.entry(kind).or_default() += bytes;
         }
         sizes
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.dir)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

@@ -9,6 +9,7 @@ use redb::backends::FileBackend;
 use redb::{Database, ReadOnlyDatabase, StorageBackend};
 use std::fs::OpenOptions;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -79,6 +80,10 @@ impl Disk for MeteredFolder {
 
     fn open_segment(&self, name: &str) -> StoreResult<ReadOnlyDatabase> {
         self.folder.open_segment(name)
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        self.folder.folder()
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

@@ -32,7 +32,7 @@ use super::scope::BackupScope;
 use super::{AuditReport, StoreResult, StoredBody};
 use crate::settings::LedgerSettings;
 pub(super) use backup::{init, restore};
-use cresset_base::{AccountId, BootId, RequestId, UnixMillis, failpoint};
+use cresset_base::{AccountId, BootId, DiskReserve, RequestId, UnixMillis, failpoint};
 use cresset_ledger::audit::{self, AuditPace, AuditSource, JournalChain};
 use cresset_ledger::{Account, Credential, RequestKey, StateError, StateResult};
 pub(super) use disk::Disk;
@@ -128,7 +128,14 @@ impl LedgerReader for EmbeddedBackend {
         shelf.close_one(&|| self.view(), pace)
     }
 
-    fn backup(&self, scope: &BackupScope, to: &Path) -> StoreResult {
+    fn backup(&self, scope: &BackupScope, to: &Path, keep_free: u64) -> StoreResult {
+        if let Some(folder) = self.disk.folder() {
+            let wanted = self.disk.file_bytes().values().sum();
+            let reserve = DiskReserve::new(folder, keep_free);
+            reserve
+                .check(to, wanted)
+                .map_err(|why| crate::StoreError::Unusable(why.to_string()))?;
+        }
         backup::write(&self.view()?, scope, to)
     }
 

@@ -184,6 +184,17 @@ fn dropping_the_store_writes_what_is_queued() {
 }
 
 #[test]
+fn a_backup_leaves_the_reserve_of_the_disk_free() {
+    let fixture = Fixture::new(100);
+    let mut limits = Limits::default();
+    limits.requests.min_free_mib = 1 << 40;
+    let store = Store::open(&fixture.config(), Arc::new(fixture.clock.clone()), limits).unwrap();
+    let to = fixture.dir.path().join("backup");
+    let why = store.backup(&BackupScope::Ledger, &to).unwrap_err().to_string();
+    assert!(why.contains("requests.min_free_mib") && !to.exists(), "{why}");
+}
+
+#[test]
 fn low_disk_space_is_no_reason_to_keep_a_reservation() {
     let disk = media::SimulatedDisk::formatted();
     let store = disk.store(100);
