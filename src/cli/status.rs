@@ -55,7 +55,9 @@ async fn ask(context: &Context) -> CommandResult<Value> {
     if context.remote.is_some() {
         return Ok(found);
     }
-    let keys = Catalogue::new(&context.data_dir).keys().unwrap_or_else(|error| {
+    let catalogue = Catalogue::new(&context.data_dir);
+    found["model_parts"] = catalogue.parts().unwrap_or_default().into_iter().collect();
+    let keys = catalogue.keys().unwrap_or_else(|error| {
         tracing::warn!("{error}");
         Vec::new()
     });
@@ -87,6 +89,11 @@ fn screen(document: &Value) -> String {
     }
     for earlier in document["earlier_keys"].as_array().into_iter().flatten() {
         let _ = writeln!(out, "earlier   {}", earlier.as_str().unwrap_or("-"));
+    }
+    for (name, bytes) in document["model_parts"].as_object().into_iter().flatten() {
+        let part = text::mebibytes(bytes.as_u64().unwrap_or(0));
+        let free = format!("`cresset models remove {name}` frees {part} of an interrupted pull");
+        let _ = writeln!(out, "parts     {}", style(Style::Warning, &free));
     }
     if document["running"] != true {
         return out + "start it with `cresset serve`\n";

@@ -74,6 +74,23 @@ fn one_empty_manifest_stops_nothing() {
 }
 
 #[test]
+fn a_part_of_a_pull_is_named_by_every_command_and_can_be_removed() {
+    let folder = Folder::initialised();
+    let part = folder.path().join("models/huge/.incoming/abc/huge.gguf");
+    std::fs::create_dir_all(part.parent().unwrap()).unwrap();
+    std::fs::write(&part, vec![0; 3 << 20]).unwrap();
+    assert_eq!(folder.json(&["models", "list"])["parts"]["huge"], 3 << 20);
+    assert_eq!(folder.json(&["status"])["model_parts"]["huge"], 3 << 20);
+    for command in [&["models", "list"][..], &["status"]] {
+        let told = folder.run(command).stdout;
+        assert!(told.contains("cresset models remove huge"), "{told}");
+    }
+    assert_eq!(folder.json(&["models", "remove", "huge"])["name"], "huge");
+    assert!(!part.exists());
+    assert!(folder.json(&["models", "list"])["parts"].as_object().unwrap().is_empty());
+}
+
+#[test]
 fn what_cannot_run_here_is_not_added() {
     let folder = Folder::initialised();
     let file = folder.path().join("given.gguf");
