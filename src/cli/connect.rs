@@ -2,7 +2,7 @@
 
 use super::support::context::Context;
 use super::support::local_key;
-use super::support::output::{CommandError, CommandResult};
+use super::support::output::{CommandError, CommandResult, note};
 use clap::Args;
 use cresset_client::{HttpCall, json};
 use cresset_commands::AdminCommand;
@@ -46,8 +46,8 @@ struct ToolList {
 #[serde(deny_unknown_fields)]
 pub(super) struct Tool {
     pub name: String,
-    /// The interface that it uses.
-    api: String,
+    /// The interface that it uses, and what of it.
+    pub api: String,
     text: String,
     /// How its program, which has the tool's name, is started.
     pub launch: Option<LaunchSettings>,
@@ -164,6 +164,9 @@ pub(super) async fn first_model(
         model["capabilities"].as_array().is_some_and(|all| all.contains(&json!("tools")))
     };
     let chosen = models.iter().find(|model| with_tools && calls(model)).or(models.first());
+    if with_tools && !chosen.is_some_and(|model| calls(&model)) {
+        note("no model here has the capability `tools`, which coding agents need");
+    }
     let name = chosen.and_then(|model| model["id"].as_str()).map(str::to_owned);
     name.ok_or_else(|| CommandError::new(format!("{} lists no model", gateway.url)).remedy(remedy))
 }

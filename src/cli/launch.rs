@@ -152,9 +152,11 @@ async fn work(
     model: Option<String>,
     arguments: Vec<String>,
 ) -> CommandResult<(ExitStatus, String)> {
-    let model = match model {
-        Some(model) => model,
-        None => first_model(&context.node_address(&session.root)?, &session.secret, true).await?,
+    let model = if let Some(model) = model {
+        model
+    } else {
+        let (gateway, calls) = (context.node_address(&session.root)?, tool.api.contains("tools"));
+        first_model(&gateway, &session.secret, calls).await?
     };
     let mut command = command(session, tool, launch, &model)?;
     command.args(arguments);

@@ -41,6 +41,7 @@ fn a_tool_is_started_with_a_key_of_its_own_and_its_cost_is_shown() {
     let done = launch(&folder, "claude -- hello");
     assert_eq!(done.code, Some(0), "{done:?}");
     let bill = done.document();
+    assert!(done.stderr.contains("no model here has the capability `tools`"), "{done:?}");
     assert_eq!([&bill["requests"], &bill["receipts"]], [1, 1], "{bill}");
     let units = |value: &Value| value.as_str().unwrap().parse::<u64>().unwrap();
     let account = folder.json(&["credits", "show", "--account", &customer.account]);
