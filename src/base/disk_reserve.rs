@@ -34,7 +34,7 @@ impl DiskReserve {
     /// Whether `wanted` bytes more can be written at `place`, whose parent exists. A disk that is
     /// not the folder's may be filled. One that cannot be asked is not judged.
     pub fn check(&self, place: &Path, wanted: u64) -> Result<(), NoSpace> {
-        let there = if place.exists() { place } else { place.parent().unwrap_or(place) };
+        let there = if place.is_dir() { place } else { place.parent().unwrap_or(place) };
         let device = |path: &Path| stat(path).map(|found| found.st_dev).ok();
         let reserved = if device(there) == device(&self.folder) { self.bytes } else { 0 };
         let Ok(found) = statvfs(there) else { return Ok(()) };
@@ -58,8 +58,10 @@ mod tests {
             DiskReserve::new(folder, reserved).check(&file, wanted)
         };
         assert_eq!(check(data.path(), 1 << 20, 1 << 20), Ok(()));
+        std::fs::write(&file, "begun").unwrap();
         let why = check(data.path(), 1 << 60, 1).unwrap_err().to_string();
         assert!(why.contains("requests.min_free_mib") && why.contains("1 MiB more"), "{why}");
+        assert!(why.starts_with(&format!("{} has", data.path().display())), "{why}");
         assert!(check(data.path(), 0, 1 << 60).is_err());
         assert_eq!(check(Path::new("/proc"), 1 << 60, 1), Ok(()));
         assert!(check(data.path(), u64::MAX, u64::MAX).is_err());

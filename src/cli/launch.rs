@@ -66,6 +66,7 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let (tool, launch) = find(&known, &arguments.tool)?;
     installed(tool, launch)?;
     let root = gateway_root(context, arguments.gateway.as_deref()).await;
+    reached(context, &root).await?;
     let account = account(context, arguments.account).await?;
     let session = begin(context, tool, root, account, arguments.budget).await?;
     let worked = work(context, &session, tool, launch, arguments.model, arguments.for_tool).await;
@@ -98,6 +99,13 @@ fn installed(tool: &Tool, launch: &LaunchSettings) -> CommandResult {
         return Ok(());
     }
     Err(CommandError::new(format!("{} is not installed", tool.name)).remedy(&launch.install))
+}
+
+/// Fails where no gateway answers, before a key is made for it.
+async fn reached(context: &Context, root: &str) -> CommandResult {
+    let sent = HttpCall::get("/v1/models").send(&context.node_address(root)?).await;
+    let remedy = "start a node with one: `cresset serve --gateway 127.0.0.1:11435`";
+    Ok(sent.map(drop).map_err(|error| error.remedy(remedy))?)
 }
 
 /// The account that pays.

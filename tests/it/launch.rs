@@ -70,6 +70,10 @@ fn a_tool_ends_at_its_budget_and_its_exit_code_is_kept() {
     assert!(done.code.is_some_and(|code| code > 0), "{done:?}");
     let bill = done.document();
     assert_eq!((&bill["requests"], &bill["chargedUnits"]), (&0.into(), &"0".into()), "{bill}");
+    let nobody = launch(&folder, "claude --gateway http://127.0.0.1:9 -- hello");
+    assert!(nobody.stdout.contains("serve --gateway"), "{nobody:?}");
+    let keys = folder.json(&["keys", "list", "--account", "acme"]);
+    assert_eq!(keys["data"].as_array().unwrap().len(), 2, "{keys}");
     let why = folder.fails(&["launch", "emacs"], 1);
     assert!(why.contains("claude, codex, opencode, qwen, cline, aider, open-webui"), "{why}");
     let mut bare = folder.command(&["launch", "claude", "--json"]);
