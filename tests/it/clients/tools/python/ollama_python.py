@@ -9,7 +9,8 @@ gateway, key, name = sys.argv[1:]
 client = ollama.Client(host=gateway, headers={"Authorization": f"Bearer {key}"})
 hello = [{"role": "user", "content": "Hello"}]
 assert [model.model for model in client.list().models] == [name]
-assert client.show(name).modelinfo["model.context_length"] >= 128
+shown = client.show(name).modelinfo
+assert shown[f"{shown['general.architecture']}.context_length"] >= 128
 assert client.chat(model=name, messages=hello, options={"num_predict": 8}).eval_count >= 1
 pieces = client.generate(model=name, prompt="Hello", options={"num_predict": 8}, stream=True)
 assert list(pieces)[-1].done
