@@ -115,6 +115,7 @@ fn request(answer: &KnownAnswer) -> GenerateRequest {
         account: cresset_base::AccountId(uuid::Uuid::nil()),
         application: None,
         priority: 0,
+        background: false,
         prompt: Arc::new(answer.prompt.clone()),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         // One more than is computed: the end of an answer is decided here.
@@ -136,6 +137,7 @@ mod tests {
         EngineOptions {
             max_batched_tokens: 8,
             max_rows: 2,
+            background_tokens: 16,
             max_waiting: 8,
             block_size: 16,
             num_blocks: 64,

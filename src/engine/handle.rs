@@ -215,9 +215,17 @@ impl EngineHandle {
         self.engine.inbox.state.lock().closed.clone()
     }
 
-    /// Refuses new sequences from now on; running ones go on.
+    /// Refuses new sequences from now on; running ones go on, but for those in the background.
     pub fn drain(&self) {
-        self.engine.inbox.state.lock().draining = true;
+        let mut state = self.engine.inbox.state.lock();
+        state.draining = true;
+        state.commands.end_background = true;
+    }
+
+    /// Whether it takes no new sequences any more.
+    pub fn is_closing(&self) -> bool {
+        let state = self.engine.inbox.state.lock();
+        state.draining || state.closed.is_some()
     }
 
     /// Ends the engine thread before its next step and waits for it, which blocks for one step at
@@ -246,6 +254,8 @@ pub(super) struct Commands {
     pub submitted: Vec<(SequenceId, Submission)>,
     /// Sequences to stop, each with the number of steps launched before the stop came.
     pub stopped: Vec<(SequenceId, u64)>,
+    /// Whether what runs in the background ends.
+    pub end_background: bool,
     /// Whether the engine thread must end.
     pub end: bool,
 }

@@ -29,7 +29,7 @@ pub enum Refused {
 /// The work that an engine has taken on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct EngineLoad {
-    /// Sequences running or waiting.
+    /// Sequences running or waiting, those in the background left out.
     pub live: usize,
     /// Tokens of all sequences that are known and not computed yet.
     pub prompt_tokens: usize,
@@ -40,8 +40,11 @@ pub(crate) struct EngineLoad {
 }
 
 impl EngineLoad {
-    /// Counts a request that has been queued.
+    /// Counts a request that has been queued. What runs in the background holds up no other.
     pub(crate) fn add(&mut self, request: &GenerateRequest) {
+        if request.background {
+            return;
+        }
         self.live += 1;
         self.prompt_tokens += request.prompt.len();
         self.output_tokens += request.max_tokens as usize;

@@ -18,6 +18,10 @@
 //! also end where a state is kept for later prompts. When blocks run out, the sequence that arrived
 //! last is preempted and computed again later. Rows and blocks are shared between accounts too: an
 //! account that runs nothing and finds no room takes it from the account that runs most.
+//!
+//! Background sequences run only while there are no others, in small steps, so that one that comes
+//! waits for little. It preempts all of them; what they have computed stays in the prefix cache
+//! until its blocks are needed.
 
 mod integrity;
 
@@ -37,6 +41,8 @@ use std::time::{Duration, Instant};
 pub struct EngineOptions {
     /// Tokens in one step (prefill chunks and decodes together).
     pub max_batched_tokens: usize,
+    /// Tokens in one step of background sequences.
+    pub background_tokens: usize,
     /// Sequences in one step.
     pub max_rows: usize,
     /// Sequences waiting for a row before new ones are refused.
@@ -63,6 +69,7 @@ impl EngineOptions {
     ) -> Self {
         let mut options = Self {
             max_batched_tokens: settings.max_batched_tokens,
+            background_tokens: settings.background_tokens,
             max_rows: settings.max_rows,
             max_waiting: settings.max_waiting,
             block_size: settings.block_size,
@@ -173,6 +180,8 @@ pub struct Scheduler {
     /// Every live sequence. Ids rise, so this is the order of arrival.
     sequences: BTreeMap<SequenceId, Sequence>,
     running: BTreeSet<SequenceId>,
+    /// The live ones of them that run in the background.
+    background: BTreeSet<SequenceId>,
     /// Sequences with more than one token to compute, running or waiting.
     queue: FairQueue,
     /// A sequence that found no room in the last step although its account runs nothing.
@@ -199,6 +208,7 @@ impl Scheduler {
             ),
             sequences: BTreeMap::new(),
             running: BTreeSet::new(),
+            background: BTreeSet::new(),
             queue: FairQueue::new(options.max_batched_tokens),
             unserved: None,
             in_flight: VecDeque::new(),
@@ -212,6 +222,9 @@ impl Scheduler {
     /// The request must have passed `queue_limits::check_size`.
     pub fn add(&mut self, id: SequenceId, request: GenerateRequest) {
         self.queue.add(request.account, id, request.priority);
+        if request.background {
+            self.background.insert(id);
+        }
         self.sequences.insert(id, Sequence::new(id, request));
     }
 
@@ -237,12 +250,24 @@ impl Scheduler {
         &self.in_flight
     }
 
+    /// Running sequences, those in the background left out.
     pub fn num_running(&self) -> usize {
-        self.running.len()
+        self.running.difference(&self.background).count()
     }
 
+    /// Waiting sequences, those in the background left out.
     pub fn num_waiting(&self) -> usize {
-        self.sequences.len() - self.running.len()
+        self.foreground() - self.num_running()
+    }
+
+    /// The live sequences that run in the background.
+    pub fn in_background(&self) -> BTreeSet<SequenceId> {
+        self.background.clone()
+    }
+
+    /// Live sequences that do not run in the background.
+    fn foreground(&self) -> usize {
+        self.sequences.len() - self.background.len()
     }
 
     pub fn blocks(&self) -> &BlockManager {
@@ -270,6 +295,7 @@ impl Scheduler {
     pub fn schedule_with(&mut self, proposer: Option<&mut dyn Proposer>) -> ScheduledStep {
         self.queue.begin_step();
         let mut step = ScheduledStep::default();
+        self.hold_or_release_background(&mut step);
         let unserved = self.preempt_for_unserved(&mut step);
         let preempted_before = step.preempted.len();
         self.schedule_decodes(&mut step);
@@ -342,6 +368,7 @@ impl Scheduler {
     pub fn finish(&mut self, id: SequenceId, cause: StopCause) -> Option<Finished> {
         let mut sequence = self.sequences.remove(&id)?;
         self.running.remove(&id);
+        self.background.remove(&id);
         self.queue.forget(sequence.request.account, id);
         if matches!(cause, StopCause::Failed(_)) {
             self.blocks.discard(&mut sequence.table);
@@ -354,6 +381,28 @@ impl Scheduler {
     /// The account of a live sequence.
     fn account(&self, id: SequenceId) -> AccountId {
         self.sequences[&id].request.account
+    }
+
+    /// While there are other sequences, those in the background hold no blocks and are not queued.
+    fn hold_or_release_background(&mut self, step: &mut ScheduledStep) {
+        let held = self.foreground() > 0;
+        for id in self.in_background() {
+            if held && self.running.contains(&id) {
+                self.preempt(id);
+                step.preempted.push(id);
+            }
+            if held {
+                self.queue.remove(self.account(id), id);
+            } else if self.sequences[&id].state == SequenceState::Waiting {
+                self.enqueue(id);
+            }
+        }
+    }
+
+    /// Tokens that the next step may have.
+    fn budget(&self) -> usize {
+        let most = self.options.max_batched_tokens;
+        if self.foreground() > 0 { most } else { most.min(self.options.background_tokens) }
     }
 
     fn schedule_decodes(&mut self, step: &mut ScheduledStep) {
@@ -378,7 +427,7 @@ impl Scheduler {
     /// the better use of a step.
     fn add_drafts(&mut self, step: &mut ScheduledStep, proposer: Option<&mut dyn Proposer>) {
         let decodes =
-            step.rows.len() == self.sequences.len() && step.rows.iter().all(StepRow::decodes);
+            step.rows.len() == self.foreground() && step.rows.iter().all(StepRow::decodes);
         if self.options.speculative_tokens == 0 || !decodes || !self.in_flight.is_empty() {
             return;
         }
@@ -487,7 +536,7 @@ impl Scheduler {
         first: Option<SequenceId>,
         mut may_start: bool,
     ) {
-        let mut budget = self.options.max_batched_tokens - step.num_tokens();
+        let mut budget = self.budget().saturating_sub(step.num_tokens());
         let mut popped = Vec::new();
         if let Some(id) = first {
             self.queue.remove(self.account(id), id);
@@ -518,6 +567,7 @@ impl Scheduler {
     fn most_unserved(&self) -> Option<SequenceId> {
         let running = self.running_by_account();
         let unserved = self.sequences().filter(|sequence| is_unserved(sequence, &running));
+        let unserved = unserved.filter(|sequence| !sequence.request.background);
         let rank = |sequence: &Sequence| self.queue.rank(sequence.request.account);
         let first = unserved.max_by_key(|sequence| (rank(sequence), Reverse(sequence.id)));
         first.map(|sequence| sequence.id)
@@ -609,10 +659,10 @@ impl Scheduler {
         self.blocks.release(&mut sequence.table);
         sequence.preempt();
         self.running.remove(&id);
-        let (account, priority) = (sequence.request.account, sequence.request.priority);
+        let GenerateRequest { account, priority, background, .. } = sequence.request;
         self.queue.remove(account, id);
         self.queue.push_waiting(account, id, priority);
-        self.totals.preemptions += 1;
+        self.totals.preemptions += u64::from(!background);
     }
 }
 

@@ -20,6 +20,9 @@ pub struct GenerateRequest {
     pub application: Option<ApplicationId>,
     /// The priority of the account's plan: higher ones are served first.
     pub priority: u8,
+    /// It runs only in steps in which no other sequence has work (the idle class of schedulers), is
+    /// preempted by any that comes, and counts in no queue limit.
+    pub background: bool,
     /// At least one token. The sequence takes this list over and appends its output to it, without
     /// a copy if the caller has dropped its own reference by then.
     pub prompt: Arc<Vec<u32>>,

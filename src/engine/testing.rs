@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 pub fn small_options() -> EngineOptions {
     EngineOptions {
         max_batched_tokens: 64,
+        background_tokens: 16,
         max_rows: 4,
         max_waiting: 4,
         block_size: 16,

@@ -25,6 +25,7 @@ use uuid::Uuid;
 fn options() -> EngineOptions {
     EngineOptions {
         max_batched_tokens: 64,
+        background_tokens: 16,
         max_rows: 8,
         max_waiting: 4,
         block_size: 4,
@@ -40,6 +41,7 @@ pub fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) -> Genera
         account: AccountId(Uuid::nil()),
         application: None,
         priority: 0,
+        background: false,
         prompt: Arc::new(prompt.into_iter().collect()),
         sampling: SamplingParams::default(),
         max_tokens,

@@ -17,7 +17,7 @@ use super::queue_limits::EngineLoad;
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
-use super::sequence::{Finished, SequenceId, SequenceState, StopCause};
+use super::sequence::{Finished, Sequence, SequenceId, SequenceState, StopCause};
 use super::speculation::{DraftCost, Proposer};
 use cresset_base::{EngineStats, failpoint};
 use cresset_kernels::sampling::params::Sampled;
@@ -125,6 +125,11 @@ impl Worker {
                 self.counts.stops += 1;
                 let late = self.counts.steps - asked_at > MAX_STEPS_TO_FREE_BLOCKS;
                 self.counts.late_frees += u64::from(late);
+            }
+        }
+        if commands.end_background {
+            for id in self.scheduler.in_background() {
+                self.finish(id, StopCause::Stopped);
             }
         }
     }
@@ -301,7 +306,8 @@ impl Worker {
         let context = self.scheduler.options().max_context;
         let mut load =
             EngineLoad { tokens_per_second: self.throughput.per_second(), ..EngineLoad::default() };
-        for sequence in self.scheduler.sequences() {
+        let foreground = |sequence: &&Sequence| !sequence.request.background;
+        for sequence in self.scheduler.sequences().filter(foreground) {
             load.live += 1;
             load.prompt_tokens += sequence.uncomputed();
             if sequence.state == SequenceState::Waiting {

@@ -106,6 +106,7 @@ fn canary(model: &ServedModel, patience: Duration) -> GenerateRequest {
         account: AccountId(Uuid::nil()),
         application: None,
         priority: u8::MAX,
+        background: false,
         prompt: Arc::new(prompt),
         sampling: SamplingParams::default(),
         max_tokens: 1,

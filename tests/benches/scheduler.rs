@@ -23,6 +23,7 @@ const BLOCK: usize = 16;
 fn decoding() -> Scheduler {
     let options = EngineOptions {
         max_batched_tokens: 8_192,
+        background_tokens: 16,
         max_rows: ROWS as usize,
         max_waiting: 0,
         block_size: BLOCK,
@@ -45,6 +46,7 @@ fn decoding() -> Scheduler {
             grammar: None,
             deadline: None,
             priority: 0,
+            background: false,
         };
         scheduler.add(SequenceId(row + 1), request);
     }

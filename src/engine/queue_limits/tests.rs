@@ -10,6 +10,7 @@ use uuid::Uuid;
 fn options() -> EngineOptions {
     EngineOptions {
         max_batched_tokens: 16,
+        background_tokens: 16,
         max_rows: 4,
         max_waiting: 2,
         block_size: 4,
@@ -25,6 +26,7 @@ fn request(prompt: usize, max_tokens: u32) -> GenerateRequest {
         account: AccountId(Uuid::nil()),
         application: None,
         priority: 0,
+        background: false,
         prompt: vec![0; prompt].into(),
         sampling: SamplingParams::default(),
         max_tokens,

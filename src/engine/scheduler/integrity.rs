@@ -61,6 +61,8 @@ impl Scheduler {
         let blocks = sequence.table.len();
         match sequence.state {
             SequenceState::Waiting => {
+                // One in the background is taken out of the queue while there are others.
+                let queued = queued || sequence.request.background;
                 queued && !running && blocks == 0 && sequence.num_computed_tokens == 0
             }
             SequenceState::Running => {

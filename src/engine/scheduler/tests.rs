@@ -47,6 +47,7 @@ impl Bench {
         let value = |key: &str| given(key).expect(key);
         let mut options = EngineOptions {
             max_batched_tokens: value("budget"),
+            background_tokens: 4,
             max_rows: value("rows"),
             max_waiting: 0,
             block_size: value("block"),
@@ -60,7 +61,8 @@ impl Bench {
         Self { scheduler, depth, began, token: |_, len| 1000 + len as u32 }
     }
 
-    /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID`, `by SECONDS` or `rank PRIORITY`.
+    /// `add ID ACCOUNT FROM..TO +MAX`, optionally `eos ID`, `by SECONDS`, `rank PRIORITY` or
+    /// `background`.
     fn add(&mut self, id: &str, account: &str, prompt: &str, max: &str, rest: &[&str]) -> String {
         let (from, to) = prompt.split_once("..").unwrap();
         let value = |key: &str| {
@@ -71,6 +73,7 @@ impl Bench {
             account: self::account(account),
             application: None,
             priority: value("rank").unwrap_or(0) as u8,
+            background: rest.contains(&"background"),
             prompt: Arc::new((from.parse().unwrap()..to.parse().unwrap()).collect()),
             sampling: SamplingParams::default(),
             max_tokens: max[1..].parse().unwrap(),
@@ -308,6 +311,27 @@ fn the_latest_arrival_is_preempted_and_computed_again() {
          step   => 2:4*
          step   => 2:1*
          stop 2 => prompt 7 cached 0 output 7",
+    );
+}
+
+#[test]
+fn what_runs_in_the_background_gives_way_to_all_else() {
+    check(
+        "budget 8 rows 4 block 4 blocks 16 context 64",
+        "add 1 a 0..10 +3 background
+         step   => 1:4
+         step   => 1:4
+         add 2 b 100..102 +2
+         add 3 c 20..22 +1 background
+         step   => 2:2* preempted 1
+         step   => 2:1* Length 2
+         blocks => used 0 of 16
+         step   => 1:2* 3:2* Length 3
+         step   => 1:1*
+         add 4 b 30..40 +1
+         step   => 4:8 preempted 1
+         stop 1 => prompt 10 cached 0 output 2
+         step   => 4:2* Length 4",
     );
 }
 
@@ -684,7 +708,9 @@ fn churn_bench(bench: &mut Bench, operations: u32, sequences: usize) {
                 let to = from + 1 + b % 40;
                 let (name, max) = (["a", "b", "c"][c as usize % 3], 1 + (c >> 8) % 30);
                 let eos = 1_000 + to + (c >> 16) % 60;
-                bench.run(&format!("add {id} {name} {from}..{to} +{max} eos {eos}"))
+                // Few sequences have drafts only while none of them waits.
+                let class = if c >> 30 == 0 && sequences > 5 { " background" } else { "" };
+                bench.run(&format!("add {id} {name} {from}..{to} +{max} eos {eos}{class}"))
             }
             3 if b % 32 == 0 => bench.run("crash"),
             3 if !live.is_empty() => {

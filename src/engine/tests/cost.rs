@@ -31,6 +31,7 @@ fn steps_of_256_rows(depth: usize) {
     let options = EngineOptions {
         max_batched_tokens: 512,
         max_rows: 256,
+        background_tokens: 16,
         max_waiting: 1_024,
         block_size: 16,
         num_blocks: 65_536,

@@ -333,6 +333,26 @@ fn more_than_rows_and_queue_is_refused() {
 }
 
 #[test]
+fn what_runs_in_the_background_is_stopped_by_a_drain_and_fills_no_queue() {
+    let (permits, gate) = std::sync::mpsc::sync_channel(1);
+    let script = ScriptedRunner::new(move |_| gate.recv().unwrap_or(9));
+    let engine =
+        EngineHandle::start(Box::new(script), EngineOptions { max_waiting: 0, ..options() });
+    let behind = || GenerateRequest { background: true, ..request(0..10, 90) };
+    let running: Vec<_> = (0..20).map(|_| engine.submit(behind()).unwrap().1).collect();
+    let (_, events) = engine.submit(request(0..10, 2)).unwrap();
+    permits.send(7).unwrap();
+    engine.drain();
+    drop(permits);
+    assert_eq!(collect(events).1.cause, StopCause::Length);
+    for events in running {
+        assert_eq!(collect(events).1.cause, StopCause::Stopped);
+    }
+    assert_eq!(engine.submit(behind()).unwrap_err(), Refused::Draining);
+    idle(&engine);
+}
+
+#[test]
 fn draining_refuses_newcomers_and_finishes_the_rest() {
     let (engine, permits) = gated(1);
     let (_, events) = engine.submit(request(0..10, 2)).unwrap();

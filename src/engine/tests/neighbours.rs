@@ -112,6 +112,7 @@ impl Mix {
         };
         let options = EngineOptions {
             max_batched_tokens,
+            background_tokens: 1 + self.number as usize % 20,
             max_rows,
             max_waiting: 0,
             block_size: BLOCK,
@@ -147,6 +148,7 @@ impl Mix {
         GenerateRequest {
             account,
             priority: self.below(3) as u8,
+            background: self.number % 4 == 1 && self.below(2) == 0,
             sampling,
             ..request(tokens, max_tokens)
         }

@@ -19,6 +19,7 @@ pub fn request(prompt: Vec<u32>, max_tokens: usize) -> GenerateRequest {
         account: AccountId(Uuid::nil()),
         application: None,
         priority: 0,
+        background: false,
         prompt: prompt.into(),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens: max_tokens as u32,

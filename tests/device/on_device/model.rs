@@ -138,6 +138,7 @@ impl Loaded {
         let Wanted { max_batched_tokens, max_rows, max_context, .. } = self.wanted;
         let num_blocks = self.info.num_blocks;
         EngineOptions {
+            background_tokens: 16,
             max_batched_tokens,
             max_rows,
             max_waiting: 1 << 16,

@@ -19,6 +19,7 @@ const BLOCK: usize = 16;
 fn engine_options() -> EngineOptions {
     EngineOptions {
         max_batched_tokens: 64,
+        background_tokens: 16,
         max_rows: 8,
         max_waiting: 32,
         block_size: BLOCK,
