@@ -8,6 +8,6 @@
 
 pub use cresset_client::{AnswerStream, ChatAnswer, ClientError};
 pub use cresset_commands::{AdminCommand, AdminError};
-pub use cresset_node::{Client, Node, NodeBuilder, NodeError, StartEvent, config};
+pub use cresset_node::{Client, Node, NodeBuilder, NodeError, Proving, StartEvent, config};
 #[cfg(feature = "prover")]
-pub use cresset_prover::ensure_qualified;
+pub use cresset_prover::{BackgroundProver, ensure_qualified};

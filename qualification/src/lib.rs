@@ -16,6 +16,7 @@
 
 pub mod canary;
 pub mod checks;
+pub mod context_proof;
 pub mod envelope;
 pub mod goldens;
 pub mod http;

@@ -2,6 +2,7 @@
 
 use crate::canary::CanaryCase;
 use crate::checks;
+use crate::context_proof::ContextProof;
 use crate::goldens::GoldensOrigin;
 use crate::identity::{Identity, Origin, Release};
 use serde::{Deserialize, Serialize};
@@ -155,6 +156,23 @@ impl Record {
         if record.verdict != Verdict::Qualified {
             record.qualified_context_tokens = 0;
         }
+        record
+    }
+
+    /// The record that a check contradicts which was run again while the release was served.
+    #[must_use]
+    pub fn contradicted_by(&self, proof: &ContextProof) -> Self {
+        let mut record =
+            Self { id: Uuid::now_v7(), finished_at: proof.finished_at, ..self.clone() };
+        for check in &mut record.checks {
+            if let Some(again) = proof.checks.iter().find(|again| again.id == check.id) {
+                check.clone_from(again);
+            }
+        }
+        let tokens = proof.context_tokens;
+        record.notes.push(format!("The checks of {tokens} tokens were run again, and one failed."));
+        record.verdict = record.due_verdict();
+        record.qualified_context_tokens = 0;
         record
     }
 

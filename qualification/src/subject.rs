@@ -270,6 +270,17 @@ fn elsewhere<T>() -> Result<T> {
     Err(SubjectError::Unavailable("the release is loaded elsewhere".into()))
 }
 
+/// What was computed of a text, at these positions alone, which ascend.
+pub fn only_at(
+    positions: &[usize],
+    mut scores: Vec<Option<PositionLogprob>>,
+) -> Vec<Option<PositionLogprob>> {
+    for (at, score) in scores.iter_mut().enumerate() {
+        score.take_if(|_| positions.binary_search(&at).is_err());
+    }
+    scores
+}
+
 /// Something that can be qualified: an engine with a loaded release.
 pub trait Subject {
     /// File name → hex SHA-256, read from the files that were loaded.
@@ -338,6 +349,15 @@ pub trait Subject {
         _path: ScorePath,
     ) -> Result<Vec<Option<PositionLogprob>>> {
         elsewhere()
+    }
+    /// As `score` along a prompt, at these positions alone, in ascending order.
+    fn score_at(
+        &mut self,
+        tenant: u32,
+        ids: &[u32],
+        positions: &[usize],
+    ) -> Result<Vec<Option<PositionLogprob>>> {
+        Ok(only_at(positions, self.score(tenant, ids, ScorePath::Prefill)?))
     }
     /// `None` where the engine is elsewhere.
     fn room(&self) -> Option<EngineRoom> {

@@ -103,7 +103,7 @@ pub(super) fn remove_all(path: &Path) -> Result<()> {
 }
 
 /// The digests of a release's files by name, in lower-case hex.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FileDigests {
     pub sha256: BTreeMap<String, String>,
     pub blake3: BTreeMap<String, String>,

@@ -15,6 +15,7 @@
 
 mod acceptance;
 mod add;
+mod context;
 mod fetch;
 mod file_facts;
 mod folder;
@@ -28,11 +29,13 @@ mod receipts;
 mod records;
 mod sampling_defaults;
 mod settings;
+mod signed_files;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod unfinished;
 
 pub use acceptance::Acceptance;
+pub use context::{FailedContext, ProvenContext};
 pub use fetch::{FetchOptions, FetchPhase, FetchProgress};
 pub use file_facts::FileFacts;
 pub use folder::{FileDigests, FileStamp};

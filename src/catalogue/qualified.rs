@@ -3,7 +3,10 @@
 
 use super::file_facts::FileFacts;
 use super::records::{CLOCK_SLACK_SECONDS, StoredRecord};
-use super::{Acceptance, Catalogue, Error, FileStamp, Manifest, Result, node_key, receipts};
+use super::{
+    Acceptance, Catalogue, Error, FailedContext, FileStamp, Manifest, ProvenContext, Result,
+    node_key, receipts,
+};
 use cresset_base::{ModelId, UnixMillis};
 use cresset_ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
@@ -23,7 +26,10 @@ pub struct QualifiedModel {
     facts: FileFacts,
     /// Stamps of the files, in the manifest's order, as they were when this value was made.
     stamps: Vec<FileStamp>,
-    qualified_context_tokens: u32,
+    context: ProvenContext,
+    /// When the newest of its records was made, Unix seconds.
+    proven_at: u64,
+    proof_ends_at: u64,
     evidence: Evidence,
     /// None while it is being qualified.
     receipt_proof: Option<ReceiptProof>,
@@ -140,9 +146,22 @@ impl QualifiedModel {
     pub fn described_by(self, manifest: &Manifest) -> Self {
         Self { manifest: manifest.clone(), ..self }
     }
-    /// Context verified by the qualification run, tokens.
+    /// Context verified by the qualification run, or while the model was served, tokens.
     pub fn qualified_context_tokens(&self) -> u32 {
-        self.qualified_context_tokens
+        self.context.tokens
+    }
+    /// The length beyond it that failed, if one did.
+    pub fn failed_context(&self) -> Option<&FailedContext> {
+        self.context.failed.as_ref()
+    }
+    /// When it was proven last, Unix seconds. A quick record that is younger than the full one that
+    /// decides takes its place once that is too old.
+    pub fn proven_at(&self) -> u64 {
+        self.proven_at
+    }
+    /// When its proof ends unless it is renewed, Unix seconds.
+    pub fn proof_ends_at(&self) -> u64 {
+        self.proof_ends_at
     }
     pub fn record_id(&self) -> &str {
         &self.evidence.record
@@ -192,14 +211,19 @@ impl Catalogue {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
         let evidence = self.evidence(manifest, host, record, rules, now)?;
-        let limit = manifest.limits.model_context_tokens;
+        let present = self.identity(manifest, host);
+        let not_before = now.seconds().saturating_sub(max_age_days * 86_400);
+        let mut context = self.proven_context(&present, &fitting, record, not_before, now)?;
+        context.tokens = context.tokens.min(manifest.limits.model_context_tokens);
         let source = folder.source(manifest);
         Ok(QualifiedModel {
             manifest: manifest.clone(),
             facts: FileFacts::of(manifest, &source),
             source: source.with_digests(record.identity.release.blake3.clone()),
             stamps,
-            qualified_context_tokens: record.qualified_context_tokens.min(limit),
+            context,
+            proven_at: fitting[0].finished_at,
+            proof_ends_at: fitting[0].finished_at.saturating_add(max_age_days * 86_400),
             evidence,
             receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
@@ -243,7 +267,12 @@ impl Catalogue {
             stamps: folder.check_complete(manifest)?,
             facts: FileFacts::of(manifest, &source),
             source,
-            qualified_context_tokens: u32::try_from(context).unwrap_or(u32::MAX),
+            context: ProvenContext {
+                tokens: u32::try_from(context).unwrap_or(u32::MAX),
+                failed: None,
+            },
+            proven_at: 0,
+            proof_ends_at: u64::MAX,
             evidence: Evidence {
                 grade: Grade::SelfOnly,
                 like: None,
@@ -342,10 +371,12 @@ mod tests {
     use super::*;
     use crate::describe_host;
     use crate::records::{files_ending, folder_of, record_files};
+    use cresset_qualification::context_proof::ContextProof;
     use cresset_qualification::testing::records;
-    use cresset_qualification::{CheckState, GoldensOrigin, Origin, statement};
+    use cresset_qualification::{CheckResult, CheckState, GoldensOrigin, Origin, statement};
     use sha2::{Digest, Sha256};
     use std::fs;
+    use uuid::Uuid;
 
     const DAY: u64 = 86_400;
     const FINISHED: u64 = 1_700_000_000;
@@ -432,6 +463,55 @@ mod tests {
         red.state = CheckState::Failed;
         place.save(&failed);
         assert!(place.refusal(0).contains("failed: stop_string"), "the newest record decides");
+    }
+
+    #[test]
+    fn a_longer_context_counts_while_its_proof_fits_and_nothing_failed_since() {
+        let place = Place::new();
+        let qualified = place.record(Verdict::Qualified);
+        place.save(&qualified);
+        let proof = |tokens: u32, state: CheckState, days: u64| {
+            let is_one = |check: &&CheckResult| {
+                ["context_length", "long_context"].contains(&check.id.as_str())
+            };
+            let checks = qualified.checks.iter().filter(is_one).cloned();
+            ContextProof {
+                id: Uuid::now_v7(),
+                policy_version: POLICY_VERSION,
+                identity: qualified.identity.clone(),
+                context_tokens: tokens,
+                finished_at: FINISHED + days * DAY,
+                checks: checks.map(|check| CheckResult { state, ..check }).collect(),
+            }
+        };
+        let keep = |proof: ContextProof| place.catalogue().keep_context_proof(&proof).unwrap();
+        let context = |days| {
+            let model = place.ask(days).unwrap();
+            (model.qualified_context_tokens(), model.failed_context().map(|failed| failed.tokens))
+        };
+        let mut others = [(); 3].map(|()| proof(500, CheckState::Passed, 1));
+        others[0].identity.host.hardware.threads += 1;
+        others[1].policy_version += 1;
+        others[2].checks.truncate(1);
+        others.into_iter().for_each(keep);
+        assert_eq!(context(1), (300, None), "each of these proves something else");
+        keep(proof(400, CheckState::Passed, 1));
+        assert_eq!((context(0), context(1)), ((300, None), (400, None)), "it is not dated ahead");
+        keep(proof(450, CheckState::Failed, 2));
+        keep(proof(500, CheckState::Passed, 2));
+        assert_eq!(context(2), (400, Some(450)), "what failed bounds what passed");
+        let again =
+            Record { finished_at: FINISHED + 3 * DAY, id: Uuid::now_v7(), ..qualified.clone() };
+        place.save(&again);
+        assert_eq!(context(3), (500, None), "another qualification has it tried again");
+        keep(proof(600, CheckState::Passed, 3));
+        assert_eq!(context(3), (512, None), "the model has no more");
+        assert_eq!(context(92), (512, None));
+        assert_eq!(context(93), (512, None));
+        place.save(&again.contradicted_by(&proof(300, CheckState::Failed, 4)));
+        assert!(place.refusal(4).contains("failed: context_length"));
+        place.save(&Record { finished_at: FINISHED + 5 * DAY, id: Uuid::now_v7(), ..again });
+        assert_eq!(context(5), (300, None), "what came before the failure proves nothing");
     }
 
     #[test]

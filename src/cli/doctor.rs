@@ -1,5 +1,6 @@
 //! `cresset doctor`: finds problems on this machine, and names the commands that mend them.
 
+use super::status::RENEWAL;
 use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
@@ -353,8 +354,16 @@ fn servable(context: &Context) -> CommandResult<Vec<QualifiedModel>> {
 fn models(context: &Context) -> Finding {
     match servable(context) {
         Ok(models) => {
-            let names: Vec<&str> =
-                models.iter().map(|model| model.manifest().name.as_str()).collect();
+            let name = |model: &QualifiedModel| model.manifest().name.clone();
+            let first = models.iter().min_by_key(|model| model.proof_ends_at());
+            let ends = |model| {
+                let ends = ends_soon(QualifiedModel::proof_ends_at(model), shown_now().seconds())?;
+                Some(format!("the proof of {} {ends}", name(model)))
+            };
+            if let Some(ends) = first.and_then(ends) {
+                return Finding::warning("models", ends, RENEWAL);
+            }
+            let names: Vec<String> = models.iter().map(name).collect();
             Finding::good("models", format!("qualified: {}", names.join(", ")))
         }
         Err(CommandError::Message { what, remedy }) => Finding::warning(

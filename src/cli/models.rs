@@ -8,8 +8,8 @@ use super::support::{text, values};
 use clap::{Args, Subcommand};
 use cresset_base::{Clock, ModelId, SystemClock};
 use cresset_catalogue::{
-    self, Catalogue, FetchOptions, FetchPhase, FetchProgress, HubSettings, Manifest, NotQualified,
-    QualifiedModel,
+    self, Catalogue, FailedContext, FetchOptions, FetchPhase, FetchProgress, HubSettings, Manifest,
+    NotQualified, QualifiedModel,
 };
 use cresset_commands::AdminCommand;
 use cresset_engine::EngineSettings;
@@ -308,8 +308,11 @@ fn row(
     row["pulled"] = catalogue.is_pulled(manifest).into();
     row["qualified"] = qualification.is_ok().into();
     row["qualified_at"] = record.as_ref().map(|record| record.finished_at).into();
-    row["qualified_context_tokens"] =
-        record.as_ref().map(|record| record.qualified_context_tokens).into();
+    if let Ok(model) = &qualification {
+        row["qualified_context_tokens"] = model.qualified_context_tokens().into();
+        row["context_failure"] = model.failed_context().map(FailedContext::to_string).into();
+        row["proof_ends_at"] = model.proof_ends_at().into();
+    }
     row["grade"] = json!(grade);
     row["accepted_at"] = json!(acceptance.as_ref().map(|found| found.at));
     row["accepted_because"] = json!(acceptance.map(|found| found.reason));
@@ -330,6 +333,7 @@ fn summary(manifest: &Manifest) -> Value {
         "release_id": manifest.release_id,
         "release_label": manifest.release_label,
         "bytes": manifest.bytes(),
+        "model_context_tokens": manifest.limits.model_context_tokens,
     })
 }
 
@@ -391,6 +395,15 @@ fn card_text(card: &Value) -> String {
     rows.iter().fold(String::new(), |out, (label, value)| out + &format!("{label:<18} {value}\n"))
 }
 
+/// How far the context of a qualified release is proven, and what failed beyond that.
+fn context(row: &Value) -> String {
+    let Some(proven) = row["qualified_context_tokens"].as_u64() else { return String::new() };
+    let own = row["model_context_tokens"].as_u64().filter(|own| *own > proven);
+    let own = own.map(|own| format!(" of {own}")).unwrap_or_default();
+    let failed = row["context_failure"].as_str().map(|why| format!("; {why}")).unwrap_or_default();
+    format!(", context {proven}{own}{failed}")
+}
+
 fn list_text(document: &Value) -> String {
     let mut out = String::new();
     for row in document["models"].as_array().into_iter().flatten() {
@@ -398,7 +411,7 @@ fn list_text(document: &Value) -> String {
         let states: Vec<&str> = states.collect();
         let states = if states.is_empty() { "known".to_owned() } else { states.join(", ") };
         let grade = row["grade"].as_str().map(|grade| format!(", grade {grade}"));
-        let states = states + &grade.unwrap_or_default();
+        let states = states + &grade.unwrap_or_default() + &context(row);
         let mib = row["bytes"].as_u64().unwrap_or_default() >> 20;
         let _ = writeln!(out, "{:<32} {:>7} MiB  {states}", words(&row["name"]), mib);
         if let Some(why) = row["not_qualified_because"].as_str().filter(|_| row["pulled"] == true) {

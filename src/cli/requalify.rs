@@ -16,13 +16,15 @@ use tokio::task::JoinHandle;
 /// Between two looks at a run: short beside a suite, which takes minutes.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
-/// Runs the quick suite over every release whose record is of another build, hardware or setting,
-/// or too old. One that does not pass is named and stays unserved; the others are not kept waiting.
-pub(super) async fn quick(assembly: &Assembly) -> CommandResult {
+/// Runs the quick suite over every release whose record is too old and, with `all`, over those
+/// whose record is of another build, hardware or setting. One that does not pass is named and stays
+/// unserved; the others are not kept waiting.
+pub(super) async fn quick(assembly: &Assembly, all: bool) -> CommandResult {
     let (catalogue, host) = (assembly.catalogue(), assembly.host());
     for manifest in catalogue.manifests()? {
         match assembly.qualified(&manifest, &host) {
-            Err(NotQualified::Differs { .. } | NotQualified::Expired { .. }) => {}
+            Err(NotQualified::Expired { .. }) => {}
+            Err(NotQualified::Differs { .. }) if all => {}
             _ => continue,
         }
         let name = manifest.name.clone();

@@ -27,8 +27,9 @@ SIGTERM or Ctrl-C drains: nothing new is taken, running requests finish. A secon
 once, and so does the first before the node is ready.
 When a GPU is lost, which only a new process can mend, it drains too and then exits with 1.
 SIGHUP takes over what changed, as `cresset reload` does, and logs it.
-With --requalify the quick suite comes before the start, for each release whose record is of \
-another build, hardware or setting, or too old: the node then serves with its limits. The full \
+A release whose record is too old is proven again by the quick suite before the start. With \
+--requalify so is each whose record is of another build, hardware or setting: the node then serves \
+with its limits. The full \
 suite runs beside the node, at the lowest priority and with the model in memory a second time, \
 for each release that is served by a quick record; when it has passed the node serves with its \
 limits. It ends with the node, and goes on the next time. No client sees a lower limit if the new \
@@ -80,8 +81,8 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
         return Err(crate::without::refused("--requalify is given", "prover"));
     }
     #[cfg(feature = "prover")]
-    if arguments.requalify {
-        let quick = requalify::quick(context.assembly()?);
+    if !arguments.take_over {
+        let quick = requalify::quick(context.assembly()?, arguments.requalify);
         tokio::select! {
             done = quick => done?,
             () = shutdown.cancelled() => {

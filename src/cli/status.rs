@@ -6,7 +6,9 @@ use super::support::{shutdown, text};
 use clap::Args;
 use cresset_base::shown_now;
 use cresset_catalogue::{Catalogue, NodePublicKey};
-use cresset_commands::{AdminCommand, certificate_to_renew, stopped};
+use cresset_commands::{
+    AdminCommand, certificate_to_renew, context_words, proof_to_renew, stopped,
+};
 use serde_json::Value;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -16,6 +18,7 @@ const MODEL_COLUMNS: &[&str] = &[
     "name",
     "id",
     "state",
+    "context",
     "running",
     "waiting",
     "kv_blocks_used",
@@ -23,6 +26,9 @@ const MODEL_COLUMNS: &[&str] = &[
     "kv_dtype",
     "generated_tokens",
 ];
+/// What renews a proof before it ends.
+pub(super) const RENEWAL: &str =
+    "it is renewed while the model is loaded, or by `cresset qualify NAME`";
 const REFRESH: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 
@@ -109,6 +115,10 @@ fn screen(document: &Value) -> String {
         let ends = style(Style::Warning, &ends);
         let _ = writeln!(out, "tls       the {ends}: renew it, then `cresset reload`");
     }
+    if let Some(ends) = proof_to_renew(document, shown_now().seconds()) {
+        let ends = style(Style::Warning, &ends);
+        let _ = writeln!(out, "proof     the {ends}: {RENEWAL}");
+    }
     if document["ledger_healthy"].is_null() {
         return out;
     }
@@ -131,7 +141,10 @@ fn screen(document: &Value) -> String {
         text::ahead(ahead)
     );
     out += &care(document);
-    let models = serde_json::json!({ "data": document["models"] });
+    let mut models = serde_json::json!({ "data": document["models"] });
+    for model in models["data"].as_array_mut().into_iter().flatten() {
+        model["context"] = context_words(model).into();
+    }
     out + "\n" + &text::table(&models, MODEL_COLUMNS) + &troubles(document)
 }
 
@@ -176,6 +189,10 @@ fn troubles(document: &Value) -> String {
     let at = |error: &Value| text::utc(error["at"].as_u64().unwrap_or(0));
     let errors = rows("last_errors")
         .map(|e| format!("{}  {}: {}\n", at(e), word(&e["model"]), word(&e["message"])));
-    let lines: String = failed.chain(errors).collect();
+    let contexts = rows("models").filter(|model| !model["context_failure"].is_null());
+    let contexts = contexts.map(|model| {
+        format!("{}: a context of {}\n", word(&model["name"]), word(&model["context_failure"]))
+    });
+    let lines: String = failed.chain(contexts).chain(errors).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

@@ -46,7 +46,10 @@ pub use role::Role;
 pub use roles::Actor;
 pub use sessions::{Notice, SessionView, Sessions};
 pub use start::{StartPhase, StartState};
-pub use status::{certificate_to_renew, not_ready_because, of as status, starting, stopped};
+pub use status::{
+    certificate_to_renew, context_words, not_ready_because, of as status, proof_to_renew, starting,
+    stopped,
+};
 pub use tokens::{OperatorTokens, TOKENS, digest};
 
 use acts::ActLog;

@@ -16,7 +16,7 @@ pub async fn text(services: &Services) -> String {
         let name = &view.model.qualified.manifest().name;
         let stats = view.stats();
         metrics.sample_engine(name, !view.engines.is_empty(), &stats);
-        let age = now.saturating_sub(view.model.qualified.evidence().qualified_at);
+        let age = now.saturating_sub(view.model.qualified.proven_at());
         metrics.sample_qualification(name, age);
         engines.push(stats);
     }

@@ -3,6 +3,7 @@
 use super::{Live, StartState, budgets, view};
 use cresset_base::memory::resident_bytes;
 use cresset_base::{UnixMillis, shown_now};
+use cresset_catalogue::FailedContext;
 use cresset_engine::EngineStats;
 use cresset_pool::{DeviceView, ModelView};
 use cresset_request::{RecentError, Services};
@@ -105,6 +106,26 @@ pub fn certificate_to_renew(status: &Value, now: u64) -> Option<String> {
     Some(format!("certificate{whose} {ends}"))
 }
 
+/// Which model's proof ends first and when, once that is less than two weeks away. A node renews
+/// proofs while models are loaded, unless `qualification.background` is off.
+pub fn proof_to_renew(status: &Value, now: u64) -> Option<String> {
+    let all = status["models"].as_array()?.iter();
+    let ends_at = |model: &&Value| model["proof_ends_at"].as_u64().unwrap_or(u64::MAX);
+    let first = all.min_by_key(ends_at)?;
+    let ends = ends_soon(ends_at(&first), now)?;
+    Some(format!("proof of {} {ends}", first["name"].as_str()?))
+}
+
+/// The context of a model in a status document or a list, in words.
+pub fn context_words(model: &Value) -> String {
+    let number = |name: &str| model[name].as_u64().unwrap_or(0);
+    let (proven, goal) = (number("qualified_context_tokens"), number("context_goal_tokens"));
+    match model["context_state"].as_str() {
+        Some(state @ ("rising" | "stopped" | "partial")) => format!("{proven} of {goal}, {state}"),
+        _ => proven.to_string(),
+    }
+}
+
 /// The same document for a node that does not run.
 pub fn stopped() -> Value {
     json!({
@@ -143,7 +164,11 @@ fn of_model(view: &ModelView, stats: &EngineStats) -> Value {
         "suite": qualified.evidence().suite,
         "kv_dtype": qualified.evidence().kv_dtype,
         "qualified_at": qualified.evidence().qualified_at,
+        "proof_ends_at": qualified.proof_ends_at(),
         "qualified_context_tokens": qualified.qualified_context_tokens(),
+        "context_goal_tokens": view.model.context_goal(),
+        "context_state": view.model.context_state(),
+        "context_failure": qualified.failed_context().map(FailedContext::to_string),
         "accepted_because": qualified.evidence().acceptance.as_ref().map(|found| &found.reason),
         "state": view.state(),
         "alive": !view.engines.is_empty(),

@@ -1,7 +1,7 @@
 //! A node in your own program.
 
 use crate::config::Config;
-use crate::{Assembly, NodeError, PortFallback, RunningNode, StartEvent, ledger};
+use crate::{Assembly, NodeError, PortFallback, Proving, RunningNode, StartEvent, ledger};
 use axum::Router;
 use axum::body::Body;
 use cresset_client::{AnswerStream, ClientError, HttpCall, accepted, completion};
@@ -9,6 +9,7 @@ use cresset_commands::{AdminCommand, AdminError, Operator};
 use cresset_store::Store;
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::Arc;
 use tower::ServiceExt;
 use uuid::Uuid;
 
@@ -20,6 +21,7 @@ pub struct NodeBuilder {
     config: Config,
     data_dir: PathBuf,
     models: Vec<String>,
+    prover: Option<Arc<dyn Proving>>,
     watcher: Box<dyn FnMut(StartEvent) + Send>,
 }
 
@@ -39,6 +41,13 @@ impl NodeBuilder {
         self
     }
 
+    /// Proves more of its releases while the node serves them, as `qualification.background` says:
+    /// `BackgroundProver`, with the feature `prover`.
+    #[must_use]
+    pub fn prover(self, prover: Arc<dyn Proving>) -> Self {
+        Self { prover: Some(prover), ..self }
+    }
+
     /// Receives what the start does, in order.
     #[must_use]
     pub fn on_event(self, watcher: impl FnMut(StartEvent) + Send + 'static) -> Self {
@@ -51,7 +60,8 @@ impl NodeBuilder {
         if !Store::exists(&ledger::place(&self.data_dir, &self.config)?) {
             ledger::create(&self.data_dir, &self.config)?;
         }
-        let assembly = Assembly::new(self.data_dir, self.config)?;
+        let mut assembly = Assembly::new(self.data_dir, self.config)?;
+        assembly.prover = self.prover;
         let running = assembly.start(PortFallback::None, &self.models, &mut self.watcher).await?;
         Ok(Node(running))
     }
@@ -68,6 +78,7 @@ impl Node {
             config,
             data_dir: "data".into(),
             models: Vec::new(),
+            prover: None,
             watcher: Box::new(|_| ()),
         }
     }

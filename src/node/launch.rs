@@ -18,6 +18,7 @@ use cresset_catalogue::QualifiedModel;
 use cresset_commands::StartPhase;
 use cresset_pool::ModelPool;
 use cresset_store::Store;
+use cresset_tls::ends_soon;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -172,9 +173,14 @@ impl Assembly {
         let reading = spawn_blocking(move || assembly.servable(&names));
         let servable = reading.await.map_err(NodeError::new)??;
         let refused = servable.refused.iter().map(|why| format!("not served: {why}"));
+        let now = SystemClock.now().seconds();
+        let ending = servable.models.iter().filter_map(|model| {
+            let ends = ends_soon(model.proof_ends_at(), now)?;
+            Some(format!("the proof of {} {ends}", model.manifest().name))
+        });
         let devices = self.devices().filter_map(ComputeDevice::sentence);
         let devices = devices.map(|place| format!("models run {place}"));
-        refused.chain(devices).for_each(|text| watcher(StartEvent::Note(text)));
+        refused.chain(ending).chain(devices).for_each(|text| watcher(StartEvent::Note(text)));
         self.offer(pool, servable.models, pinned.len(), watcher).await
     }
 

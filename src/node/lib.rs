@@ -10,6 +10,7 @@
     )
 )]
 
+mod background_proofs;
 pub mod cluster;
 pub mod config;
 #[cfg(feature = "console")]
@@ -37,6 +38,7 @@ mod services;
 mod start_event;
 mod starting;
 
+pub use background_proofs::{DueProof, Proving};
 pub use device::ComputeDevice;
 pub use embed::{Client, Node, NodeBuilder};
 pub use launch::PortFallback;
@@ -111,6 +113,8 @@ pub struct Assembly {
     max_age_days: Arc<AtomicU64>,
     /// Where the configuration came from, if it can be read again.
     pub source: Option<ConfigSource>,
+    /// What proves releases while they are served, if the program has it.
+    pub prover: Option<Arc<dyn Proving>>,
 }
 
 /// Whether activations of the configured width would be computed with.
@@ -160,7 +164,20 @@ impl Assembly {
         check_kv_type(&config.engine, device.properties().is_none())
             .map_err(|why| NodeError::new(why).remedy("set engine.kv_dtype to auto"))?;
         let max_age_days = Arc::new(config.qualification.max_age_days.into());
-        Ok(Self { data_dir, config, device, further_devices, max_age_days, source: None })
+        Ok(Self {
+            data_dir,
+            config,
+            device,
+            further_devices,
+            max_age_days,
+            source: None,
+            prover: None,
+        })
+    }
+
+    /// What proves releases while they are served, unless the configuration has that off.
+    fn background_prover(&self) -> Option<&Arc<dyn Proving>> {
+        self.prover.as_ref().filter(|_| self.config.qualification.background)
     }
 
     /// Everything that models run on.

@@ -45,7 +45,8 @@ impl Assembly {
             assembly.load_proven(&manifest, header.clone(), draft.as_ref(), device)
         });
         let keeps_formats = self.keeps_formats();
-        Ok(ServedModel { qualified, text, max_context, keeps_formats, load })
+        let context_rises = self.background_prover().is_some();
+        Ok(ServedModel { qualified, text, max_context, context_rises, keeps_formats, load })
     }
 
     /// Loads a release on the first device if it is qualified at this moment.

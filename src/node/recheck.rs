@@ -85,7 +85,14 @@ mod tests {
         let id = qualified.id();
         let pool = ModelPool::new(&EngineSettings::default(), DeviceBudget::cpu(10));
         pool.offer(
-            ServedModel { qualified, text, max_context: 64, keeps_formats: true, load },
+            ServedModel {
+                qualified,
+                text,
+                max_context: 64,
+                context_rises: false,
+                keeps_formats: true,
+                load,
+            },
             0,
             false,
         )

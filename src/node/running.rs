@@ -2,6 +2,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "the grace time is measured")]
 
+use crate::background_proofs::BackgroundProofs;
 use crate::config::Config;
 use crate::reload::{AskedReload, Reloader};
 use crate::services::api;
@@ -32,6 +33,9 @@ impl RunningNode {
     /// Keeps the node in step with its data folder and its configuration.
     pub(super) fn take_over_changes(&mut self, assembly: Assembly) {
         let (node, start) = (self.live.node.clone(), self.live.start.clone());
+        if let Some(proofs) = BackgroundProofs::new(&assembly, &node.pool) {
+            self.surfaces.spawn(proofs.run(self.stop.clone()));
+        }
         let reloader = Reloader { assembly, node, start };
         if let Some(asked) = self.asked.take() {
             self.surfaces.spawn(reloader.run(asked, self.stop.clone()));

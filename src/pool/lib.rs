@@ -85,9 +85,34 @@ pub struct ServedModel {
     pub text: Arc<TextModel>,
     /// Longest prompt plus output that the configuration allows, tokens.
     pub max_context: usize,
+    /// Whether longer contexts are proven while it is served.
+    pub context_rises: bool,
     /// Whether answers can be kept to formats, which the sampler of a device does not do.
     pub keeps_formats: bool,
     pub load: EngineLoader,
+}
+
+impl ServedModel {
+    /// The longest context that can be proven of it, tokens: the model's own, or less where the
+    /// configuration or its cache allows less.
+    pub fn context_goal(&self) -> u32 {
+        let most = u32::try_from(self.max_context).unwrap_or(u32::MAX);
+        most.min(self.qualified.manifest().limits.model_context_tokens)
+    }
+
+    /// How the proof of its context stands, in a word.
+    pub fn context_state(&self) -> &'static str {
+        let qualified = &self.qualified;
+        if qualified.qualified_context_tokens() >= self.context_goal() {
+            "complete"
+        } else if qualified.failed_context().is_some() {
+            "stopped"
+        } else if self.context_rises {
+            "rising"
+        } else {
+            "partial"
+        }
+    }
 }
 
 /// The models of a node and the memory that they share.

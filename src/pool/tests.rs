@@ -60,6 +60,7 @@ fn pool_of(
             qualified,
             text: Arc::new(text),
             max_context: 64,
+            context_rises: false,
             keeps_formats: true,
             load,
         };
@@ -75,6 +76,7 @@ fn request(max_tokens: u32) -> GenerateRequest {
         account: AccountId::generate(),
         application: None,
         priority: 0,
+        background: false,
         prompt: Arc::new(vec![1, 2, 3]),
         sampling: SamplingParams::default(),
         max_tokens,

@@ -10,6 +10,7 @@
     )
 )]
 
+mod background;
 mod endpoint;
 mod http_client;
 mod load;
@@ -23,6 +24,7 @@ mod subject;
 #[cfg(test)]
 mod tests;
 
+pub use background::BackgroundProver;
 pub use endpoint::Endpoint;
 pub use load::UnqualifiedModel;
 pub use rerun::RerunOutcome;
@@ -30,6 +32,7 @@ pub use rerun::RerunOutcome;
 use cresset_node::config::Config;
 use cresset_node::{Assembly, NodeError};
 use cresset_qualification::Suite;
+use scoring::Scoring;
 use std::ops::Deref;
 use std::path::Path;
 

@@ -121,6 +121,7 @@ impl PrivateSurface {
             qualified: candidate.map_err(NodeError::new)?,
             text,
             max_context: context,
+            context_rises: false,
             keeps_formats: assembly.keeps_formats(),
             load: Arc::new(move |_| Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
         };

@@ -21,16 +21,29 @@ impl Prover<'_> {
         like: Option<&str>,
         progress: &mut dyn FnMut(SuiteProgress),
     ) -> Result<Record, NodeError> {
-        let catalogue = self.catalogue();
         let mut examined = self.examine(manifest, suite, like)?;
-        let Examined { identity, scope, goldens, subject } = &mut examined;
+        let record = self.run_suite(&mut examined, progress)?;
+        examined.subject.engine.shutdown();
+        record.ok_or_else(|| NodeError::new("the engine ended"))
+    }
+
+    /// Runs the suite and keeps the record. `None` where that was interrupted.
+    pub(super) fn run_suite(
+        &self,
+        examined: &mut Examined,
+        progress: &mut dyn FnMut(SuiteProgress),
+    ) -> Result<Option<Record>, NodeError> {
+        let catalogue = self.catalogue();
+        let Examined { identity, scope, goldens, subject } = examined;
         let now = SystemClock.now();
         let hours = self.config.qualification.resume_hours;
         let not_before = UnixMillis(now.0.saturating_sub(hours.saturating_mul(3_600_000)));
         let begun = UnfinishedRun::begin(identity.clone(), *scope, goldens.as_ref());
         let run = catalogue.unfinished_run(begun, not_before, now).map_err(NodeError::new)?;
+        let interruption = subject.interruption();
         let mut record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
             SuiteEvent::Begins(at) => progress(at),
+            SuiteEvent::Ended(_) if interruption.is_here() => {}
             SuiteEvent::Ended(run) => {
                 // Without it the next run only takes longer.
                 if let Err(why) = catalogue.keep_unfinished_run(run) {
@@ -41,19 +54,27 @@ impl Prover<'_> {
         });
         if record.verdict == Verdict::Qualified {
             let own = goldens.as_ref().filter(|_| record.like.is_none());
-            record.canary = canary::of(subject, own).map_err(|why| {
-                NodeError::new(format!("the boot canary of {} failed: {why}", manifest.name))
+            let canary = canary::of(subject, own);
+            if interruption.is_here() {
+                return Ok(None);
+            }
+            let name = &identity.release.name;
+            record.canary = canary.map_err(|why| {
+                NodeError::new(format!("the boot canary of {name} failed: {why}"))
             })?;
-            if suite == Suite::Full {
+            if scope.suite == Suite::Full {
                 record.speed = speed::of(subject).map_err(NodeError::new)?;
             }
         }
+        if interruption.is_here() {
+            return Ok(None);
+        }
         // The checks may have computed products of shapes that a load does not.
         record.identity.host.products = self.device.products();
-        subject.engine.shutdown();
         catalogue.save_record(&record).map_err(NodeError::new)?;
-        catalogue.forget_unfinished_run(&manifest.name, suite).map_err(NodeError::new)?;
-        Ok(record)
+        let name = &identity.release.name;
+        catalogue.forget_unfinished_run(name, scope.suite).map_err(NodeError::new)?;
+        Ok(Some(record))
     }
 
     /// Runs the checks with these ids alone and keeps nothing. Blocking, as `qualify` is.
@@ -101,9 +122,9 @@ impl Prover<'_> {
 }
 
 /// A release with its engine, ready for the checks.
-struct Examined {
-    identity: Identity,
-    scope: SuiteScope,
-    goldens: Option<Goldens>,
-    subject: EngineSubject,
+pub(super) struct Examined {
+    pub identity: Identity,
+    pub scope: SuiteScope,
+    pub goldens: Option<Goldens>,
+    pub subject: EngineSubject,
 }

@@ -179,6 +179,7 @@ fn request(
         account: AccountId::generate(),
         application: None,
         priority: 0,
+        background: false,
         prompt: prepared.prompt.clone(),
         sampling: sampling(said, input)?,
         max_tokens: said.sampling.max_tokens,

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Raises the text's next token over every other.
-const FORCE: f32 = 1e4;
+pub(super) const FORCE: f32 = 1e4;
 
 /// The text being scored. One at a time: nothing else may run in the engine meanwhile.
 #[derive(Clone, Default)]

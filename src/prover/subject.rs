@@ -1,7 +1,7 @@
 //! Drives the node's own engine for the qualification suite, as a request would.
 
 use super::private_surface::LazySurface;
-use super::scoring::Scoring;
+use super::scoring::{FORCE, Scoring};
 use crate::{Prover, UnqualifiedModel};
 use cresset_api::wire::chat_request::ChatRequest;
 use cresset_api::wire::json::JsonTree;
@@ -18,7 +18,7 @@ use cresset_models::{ModelCard, ModelSource};
 use cresset_node::Assembly;
 use cresset_qualification::subject::{
     CalledTool, EngineRoom, KernelDistance, Precision, Result as SubjectResult, ScorePath,
-    TOP_LOGPROBS, ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall,
+    TOP_LOGPROBS, ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall, only_at,
 };
 use cresset_qualification::{
     ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
@@ -40,6 +40,8 @@ pub(super) struct EngineSubject {
     /// Accounts made up for this run, by the suite's tenant number: each has its own prefix cache.
     tenants: BTreeMap<u32, AccountId>,
     scoring: Scoring,
+    /// Whether the engine serves meanwhile: then nothing here holds up a request.
+    in_background: bool,
     precision: Precision,
     is_deterministic: bool,
     /// The number of the GPU that the engine computes on.
@@ -170,6 +172,10 @@ impl Subject for EngineSubject {
         ids: &[u32],
         path: ScorePath,
     ) -> SubjectResult<Vec<Option<PositionLogprob>>> {
+        if self.in_background {
+            let all: Vec<usize> = (0..ids.len() - 1).collect();
+            return self.score_serving(tenant, ids, &all, path);
+        }
         let requests = match path {
             ScorePath::Prefill => vec![Request::greedy(tenant, ids, 1)],
             ScorePath::Decode => decoded_spans(tenant, ids),
@@ -180,6 +186,18 @@ impl Subject for EngineSubject {
         generated?;
         let logprob = |l: TokenLogprobs| PositionLogprob { chosen: l.chosen, top: l.top };
         Ok((1..ids.len()).map(|next| found.remove(&(next - 1)).map(logprob)).collect())
+    }
+
+    fn score_at(
+        &mut self,
+        tenant: u32,
+        ids: &[u32],
+        positions: &[usize],
+    ) -> SubjectResult<Vec<Option<PositionLogprob>>> {
+        if self.in_background {
+            return self.score_serving(tenant, ids, positions, ScorePath::Prefill);
+        }
+        Ok(only_at(positions, self.score(tenant, ids, ScorePath::Prefill)?))
     }
 
     fn room(&self) -> Option<EngineRoom> {
@@ -210,6 +228,9 @@ impl Subject for EngineSubject {
     }
 
     fn restart(&mut self, blocks: Option<usize>) -> SubjectResult<()> {
+        if self.in_background {
+            return Err(SubjectError::Unavailable("the engine serves meanwhile".into()));
+        }
         self.surface.close();
         self.preemptions = self.preemptions();
         // Its memory is free before the other one is loaded.
@@ -273,6 +294,53 @@ impl EngineSubject {
     }
 }
 
+/// Tells whether a failure says nothing of the model, because its engine, which also serves, was
+/// unloaded or drained meanwhile.
+pub(super) struct Interruption(Option<EngineHandle>);
+
+impl Interruption {
+    pub(super) fn is_here(&self) -> bool {
+        self.0.as_ref().is_some_and(EngineHandle::is_closing)
+    }
+}
+
+impl EngineSubject {
+    /// The engine of a node that serves: all that is asked of it runs in the background.
+    pub(super) fn in_background(self) -> Self {
+        Self { in_background: true, ..self }
+    }
+
+    pub(super) fn interruption(&self) -> Interruption {
+        Interruption(self.in_background.then(|| self.engine.clone()))
+    }
+
+    /// Scores a text by requests, where no runner reads it along: each ends with the text's token
+    /// behind a position. They come in order, so that each finds the prefix of the one before it.
+    fn score_serving(
+        &mut self,
+        tenant: u32,
+        ids: &[u32],
+        positions: &[usize],
+        path: ScorePath,
+    ) -> SubjectResult<Vec<Option<PositionLogprob>>> {
+        let mut found = vec![None; ids.len() - 1];
+        for &at in positions {
+            let decoded = u32::from(path == ScorePath::Decode);
+            let Some(last) = at.checked_sub(decoded as usize) else { continue };
+            let request = Request::greedy(tenant, &ids[..=last], 1 + decoded);
+            let request = Request { bias: vec![(ids[last + 1], FORCE)], ..request };
+            let mut logprobs = self.generate(&[request])?.remove(0).logprobs;
+            // Behind a token that was forced, no other one is.
+            let known = |l: PositionLogprob| match path {
+                ScorePath::Prefill => l,
+                ScorePath::Decode => PositionLogprob { chosen: f32::NAN, ..l },
+            };
+            found[at] = logprobs.pop().map(known);
+        }
+        Ok(found)
+    }
+}
+
 /// Generations that together produce every token of a text, side by side.
 fn decoded_spans(tenant: u32, ids: &[u32]) -> Vec<Request> {
     const SPANS: usize = 16;
@@ -333,6 +401,7 @@ impl EngineSubject {
             digests,
             tenants: BTreeMap::new(),
             scoring,
+            in_background: false,
             precision,
             is_deterministic: assembly.is_deterministic(),
             gpu: assembly.device.number(),
@@ -357,6 +426,7 @@ impl EngineSubject {
             account,
             application: None,
             priority: 0,
+            background: self.in_background,
             prompt: Arc::new(request.prompt.clone()),
             sampling: SamplingParams {
                 temperature: request.temperature,

@@ -1,21 +1,29 @@
 //! What a qualification means for a load.
 
-use crate::Prover;
+use crate::subject::EngineSubject;
+use crate::{BackgroundProver, Prover};
 use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::Manifest;
-use cresset_engine::EngineSettings;
+use cresset_engine::{EngineHandle, EngineSettings};
 use cresset_kernels::gpu::Emulator;
 use cresset_models::loader::gguf::Value;
 use cresset_models::testing::{GgufWriter, TinyLlama};
 use cresset_node::config::Config;
-use cresset_node::{Assembly, ComputeDevice, card, inspect};
-use cresset_qualification::{Record, Suite, Verdict};
+use cresset_node::{Assembly, ComputeDevice, DueProof, Proving, card, inspect};
+use cresset_qualification::subject::ScorePath;
+use cresset_qualification::{Record, Subject, Suite, Verdict};
+use std::collections::BTreeMap;
 
 /// A tiny model with a context of 8 192 tokens that was qualified and accepted.
 fn qualified(kv_mib: usize) -> (tempfile::TempDir, Assembly, Manifest, Record) {
+    qualified_for(kv_mib, 1 << 20)
+}
+
+/// The same, whose quick suite runs a context of `tokens`.
+fn qualified_for(kv_mib: usize, tokens: u32) -> (tempfile::TempDir, Assembly, Manifest, Record) {
     let (data, mut config) = (tempfile::tempdir().unwrap(), Config::default());
     (config.engine.kv_mib, config.engine.max_batched_tokens) = (kv_mib, 256);
-    config.qualification.quick_context_tokens = 1 << 20;
+    config.qualification.quick_context_tokens = tokens;
     let mut gguf = TinyLlama::default().gguf();
     gguf.set("llama.context_length", Value::U32(8192));
     let file = data.path().join("tiny.gguf");
@@ -62,6 +70,60 @@ fn a_draft_model_is_loaded_beside_the_model_that_it_guesses_for() {
     // Half the layers, so half the cache.
     assert!((alone + (1 << 19)..alone + (1 << 20)).contains(&bytes), "{alone} and {bytes}");
     assert!(bytes.abs_diff(expected) < 1 << 18, "{bytes} where {expected} were expected");
+}
+
+/// Without a runner that reads along, every position has the same distribution, bit for bit.
+#[test]
+fn a_text_is_scored_in_the_background_as_it_is_in_a_qualification() {
+    let (_data, assembly, manifest, _) = qualified_for(16, 300);
+    let source = assembly.catalogue().source(&manifest).unwrap();
+    let model = Prover(&assembly).load(&source).unwrap();
+    let subject = || {
+        let subject = EngineSubject::new(&assembly, &manifest, model.clone(), BTreeMap::new());
+        subject.unwrap()
+    };
+    let ids: Vec<u32> = (0..70).map(|i| 3 + i * 7 % 90).collect();
+    for path in [ScorePath::Prefill, ScorePath::Decode] {
+        let alone = subject().score(1, &ids, path).unwrap();
+        let beside = subject().in_background().score(2, &ids, path).unwrap();
+        assert!(alone.iter().flatten().count() > 40);
+        for (alone, beside) in alone.iter().zip(&beside) {
+            let Some(alone) = alone else { continue };
+            let beside = beside.as_ref().unwrap();
+            assert_eq!(alone.top, beside.top);
+            assert!(path == ScorePath::Decode || alone.chosen == beside.chosen);
+        }
+    }
+    let some = subject().in_background().score_at(3, &ids, &[5, 20]).unwrap();
+    assert_eq!(some.iter().flatten().count(), 2);
+    assert_eq!(some[20], subject().score_at(4, &ids, &[5, 20]).unwrap()[20]);
+}
+
+#[test]
+fn a_context_rises_and_a_record_is_renewed_over_the_engine_that_serves() {
+    let (_data, assembly, manifest, record) = qualified_for(16, 300);
+    let now = || assembly.qualified(&manifest, &assembly.host()).unwrap();
+    let prove = |due, engine: &EngineHandle| {
+        let served = assembly.served_model(now()).unwrap();
+        BackgroundProver.prove(&assembly, &served, engine.clone(), due).unwrap();
+    };
+    let engine = assembly.load_qualified(&manifest).unwrap().engine;
+    assert_eq!(now().qualified_context_tokens(), 300);
+    prove(DueProof::Context(1_000), &engine);
+    assert_eq!((now().qualified_context_tokens(), now().failed_context()), (1_000, None));
+    prove(DueProof::Renewal, &engine);
+    let renewed = assembly.catalogue().records(&manifest.name).unwrap().remove(0);
+    assert_ne!(renewed.id, record.id);
+    let states = |record: &Record| record.checks.iter().map(|c| c.state).collect::<Vec<_>>();
+    assert_eq!(states(&renewed), states(&record), "{:?}", renewed.checks);
+    assert_eq!((renewed.verdict, renewed.qualified_context_tokens), (record.verdict, 1_000));
+    assert_eq!(renewed.canary.len(), record.canary.len());
+    // An engine that ends meanwhile says nothing of the model.
+    engine.drain();
+    prove(DueProof::Context(2_000), &engine);
+    prove(DueProof::Renewal, &engine);
+    assert_eq!((now().qualified_context_tokens(), now().failed_context()), (1_000, None));
+    assert_eq!(assembly.catalogue().records(&manifest.name).unwrap().len(), 2);
 }
 
 /// It listed 8 192 tokens and refused 700.

@@ -235,6 +235,7 @@ fn generation(
         account: request.key.account,
         application: request.key.application,
         priority: request.plan.limits.priority,
+        background: false,
         prompt: prepared.prompt.clone(),
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,

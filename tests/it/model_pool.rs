@@ -67,6 +67,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
             .fold(runner, |runner, step| runner.fail_at(step, ScriptedFailure::Rows));
         let options = EngineOptions {
             max_batched_tokens: 256,
+            background_tokens: 16,
             max_rows: 16,
             max_waiting: 16,
             block_size: 16,
@@ -84,6 +85,7 @@ fn offer(world: &World, seed: u64, kind: Kind) -> String {
         qualified,
         text,
         max_context: 1024,
+        context_rises: false,
         keeps_formats: true,
         load: Arc::new(load),
     };
@@ -222,7 +224,14 @@ async fn a_model_that_can_never_fit_is_not_offered() {
     let qualified = qualified(world.folder.path(), 11);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let load = Arc::new(|_| Err(EngineError::NotLoaded("it is never loaded".into())));
-    let model = ServedModel { qualified, text, max_context: 1024, keeps_formats: true, load };
+    let model = ServedModel {
+        qualified,
+        text,
+        max_context: 1024,
+        context_rises: false,
+        keeps_formats: true,
+        load,
+    };
     let why = world.node.pool.offer(model, 11 * MIB, false).unwrap_err();
     assert_eq!(why.kind(), "out_of_memory");
     let why = why.to_string();

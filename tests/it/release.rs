@@ -66,6 +66,7 @@ fn engine(file: &Path, dequantise: bool) -> EngineHandle {
     let (runner, info) = ModelRunner::load(&ModelSource::gguf(file.to_owned()), &runner).unwrap();
     let options = EngineOptions {
         max_batched_tokens: 512,
+        background_tokens: 16,
         max_rows: 64,
         max_waiting: 64,
         block_size: 16,
@@ -87,6 +88,7 @@ fn greedy(
         account: AccountId::generate(),
         application: None,
         priority: 0,
+        background: false,
         prompt: Arc::new(prompt.to_vec()),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens,

@@ -42,6 +42,7 @@ fn offer(world: &World, seed: u64) -> String {
         let (runner, info) = ModelRunner::load(&source, &options)?;
         let options = EngineOptions {
             max_batched_tokens: 128,
+            background_tokens: 16,
             max_rows: 16,
             max_waiting: 64,
             block_size: 16,
@@ -56,6 +57,7 @@ fn offer(world: &World, seed: u64) -> String {
         qualified,
         text,
         max_context: 256,
+        context_rises: false,
         keeps_formats: true,
         load: Arc::new(load),
     };
@@ -194,6 +196,7 @@ async fn submit(world: &World, models: &[String], draw: u64) {
         account: AccountId(Uuid::from_u128(u128::from(draw % 3))),
         application: None,
         priority: (draw % 2) as u8,
+        background: false,
         prompt: Arc::new((0..=draw as u32 % 90).map(|token| token % 30).collect()),
         sampling: SamplingParams {
             seed: draw,

@@ -79,6 +79,7 @@ fn engines(file: PathBuf) -> [EngineHandle; 2] {
     [0, usual].map(|speculative_tokens| {
         let options = EngineOptions {
             max_batched_tokens: 512,
+            background_tokens: 16,
             max_rows: 64,
             max_waiting: 4,
             block_size: 16,
@@ -102,6 +103,7 @@ fn answer(
         account: AccountId::generate(),
         application: None,
         priority: 0,
+        background: false,
         prompt: Arc::new(prompt.to_vec()),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         max_tokens,

@@ -457,6 +457,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     };
     let options = EngineOptions {
         max_batched_tokens: setup.max_batched_tokens,
+        background_tokens: 16,
         max_rows: setup.max_rows,
         max_waiting: setup.max_waiting,
         block_size: 16,
@@ -478,7 +479,18 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     });
     // A model of 0 bytes fits any budget.
     node.pool
-        .offer(ServedModel { qualified, text, max_context, keeps_formats: true, load }, 0, true)
+        .offer(
+            ServedModel {
+                qualified,
+                text,
+                max_context,
+                context_rises: false,
+                keeps_formats: true,
+                load,
+            },
+            0,
+            true,
+        )
         .unwrap();
     node.pool.preload(id).await.unwrap();
 }

@@ -4,7 +4,7 @@
 use super::distance::Distance;
 use super::{CheckFinding, CheckInput};
 use crate::record::Series;
-use crate::subject::{PositionLogprob, Result, ScorePath, WitnessRow, Witnessed};
+use crate::subject::{PositionLogprob, Result, WitnessRow, Witnessed};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A tenant that no other check uses.
@@ -97,8 +97,8 @@ pub(super) fn recall(input: &mut CheckInput) -> Result<CheckFinding> {
         return Ok(CheckFinding::not_run(why, gate));
     }
     let text = written(input, room.min(LONGEST) - 1)?;
-    let scores = input.subject.score(READ, &text.ids, ScorePath::Prefill)?;
-    let wanted = wanted(&text, &scores);
+    let scores = input.subject.score_at(READ, &text.ids, &text.compared())?;
+    let wanted = wanted(&scores);
     let (by, rows) = match input.subject.witness(&text.ids, &wanted)? {
         Witnessed::Absent(why) => return Ok(CheckFinding::not_run(why, gate)),
         Witnessed::Scores { by, rows } => (by, rows),
@@ -114,15 +114,21 @@ pub(super) fn recall(input: &mut CheckInput) -> Result<CheckFinding> {
     Ok(CheckFinding { series: vec![curve(&eighths, text.ids.len())], ..finding })
 }
 
+impl LongText {
+    /// The positions whose distributions are compared, in order.
+    fn compared(&self) -> Vec<usize> {
+        let every = (0..self.ids.len() - 1).filter(|at| at % STEP == STEP - 1);
+        let all: BTreeSet<usize> = every.chain(self.answers.iter().flatten().copied()).collect();
+        all.into_iter().collect()
+    }
+}
+
 /// The ids whose log-probabilities are compared at each position: none at most of them.
-fn wanted(text: &LongText, scores: &[Option<PositionLogprob>]) -> Vec<Vec<u32>> {
-    let answers: BTreeSet<usize> = text.answers.iter().flatten().copied().collect();
-    let ids = |(at, score): (usize, &Option<PositionLogprob>)| {
-        let compared = at % STEP == STEP - 1 || answers.contains(&at);
-        let ids = score.iter().filter(|_| compared).flat_map(|score| &score.top);
-        ids.map(|(id, _)| *id).collect()
+fn wanted(scores: &[Option<PositionLogprob>]) -> Vec<Vec<u32>> {
+    let ids = |score: &Option<PositionLogprob>| {
+        score.iter().flat_map(|score| &score.top).map(|(id, _)| *id).collect()
     };
-    scores.iter().enumerate().map(ids).collect()
+    scores.iter().map(ids).collect()
 }
 
 struct RecallComparison<'a> {

@@ -123,14 +123,20 @@ struct EvidenceObject {
     record: String,
     suite: String,
     qualified_at: u64,
+    /// How the proof of `qualified_context_tokens` stands: `complete` is as much as runs here,
+    /// `rising` is proven further while the model is served, `stopped` failed beyond it, and
+    /// `partial` waits for a qualification.
+    #[schemars(extend("enum" = ["complete", "rising", "stopped", "partial"]))]
+    context: &'static str,
     /// The node's public key: hex SHA-256 of its bytes.
     key: String,
 }
 
 impl EvidenceObject {
-    fn of(evidence: &Evidence) -> Self {
-        let Evidence { grade, like, record, suite, qualified_at, key, .. } = evidence.clone();
-        Self { grade: grade.name(), like, record, suite, qualified_at, key }
+    fn of(model: &ServedModel) -> Self {
+        let (evidence, context) = (model.qualified.evidence().clone(), model.context_state());
+        let Evidence { grade, like, record, suite, qualified_at, key, .. } = evidence;
+        Self { grade: grade.name(), like, record, suite, qualified_at, context, key }
     }
 }
 
@@ -181,7 +187,7 @@ impl ModelObject {
                 cached_input: units(manifest.prices.cached_input),
                 output: units(manifest.prices.output),
             },
-            evidence: EvidenceObject::of(model.qualified.evidence()),
+            evidence: EvidenceObject::of(model),
             capabilities: {
                 let held = Capability::ALL.into_iter().filter(|one| one.holds(model, plan));
                 held.map(Capability::name).collect()

@@ -13,6 +13,8 @@ use cresset_tls::NodeAddress;
 use serde_json::Value;
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "prover")]
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Number of tries and pause between them, while another short command holds the folder: 2 s in
@@ -94,6 +96,10 @@ impl Context {
         }
         let mut assembly = Assembly::new(self.data_dir.clone(), self.config.clone())?;
         assembly.source.clone_from(&self.source);
+        #[cfg(feature = "prover")]
+        {
+            assembly.prover = Some(Arc::new(cresset_prover::BackgroundProver));
+        }
         Ok(self.assembly.get_or_init(|| assembly))
     }
 

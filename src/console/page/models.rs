@@ -6,7 +6,7 @@ use crate::Console;
 use axum::extract::State;
 use axum::response::Response;
 use cresset_catalogue::Manifest;
-use cresset_commands::AdminCommand;
+use cresset_commands::{AdminCommand, context_words};
 use maud::{Markup, html};
 use serde_json::Value;
 use std::sync::Arc;
@@ -59,7 +59,10 @@ fn served(live: &Console, visitor: &Visitor, status: &Value) -> Markup {
         vec![
             html! { strong { (name) } br; code { (text(&model["id"])) } },
             html! { (layout::model_state(model)) },
-            html! { (text(&model["qualified_context_tokens"])) },
+            html! {
+                (context_words(model))
+                @if let Some(why) = model["context_failure"].as_str() { br; (why) }
+            },
             html! { @if !loaded { "about " } (mebibytes(&model["bytes"])) },
             prices(live, visitor, &name),
             evidence(model),

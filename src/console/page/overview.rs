@@ -8,7 +8,7 @@ use crate::Console;
 use axum::extract::State;
 use axum::response::Response;
 use cresset_base::UnixMillis;
-use cresset_commands::{AdminCommand, certificate_to_renew};
+use cresset_commands::{AdminCommand, certificate_to_renew, proof_to_renew};
 use maud::{Markup, html};
 use serde_json::Value;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ async fn fragment(live: &Console, visitor: &Visitor) -> Markup {
     html! {
         (state(&status))
         (certificate(&status, live.node.clock.now()))
+        (proof(&status, live.node.clock.now()))
         (tiles(&status))
         (curves(live))
         (models(&status))
@@ -71,6 +72,18 @@ fn certificate(status: &Value, now: UnixMillis) -> Markup {
         @if let Some(ends) = certificate_to_renew(status, now.seconds()) {
             p.state.bad role="alert" {
                 "The " (ends) ": renew its files, then " code { "cresset reload" } "."
+            }
+        }
+    }
+}
+
+/// The end of a model's proof, once that is near.
+fn proof(status: &Value, now: UnixMillis) -> Markup {
+    html! {
+        @if let Some(ends) = proof_to_renew(status, now.seconds()) {
+            p.state.bad role="alert" {
+                "The " (ends) ": it is renewed while the model is loaded, or by "
+                code { "cresset qualify NAME" } "."
             }
         }
     }

@@ -57,6 +57,10 @@ pub struct QualificationSettings {
     /// Longest context that the quick suite runs, tokens.
     #[schemars(range(min = 1, max = 1 << 24))]
     pub quick_context_tokens: u32 = 2048,
+    /// Proves more while models are served, in steps of their engines in which no request runs: a
+    /// longer context, by doublings up to the model's own, and each record anew from two thirds of
+    /// `max_age_days` on. Otherwise `cresset qualify` does.
+    pub background: bool = true,
     /// Age up to which the results of a qualification that was interrupted are taken over by the
     /// next run of the same release, build, hardware and settings, hours.
     #[schemars(range(min = 0, max = 8_760))]
