@@ -1,5 +1,5 @@
-//! The context that a release is proven for: that of its record, and what was proven beyond it while
-//! a node served it.
+//! The context that a release is proven for: that of its record, and what was proven beyond it
+//! while a node served it.
 
 use super::records::CLOCK_SLACK_SECONDS;
 use super::signed_files::SignedFiles;
@@ -39,7 +39,8 @@ impl Catalogue {
     }
 
     /// The context that holds for this identity now, of records that fit it, newest first.
-    /// `deciding` is the one that counts, and `not_before` the oldest time of a proof, Unix seconds.
+    /// `deciding` is the one that counts, and `not_before` the oldest time of a proof, in Unix
+    /// seconds.
     pub(super) fn proven_context(
         &self,
         present: &Identity,

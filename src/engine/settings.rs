@@ -84,10 +84,10 @@ pub struct EngineSettings {
     /// Longest prompt plus output served, tokens. 0 takes the model's own limit.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub max_context: usize = 0,
-    /// Tokens of a step in which a model's proof alone runs, in the background: a request that comes
-    /// meanwhile waits for such a step at most.
+    /// Tokens of a step in which a model's proof alone runs, in the background: a request that
+    /// comes meanwhile waits for such a step at most.
     #[schemars(range(min = 1, max = 1 << 20))]
-    pub background_tokens: usize = 64,
+    pub background_tokens: usize = 16,
     /// Most tokens that are guessed of a sequence and computed beside its next one, from what
     /// followed the same words earlier in its text, and else by a head for further tokens that some
     /// models have. They change no answer and are never billed; a sequence in which they seldom

@@ -4,6 +4,7 @@
 use crate::qualify::Examined;
 use crate::subject::EngineSubject;
 use crate::{Prover, Scoring, UnqualifiedModel};
+use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::FileDigests;
 use cresset_engine::EngineHandle;
 use cresset_node::{Assembly, DueProof, NodeError, Proving};
@@ -58,7 +59,8 @@ impl Prover<'_> {
         let interruption = subject.interruption();
         let mut run = |tokens| {
             let proof = ContextProof::run(&mut subject, &identity, tokens);
-            (!interruption.is_here()).then_some(proof)
+            let finished_at = SystemClock.now().seconds();
+            (!interruption.is_here()).then_some(ContextProof { finished_at, ..proof })
         };
         let Some(proof) = run(tokens) else { return Ok(()) };
         let catalogue = self.catalogue();

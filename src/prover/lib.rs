@@ -11,6 +11,7 @@
 )]
 
 mod background;
+mod collector;
 mod endpoint;
 mod http_client;
 mod load;

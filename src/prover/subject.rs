@@ -1,5 +1,6 @@
 //! Drives the node's own engine for the qualification suite, as a request would.
 
+use super::collector::Collector;
 use super::private_surface::LazySurface;
 use super::scoring::{FORCE, Scoring};
 use crate::{Prover, UnqualifiedModel};
@@ -8,12 +9,12 @@ use cresset_api::wire::json::JsonTree;
 use cresset_base::{AccountId, ModelId};
 use cresset_catalogue::Manifest;
 use cresset_engine::{
-    EngineHandle, Finished, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
-    StopCause, TokenLogprobs,
+    EngineHandle, GenerateRequest, Refused, SamplingParams, SequenceEvent, SequenceId,
+    TokenLogprobs,
 };
 use cresset_kernels::Compute;
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
-use cresset_models::witness::{self, Absence, TensorStats, Witness};
+use cresset_models::witness::{self, Absence, TensorStats, WantedRows, Witness};
 use cresset_models::{ModelCard, ModelSource};
 use cresset_node::Assembly;
 use cresset_qualification::subject::{
@@ -21,10 +22,9 @@ use cresset_qualification::subject::{
     TOP_LOGPROBS, ToolCase, WeightStats, WitnessRow, Witnessed, WrittenCall, only_at,
 };
 use cresset_qualification::{
-    ApiAnswer, ChatTurn, Finish, Generation, PositionLogprob, Request, Subject, SubjectError,
+    ApiAnswer, ChatTurn, Generation, PositionLogprob, Request, Subject, SubjectError,
 };
-use cresset_request::{PartDelta, Transcript};
-use cresset_text::{AnswerPart, ChatMessage, ReadCall, TextModel, ToolDefinition, Unwanted};
+use cresset_text::{ChatMessage, ReadCall, TextModel, ToolDefinition, Unwanted};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -287,7 +287,9 @@ impl EngineSubject {
         let mut row = |position: usize, logits: &[f32]| {
             rows.push(witness_row(position, logits, &wanted[position]));
         };
-        witness.logits(text, &mut row).map_err(broken)?;
+        let wanted = |position: usize| !wanted[position].is_empty();
+        let wanted = WantedRows { wanted: &wanted, row: &mut row };
+        witness.logits(text, wanted).map_err(broken)?;
         let place = gpu.map_or_else(|| "the CPU".to_owned(), |number| format!("cuda:{number}"));
         let by = format!("{} in f32 on {place}, {} MiB", witness.name, witness.bytes >> 20);
         Ok(Witnessed::Scores { by, rows })
@@ -460,7 +462,7 @@ impl EngineSubject {
     }
 
     /// Token ids that end the answer and are not part of its text.
-    fn ending(&self, request: &Request) -> &[u32] {
+    pub(super) fn ending(&self, request: &Request) -> &[u32] {
         if request.ignore_eos { &[] } else { &self.text.eos_ids }
     }
 
@@ -546,103 +548,6 @@ fn chat(messages: &[ChatTurn]) -> Vec<ChatMessage> {
         reasoning_content: None,
     };
     messages.iter().map(convert).collect()
-}
-
-/// Collects the events of one running generation into its tokens and text.
-struct Collector {
-    engine: EngineHandle,
-    id: SequenceId,
-    events: Receiver<SequenceEvent>,
-    transcript: Transcript,
-    leaves_after: Option<u32>,
-    tokens: Vec<u32>,
-    logprobs: Vec<PositionLogprob>,
-    deltas: Vec<String>,
-}
-
-impl Collector {
-    fn new(
-        subject: &EngineSubject,
-        request: &Request,
-        id: SequenceId,
-        events: Receiver<SequenceEvent>,
-    ) -> Self {
-        let (text, stops) = (Arc::clone(&subject.text), request.stop.clone());
-        let eos_ids = subject.ending(request).into();
-        Self {
-            engine: subject.engine.clone(),
-            id,
-            events,
-            transcript: Transcript::new(text, eos_ids, stops, false),
-            leaves_after: request.leaves_after,
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            deltas: Vec::new(),
-        }
-    }
-
-    fn collect(mut self) -> SubjectResult<Generation> {
-        loop {
-            match self.events.blocking_recv() {
-                Some(SequenceEvent::Started) => {}
-                // Tokens under way when the stop string was found are never shown.
-                Some(SequenceEvent::Token { .. }) if self.transcript.stopped => {}
-                Some(SequenceEvent::Token { id, logprobs }) => self.token(id, logprobs)?,
-                Some(SequenceEvent::Finished(finished)) => return self.finish(&finished),
-                None => {
-                    return Err(SubjectError::Failed(
-                        "the engine ended without finishing the answer".into(),
-                    ));
-                }
-            }
-        }
-    }
-
-    fn token(&mut self, id: u32, logprobs: Option<TokenLogprobs>) -> SubjectResult<()> {
-        let logprobs = logprobs
-            .ok_or_else(|| SubjectError::Failed("a token came without log-probabilities".into()))?;
-        self.tokens.push(id);
-        self.logprobs.push(PositionLogprob { chosen: logprobs.chosen, top: logprobs.top });
-        let deltas = self.transcript.push(id, None);
-        self.deltas.extend(deltas.into_iter().filter_map(content));
-        let left = self.leaves_after.is_some_and(|tokens| self.tokens.len() >= tokens as usize);
-        if self.transcript.stopped || left {
-            self.engine.stop(self.id);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self, finished: &Finished) -> SubjectResult<Generation> {
-        let held = self.transcript.finish();
-        self.deltas.extend(held.into_iter().filter_map(content));
-        let stopped = self.transcript.stopped;
-        let finish = match &finished.cause {
-            _ if stopped || self.leaves_after.is_some() => Finish::Stop,
-            StopCause::EndOfText => Finish::Stop,
-            StopCause::Length => Finish::Length,
-            other => {
-                return Err(SubjectError::Failed(format!("the generation ended with {other:?}")));
-            }
-        };
-        let all = finished.completion_tokens;
-        Ok(Generation {
-            completion_tokens: if stopped { self.tokens.len() as u32 } else { all },
-            prompt_tokens: finished.prompt_tokens,
-            cached_tokens: finished.cached_tokens,
-            tokens: self.tokens,
-            logprobs: self.logprobs,
-            deltas: self.deltas,
-            finish,
-        })
-    }
-}
-
-/// The only kind of part that an answer has whose reader looks for no others.
-fn content(delta: PartDelta) -> Option<String> {
-    match delta.part {
-        AnswerPart::Content(text) => Some(text),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

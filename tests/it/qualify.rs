@@ -11,6 +11,9 @@ use uuid::Uuid;
 /// The suite runs this context here, tokens.
 const CONTEXT: (&str, &str) = ("CRESSET_QUALIFICATION__QUICK_CONTEXT_TOKENS", "128");
 
+/// Whether more is proven while a node serves.
+const BACKGROUND: (&str, &str) = ("CRESSET_QUALIFICATION__BACKGROUND", "true");
+
 /// A folder with a release that was never qualified.
 fn unproven() -> Folder {
     let folder = Folder::ready();
@@ -336,6 +339,7 @@ fn an_upgraded_node_serves_by_the_quick_suite_while_the_full_one_runs() {
     let upgraded = |arguments: &[&str]| {
         let mut command = folder.command(arguments);
         command.env(CONTEXT.0, CONTEXT.1).env("CRESSET_ENGINE__MAX_ROWS", "7");
+        command.env(BACKGROUND.0, "false");
         command
     };
     let refused = |arguments: &[&str]| {
@@ -366,4 +370,71 @@ fn an_upgraded_node_serves_by_the_quick_suite_while_the_full_one_runs() {
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert!(node.terminate().success());
     assert_eq!(suites_beside(&folder), [""; 0], "it ends with the node");
+}
+
+/// A clock that is so many days ahead.
+fn ahead(days: u64) -> String {
+    format!("clock::hours_ahead=return({})", days * 24)
+}
+
+/// A node with such a clock.
+fn serve_ahead(folder: &Folder, days: u64, background: bool) -> Served {
+    let mut command = folder.serve_command(&["--accept-clock"]);
+    command
+        .env("FAILPOINTS", ahead(days))
+        .env(BACKGROUND.0, background.to_string())
+        .env(CONTEXT.0, CONTEXT.1);
+    Served::start(command)
+}
+
+#[test]
+fn a_context_rises_and_a_record_is_renewed_while_a_node_serves() {
+    let folder = unproven();
+    let record = qualify(&folder, &[], &[]).document();
+    assert_eq!(record["qualified_context_tokens"], 128, "{record}");
+    folder.json(&["models", "accept", MODEL, "--reason", "it is a test's"]);
+    let Customer { key, .. } = folder.customer(1_000_000_000);
+    let long = |model: &str| {
+        json!({ "model": model, "max_tokens": 2,
+                "messages": [{ "role": "user", "content": "a".repeat(300) }] })
+    };
+    let ask = |node: &Served| {
+        node.chat(&key, &Uuid::new_v4().to_string(), &long(&node.model)).finish().status
+    };
+    let node = serve_ahead(&folder, 0, false);
+    let model = || node.get(&key, "/v1/models").json()["data"][0].clone();
+    assert_eq!((ask(&node), &model()["evidence"]["context"]), (400, &json!("partial")));
+    assert!(node.terminate().success());
+
+    let node = serve_ahead(&folder, 0, true);
+    let model = || node.get(&key, "/v1/models").json()["data"][0].clone();
+    eventually("the context is proven", || model()["evidence"]["context"] == "complete");
+    let limits = &model()["limits"];
+    let own = &limits["model_context_tokens"];
+    assert_eq!((&limits["qualified_context_tokens"], ask(&node)), (own, 200), "{limits}");
+    let listed = folder.json(&["models", "list"])["models"].clone();
+    let listed = listed.as_array().unwrap().iter().find(|row| row["name"] == MODEL).unwrap();
+    assert_eq!(&listed["qualified_context_tokens"], own, "{listed}");
+    assert!(node.terminate().success());
+    assert!(!files(&folder, "context").is_empty());
+
+    let ends = |status: &Value| status["models"][0]["proof_ends_at"].as_u64().unwrap();
+    let node = serve_ahead(&folder, 80, false);
+    let status = folder.json(&["status"]);
+    let shown = folder.run_failing(&ahead(80), &["status"]).stdout;
+    assert!(shown.contains("the proof of tiny ends at"), "{shown}");
+    assert!(node.terminate().success());
+    let node = serve_ahead(&folder, 80, true);
+    eventually("the record is renewed", || ends(&folder.json(&["status"])) > ends(&status));
+    assert_eq!(&model_of(&folder)["qualified_context_tokens"], own);
+    assert!(node.terminate().success());
+
+    // Nobody was there when it ended.
+    let node = serve_ahead(&folder, 300, false);
+    assert_eq!(model_of(&folder)["qualified_context_tokens"], 128);
+    assert!(node.terminate().success());
+}
+
+fn model_of(folder: &Folder) -> Value {
+    folder.json(&["status"])["models"][0].clone()
 }

@@ -8,7 +8,7 @@
 
 use super::absence::{WitnessResult, unknown};
 use super::facts::{Facts, Family, Rotation};
-use super::files;
+use super::{WantedRows, files};
 use crate::ModelSource;
 use candle_core::{Device, Tensor};
 use candle_nn::ops::{rms_norm, softmax_last_dim};
@@ -47,12 +47,9 @@ impl LayerWitness {
         Ok(8 * parts.into_values().max().unwrap_or(0))
     }
 
-    /// Computes the text and passes on each position with the logits that predict the next token.
-    pub(super) fn logits(
-        &self,
-        tokens: &[u32],
-        row: &mut dyn FnMut(usize, &[f32]),
-    ) -> WitnessResult<()> {
+    /// Computes the text and passes on each wanted position with the logits that predict the next
+    /// token.
+    pub(super) fn logits(&self, tokens: &[u32], rows: WantedRows<'_>) -> WitnessResult<()> {
         let facts = &self.facts;
         let ids = Tensor::new(tokens, &self.device)?;
         let mut states = self.whole("model.embed_tokens.weight")?.index_select(&ids, 0)?;
@@ -71,14 +68,17 @@ impl LayerWitness {
         let head = if facts.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
         let head = self.whole(head)?;
         let softcap = facts.logits_softcap;
-        head_rows(&head, &states.unsqueeze(0)?, 0, &mut |position, logits| match softcap {
+        let WantedRows { wanted, row } = rows;
+        let mut capped = |position: usize, logits: &[f32]| match softcap {
             None => row(position, logits),
             Some(cap) => {
                 let cap = cap as f32;
                 let capped: Vec<f32> = logits.iter().map(|x| (x / cap).tanh() * cap).collect();
                 row(position, &capped);
             }
-        })?;
+        };
+        let mut rows = WantedRows { wanted, row: &mut capped };
+        head_rows(&head, &states.unsqueeze(0)?, 0, &mut rows)?;
         Ok(())
     }
 
@@ -256,20 +256,22 @@ impl Block<'_> {
     }
 }
 
-/// Multiplies states by the output head, and passes on the logits of each from position `from` on.
+/// Multiplies states by the output head, and passes on the logits of the wanted ones; the first
+/// stands at position `from`.
 pub(super) fn head_rows(
     head: &Tensor,
     states: &Tensor,
     from: usize,
-    row: &mut dyn FnMut(usize, &[f32]),
+    rows: &mut WantedRows<'_>,
 ) -> candle_core::Result<()> {
     let (states, head) = (states.squeeze(0)?, head.t()?);
-    let count = states.dim(0)?;
-    for first in (0..count).step_by(HEAD_ROWS) {
-        let rows = states.narrow(0, first, HEAD_ROWS.min(count - first))?;
-        let logits = rows.contiguous()?.matmul(&head)?;
-        for i in 0..logits.dim(0)? {
-            row(from + first + i, &logits.get(i)?.to_vec1::<f32>()?);
+    let wanted: Vec<u32> =
+        (0..states.dim(0)? as u32).filter(|index| (rows.wanted)(from + *index as usize)).collect();
+    for indices in wanted.chunks(HEAD_ROWS) {
+        let some = states.index_select(&Tensor::new(indices, states.device())?, 0)?;
+        let logits = some.matmul(&head)?;
+        for (row, index) in indices.iter().enumerate() {
+            (rows.row)(from + *index as usize, &logits.get(row)?.to_vec1::<f32>()?);
         }
     }
     Ok(())

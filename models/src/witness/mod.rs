@@ -35,6 +35,9 @@ const CHUNK: usize = 512;
 /// Tokens of a forward pass whose model gives the logits of the last one only.
 const SHORT_CHUNK: usize = 8;
 
+/// Larger weights in f32 are read, computed with and given up layer by layer.
+const WHOLE_BYTES: u64 = 1 << 30;
+
 pub struct Witness {
     computation: Computation,
     /// The name of the implementation, for reports.
@@ -68,8 +71,8 @@ enum Network {
 
 impl Witness {
     /// Loads the model for texts of up to `positions` tokens, onto the GPU of this number or for
-    /// the CPU. Where its weights take more than `max_bytes` in f32, or candle has no model of it,
-    /// it is computed layer by layer, unless a layer takes more than that.
+    /// the CPU. A larger one than a GiB in f32 is computed layer by layer, and so is one of which
+    /// candle has no model. `max_bytes` bounds what is in memory at a time.
     pub fn load(
         source: &ModelSource,
         positions: usize,
@@ -82,8 +85,11 @@ impl Witness {
         // A head that is stored is the model's, whatever the config says.
         facts.tied &= !names.values().any(|(name, _)| name == "lm_head.weight");
         let bytes = 4 * names.values().map(|(_, n)| n).sum::<u64>();
-        if bytes > max_bytes {
-            return Self::by_layer(source, facts, max_bytes, device);
+        if bytes > WHOLE_BYTES.min(max_bytes) {
+            match Self::by_layer(source, facts.clone(), max_bytes, device.clone()) {
+                Err(Absence::Unknown(_)) if bytes <= max_bytes => {}
+                found => return found,
+            }
         }
         let mut tensors = files::tensors(source, &facts, &device)?;
         let embedding = "model.embed_tokens.weight";
@@ -118,22 +124,24 @@ impl Witness {
         Ok(Self { computation, name: "candle layer by layer".into(), bytes })
     }
 
-    /// Computes the text in order and passes on each position whose logits the model gives, with
-    /// the logits that predict the next token.
-    pub fn logits(
-        &mut self,
-        tokens: &[u32],
-        row: &mut dyn FnMut(usize, &[f32]),
-    ) -> crate::Result<()> {
+    /// Computes the text in order and passes on each wanted position whose logits the model gives,
+    /// with the logits that predict the next token.
+    pub fn logits(&mut self, tokens: &[u32], rows: WantedRows<'_>) -> crate::Result<()> {
         match &mut self.computation {
-            Computation::Whole(whole) => whole.logits(tokens, row),
-            Computation::ByLayer(layers) => Ok(layers.logits(tokens, row)?),
+            Computation::Whole(whole) => whole.logits(tokens, rows),
+            Computation::ByLayer(layers) => Ok(layers.logits(tokens, rows)?),
         }
     }
 }
 
+/// The positions whose logits are wanted, and what receives them.
+pub struct WantedRows<'a> {
+    pub wanted: &'a dyn Fn(usize) -> bool,
+    pub row: &'a mut dyn FnMut(usize, &[f32]),
+}
+
 impl Whole {
-    fn logits(&mut self, tokens: &[u32], row: &mut dyn FnMut(usize, &[f32])) -> crate::Result<()> {
+    fn logits(&mut self, tokens: &[u32], mut rows: WantedRows<'_>) -> crate::Result<()> {
         let mut from = 0;
         while from < tokens.len() {
             let count = self.chunk(from, tokens.len());
@@ -142,12 +150,12 @@ impl Whole {
             let logits = match &mut self.network {
                 Network::Qwen2(model) => {
                     let states = model.forward(&ids, from, None)?;
-                    head_rows(&self.head, &states, from, row)?;
+                    head_rows(&self.head, &states, from, &mut rows)?;
                     None
                 }
                 Network::Qwen3(model) => {
                     let states = model.forward(&ids, from)?;
-                    head_rows(&self.head, &states, from, row)?;
+                    head_rows(&self.head, &states, from, &mut rows)?;
                     None
                 }
                 Network::Llama(model, cache) => Some(model.forward(&ids, from, cache)?),
@@ -155,8 +163,8 @@ impl Whole {
                 Network::Gemma2(model) => Some(model.forward(&ids, from)?),
                 Network::Gemma3(model) => Some(model.forward(&ids, from)?),
             };
-            if let Some(logits) = logits {
-                row(last, &logits.flatten_all()?.to_vec1::<f32>()?);
+            if let Some(logits) = logits.filter(|_| (rows.wanted)(last)) {
+                (rows.row)(last, &logits.flatten_all()?.to_vec1::<f32>()?);
             }
             from += count;
         }

@@ -36,7 +36,7 @@ fn computed(
     };
     let mut found = Vec::new();
     let mut row = |position, logits: &[f32]| found.push((position, logits.to_vec()));
-    witness.logits(tokens, &mut row).unwrap();
+    witness.logits(tokens, WantedRows { wanted: &|_| true, row: &mut row }).unwrap();
     Ok(found)
 }
 

@@ -50,8 +50,7 @@ pub struct QualificationSettings {
     #[schemars(range(min = 1, max = 1 << 20))]
     pub recheck_mib_per_second: u64 = 256,
     /// Most memory that the weights of a second implementation may take in f32, MiB. It is loaded
-    /// for one check beside the model that is qualified; of a larger model, it computes one layer
-    /// after the other.
+    /// for one check beside the model that is qualified, of a model above a GiB layer by layer.
     #[schemars(range(min = 0, max = 1 << 24))]
     pub witness_memory_mib: usize = 8192,
     /// Longest context that the quick suite runs, tokens.
