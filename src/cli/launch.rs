@@ -232,7 +232,7 @@ async fn bill(context: &Context, session: &Session) -> CommandResult<Value> {
 }
 
 fn charged(document: &Value) -> u64 {
-    document["chargedUnits"].as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
+    text::amount(&document["chargedUnits"])
 }
 
 /// The requests that were made with the key, once none of them runs any more.

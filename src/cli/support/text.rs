@@ -94,6 +94,11 @@ pub(crate) fn credits(units: u64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
+/// An amount of a document, which is text; 0 where there is none.
+pub(crate) fn amount(document: &Value) -> u64 {
+    document.as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
+}
+
 pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
