@@ -330,7 +330,8 @@ impl Operator<'_> {
     async fn show_credits(&self, account: AccountId) -> Result {
         let snapshot = self.store.read().await?;
         let found = find_account(&*snapshot, account).await?;
-        Ok(view::credits(&found, snapshot.balances(account).await?))
+        let more = json!({ "last_sequence": snapshot.last_sequence(account).await? });
+        Ok(view::merged(view::credits(&found, snapshot.balances(account).await?), more))
     }
 
     // --- requests
