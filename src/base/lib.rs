@@ -24,6 +24,7 @@ mod mutate;
 mod recent;
 mod server_sent_events;
 pub mod settings;
+mod shown_text;
 pub mod text_table;
 
 pub use clock::{Clock, SystemClock, UnixMillis, built_at, shown_now};
@@ -38,3 +39,4 @@ pub use ids::{
 pub use mutate::{Mutation, mutated};
 pub use recent::Recent;
 pub use server_sent_events::{EventReader, ServerEvent};
+pub use shown_text::{escaped, is_direction_mark, is_unseen};

@@ -105,7 +105,8 @@ pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResul
     let tool = tools.iter().find(|tool| tool.name == *name);
     let tool = tool.ok_or_else(|| unknown(name, &tools))?;
     let root = gateway_root(context, arguments.gateway.as_deref()).await;
-    let key = arguments.key.unwrap_or_else(|| local_key::kept(context));
+    // A gateway with a key of its own takes any text.
+    let key = arguments.key.or_else(|| local_key::kept(context)).unwrap_or_else(|| "any".into());
     let model = match arguments.model {
         Some(model) => model,
         None => first_model(&context.node_address(&root)?, &key, false).await?,

@@ -6,7 +6,7 @@ use super::support::output::{CommandError, CommandResult};
 use super::support::values::AccountArgument;
 use super::support::{listing, local_key, text, values};
 use clap::Args;
-use cresset_base::{AccountId, Clock, CredentialId, SystemClock, UnixMillis};
+use cresset_base::{AccountId, CredentialId};
 use cresset_client::HttpCall;
 use cresset_commands::AdminCommand;
 use cresset_ledger::BudgetPeriod;
@@ -58,7 +58,8 @@ struct Session {
     key: CredentialId,
     secret: String,
     folder: PathBuf,
-    began: UnixMillis,
+    /// Entries of the account's journal that were there before.
+    earlier: u64,
 }
 
 pub(super) async fn run(context: &Context, arguments: Arguments) -> CommandResult {
@@ -133,7 +134,8 @@ async fn begin(
     account: AccountId,
     budget: u64,
 ) -> CommandResult<Session> {
-    let began = SystemClock.now();
+    let before = context.admin(AdminCommand::CreditShow { account }).await?;
+    let earlier = before["last_sequence"].as_u64().unwrap_or_default();
     let label = Some(format!("launch {}", tool.name));
     let expires_at = Some(values::from_now(KEY_LIFE));
     let made = context.admin(AdminCommand::KeyCreate { account, label, expires_at }).await?;
@@ -148,7 +150,7 @@ async fn begin(
     let secret = made["secret"].as_str().unwrap_or_default().to_owned();
     let folder = context.data_dir.join("launch").join(&tool.name);
     std::fs::create_dir_all(&folder)?;
-    Ok(Session { root, account, key, secret, folder, began })
+    Ok(Session { root, account, key, secret, folder, earlier })
 }
 
 /// Runs the tool to its end. The result is how it ended, and its model.
@@ -232,7 +234,7 @@ async fn bill(context: &Context, session: &Session) -> CommandResult<Value> {
 }
 
 fn charged(document: &Value) -> u64 {
-    document["chargedUnits"].as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
+    text::amount(&document["chargedUnits"])
 }
 
 /// The requests that were made with the key, once none of them runs any more.
@@ -255,10 +257,10 @@ async fn spent(context: &Context, session: &Session) -> CommandResult<Vec<Value>
         let attempts = request["attempts"].as_array().map_or(&[][..], Vec::as_slice);
         attempts.iter().any(|attempt| attempt["credential_id"] == key)
     };
-    let (account, since) = (session.account, Some(session.began));
+    let account = session.account;
     let page = |after: Option<u64>| {
-        let after = after.unwrap_or_default();
-        AdminCommand::RequestList { account, state: None, after, since }
+        let after = after.unwrap_or(session.earlier);
+        AdminCommand::RequestList { account, state: None, after, since: None }
     };
     let mut found = Vec::new();
     let all = listing::pages(context, page, |page| {

@@ -139,8 +139,7 @@ fn summary(
 }
 
 fn facts(document: &Value) -> String {
-    let units = |value: &Value| value.as_str().and_then(|text| text.parse().ok()).unwrap_or(0);
-    let credits = |value: &Value| format!("{} credits", text::credits(units(value)));
+    let credits = |value: &Value| format!("{} credits", text::credits(text::amount(value)));
     let usage = &document["usage"];
     let (prompt, completion) = (&usage["prompt_tokens"], &usage["completion_tokens"]);
     let rows = [

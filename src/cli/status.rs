@@ -30,6 +30,8 @@ const MODEL_COLUMNS: &[&str] = &[
 pub(super) const RENEWAL: &str =
     "it is renewed while the model is loaded, or by `cresset qualify NAME`";
 const REFRESH: Duration = Duration::from_secs(1);
+/// Refreshes between two looks at the folder of models, which may hold thousands of files.
+const PART_ROUNDS: u32 = 30;
 const CLEAR_SCREEN: &str = "\u{1b}[H\u{1b}[2J";
 
 #[derive(Args, Debug)]
@@ -49,21 +51,26 @@ pub(super) async fn run(context: &Context, arguments: &Arguments) -> CommandResu
     if arguments.watch {
         return watch(context).await;
     }
-    let document = ask(context).await?;
+    let document = ask(context, &model_parts(context)).await?;
     context.output.result(&document, screen)?;
     if arguments.ready && document["ready"] != true { Err(CommandError::Negative) } else { Ok(()) }
 }
 
+/// What interrupted pulls left in the folder, if it is here.
+fn model_parts(context: &Context) -> Value {
+    let parts = || Catalogue::new(&context.data_dir).parts().unwrap_or_default();
+    if context.remote.is_some() { Value::Null } else { parts().into_iter().collect() }
+}
+
 /// The status of the node; one that says so when no node runs or there is no data folder. The keys
 /// are read from the folder, if it is here: they sign receipts and qualification records.
-async fn ask(context: &Context) -> CommandResult<Value> {
+async fn ask(context: &Context, model_parts: &Value) -> CommandResult<Value> {
     let mut found = context.ask_node(&AdminCommand::Status).await?.unwrap_or_else(stopped);
     if context.remote.is_some() {
         return Ok(found);
     }
-    let catalogue = Catalogue::new(&context.data_dir);
-    found["model_parts"] = catalogue.parts().unwrap_or_default().into_iter().collect();
-    let keys = catalogue.keys().unwrap_or_else(|error| {
+    found["model_parts"] = model_parts.clone();
+    let keys = Catalogue::new(&context.data_dir).keys().unwrap_or_else(|error| {
         tracing::warn!("{error}");
         Vec::new()
     });
@@ -75,8 +82,12 @@ async fn ask(context: &Context) -> CommandResult<Value> {
 
 async fn watch(context: &Context) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
+    let (mut parts, mut rounds) = (Value::Null, (0..PART_ROUNDS).cycle());
     while !shutdown.is_cancelled() {
-        let document = ask(context).await?;
+        if rounds.next() == Some(0) {
+            parts = model_parts(context);
+        }
+        let document = ask(context, &parts).await?;
         if context.output.json {
             context.output.line(&document, "")?;
         } else {

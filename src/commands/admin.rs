@@ -4,7 +4,9 @@ use super::command::{AdminCommand, RequestScope};
 use super::error::AdminError;
 use super::lists::{self, RequestFilter, find_account};
 use super::operator::Operator;
-use super::{Actor, LongCommands, OperatorFiles, budgets, receipt_check, status, view};
+use super::{
+    Actor, LongCommands, OperatorFiles, budgets, receipt_check, status, view, written_names,
+};
 use cresset_base::{AccountId, ApplicationId, CredentialId, RequestId, UnixMillis};
 use cresset_ledger::{
     AccountChange, AccountStatus, BucketAmounts, BudgetOwner, Budgets, CalendarUse, Command,
@@ -35,6 +37,11 @@ impl Operator<'_> {
     }
 
     pub async fn execute(&self, command: AdminCommand) -> Result {
+        written_names::check(&command)?;
+        self.execute_checked(command).await
+    }
+
+    async fn execute_checked(&self, command: AdminCommand) -> Result {
         use AdminCommand as C;
         match command {
             C::AccountCreate { name, plan, trial, premium, reference } => {
@@ -204,9 +211,8 @@ impl Operator<'_> {
     /// A new plan counts from the account's next request on.
     async fn change_account(&self, id: AccountId, change: AccountChange) -> Result {
         change.plan.as_deref().map_or(Ok(()), |plan| self.require_plan(plan))?;
-        if change.note.as_ref().is_some_and(|note| !is_note(note)) {
-            let text = format!("a note has at most {MAX_NOTE} characters and no line breaks");
-            return Err(AdminError::Invalid(text));
+        if change.note.as_ref().is_some_and(|note| note.chars().count() > MAX_NOTE) {
+            return Err(AdminError::Invalid(format!("a note has at most {MAX_NOTE} characters")));
         }
         self.store.submit(Command::ChangeAccount { id, change }).await?;
         self.show_account(id).await
@@ -330,7 +336,8 @@ impl Operator<'_> {
     async fn show_credits(&self, account: AccountId) -> Result {
         let snapshot = self.store.read().await?;
         let found = find_account(&*snapshot, account).await?;
-        Ok(view::credits(&found, snapshot.balances(account).await?))
+        let more = json!({ "last_sequence": snapshot.last_sequence(account).await? });
+        Ok(view::merged(view::credits(&found, snapshot.balances(account).await?), more))
     }
 
     // --- requests
@@ -419,11 +426,6 @@ fn referenced_account(reference: &str) -> AccountId {
     let digest: [u8; 32] = Sha256::digest(["cresset account ", reference].concat()).into();
     let (first, _) = digest.split_first_chunk().expect("invariant: 32 bytes are more than 16");
     AccountId(uuid::Builder::from_custom_bytes(*first).into_uuid())
-}
-
-/// Whether the text may be a note.
-fn is_note(text: &str) -> bool {
-    text.chars().count() <= MAX_NOTE && !text.contains(char::is_control)
 }
 
 /// Tells a command that was done before from one that is done now.

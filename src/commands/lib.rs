@@ -35,6 +35,7 @@ mod status;
 mod tokens;
 mod upgrade;
 pub mod view;
+mod written_names;
 
 pub use acts::ACTS;
 pub use command::{AdminCommand, RequestScope};

@@ -139,21 +139,11 @@ pub fn entry(entry: &JournalEntry, request: Option<&RequestRecord>) -> Value {
         "sequence": entry.sequence,
         "at": entry.at.seconds(),
         "amount": split(entry.amount),
-        "changeUnits": change(entry).to_string(),
+        "changeUnits": entry.change().to_string(),
         "after": amounts(entry.after),
         "hash": hex::encode(entry.hash),
     });
     merged(cause(&entry.kind), line)
-}
-
-/// By how much the entry changed what the account owns, microcredits. What is reserved is its own.
-fn change(entry: &JournalEntry) -> i128 {
-    let amount = i128::from(entry.amount.total().get());
-    match entry.kind {
-        EntryKind::Grant { .. } => amount,
-        EntryKind::Debit { .. } | EntryKind::Settle { .. } => -amount,
-        EntryKind::Reserve { .. } | EntryKind::Release { .. } => 0,
-    }
 }
 
 fn cause(kind: &EntryKind) -> Value {

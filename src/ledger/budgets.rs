@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A span of the calendar, in UTC by the ledger's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BudgetPeriod {
     Day,
@@ -33,6 +33,15 @@ impl BudgetPeriod {
             Self::Month => i64::from(day.year() - 1970) * 12 + i64::from(day.month0()),
         };
         date(at).and_then(|day| u32::try_from(first(day) + 1).ok()).unwrap_or(u32::MAX)
+    }
+
+    /// The first day of the period of this number; `None` for 0 and beyond the calendar.
+    pub fn first_day(self, number: u32) -> Option<NaiveDate> {
+        let after = number.checked_sub(1)?;
+        match self {
+            Self::Day => NaiveDate::default().checked_add_days(Days::new(after.into())),
+            Self::Month => NaiveDate::default().checked_add_months(Months::new(after)),
+        }
     }
 
     /// The beginning of the period that follows the one of `at`.
@@ -77,37 +86,75 @@ impl Consumption {
 /// the period of its admission, also where it ends later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeriodUse {
-    /// As `BudgetPeriod::number_at`; 0 before the first admission.
+    /// As `BudgetPeriod::number_at`.
     pub number: u32,
     pub reserved: Consumption,
     pub spent: Consumption,
 }
 
-impl PeriodUse {
+/// Periods that are remembered of each kind. After a step of the clock, uses go on exactly where
+/// they were in the latest of this many days and months that had any.
+pub(super) const REMEMBERED_PERIODS: usize = 8;
+
+/// The uses of an account or a key in periods of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeriodUses {
+    /// The period of the last admission; 0 before the first one. A clock that was set back may
+    /// have left later ones.
+    pub latest: u32,
+    /// No use is missing in periods after this one; 0 where none is missing at all.
+    pub forgotten: u32,
+    /// Ordered by number; at most `REMEMBERED_PERIODS`.
+    pub uses: Vec<PeriodUse>,
+}
+
+impl PeriodUses {
+    /// The use in the period of this number; none where it is not remembered.
+    pub fn of(&self, number: u32) -> PeriodUse {
+        let found = self.uses.iter().find(|used| used.number == number);
+        found.copied().unwrap_or(PeriodUse { number, ..PeriodUse::default() })
+    }
+
     fn reserve(&self, number: u32, amount: Consumption) -> Option<Self> {
-        let current =
-            if self.number == number { *self } else { Self { number, ..Self::default() } };
-        Some(Self { reserved: current.reserved.checked_add(amount)?, ..current })
+        let mut after = Self { latest: number, ..self.clone() };
+        let place = after.uses.partition_point(|used| used.number < number);
+        if after.uses.get(place).is_none_or(|used| used.number != number) {
+            after.uses.insert(place, self.of(number));
+        }
+        let reserved = &mut after.uses[place].reserved;
+        *reserved = reserved.checked_add(amount)?;
+        after.forget_earliest();
+        Some(after)
+    }
+
+    /// Forgets the earliest period but that of the last admission, if there are too many.
+    fn forget_earliest(&mut self) {
+        if self.uses.len() > REMEMBERED_PERIODS {
+            let first = usize::from(self.uses[0].number == self.latest);
+            self.forgotten = self.forgotten.max(self.uses.remove(first).number);
+        }
     }
 
     fn settle(&self, number: u32, reserved: Consumption, spent: Consumption) -> Option<Self> {
-        if self.number != number {
-            return Some(*self);
-        }
-        let (open, spent) = (self.reserved.checked_sub(reserved)?, self.spent.checked_add(spent)?);
-        Some(Self { reserved: open, spent, ..*self })
+        let mut after = self.clone();
+        let Some(used) = after.uses.iter_mut().find(|used| used.number == number) else {
+            return (number <= self.forgotten).then_some(after);
+        };
+        used.reserved = used.reserved.checked_sub(reserved)?;
+        used.spent = used.spent.checked_add(spent)?;
+        Some(after)
     }
 }
 
-/// The use of an account or a key in the day and the month of its last admission.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The uses of an account or a key in days and in months.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CalendarUse {
-    pub day: PeriodUse,
-    pub month: PeriodUse,
+    pub day: PeriodUses,
+    pub month: PeriodUses,
 }
 
 impl CalendarUse {
-    pub fn of(&self, period: BudgetPeriod) -> &PeriodUse {
+    pub fn of(&self, period: BudgetPeriod) -> &PeriodUses {
         match period {
             BudgetPeriod::Day => &self.day,
             BudgetPeriod::Month => &self.month,
@@ -116,15 +163,12 @@ impl CalendarUse {
 
     /// The use in the period that `now` lies in.
     pub fn current(&self, period: BudgetPeriod, now: UnixMillis) -> PeriodUse {
-        let number = period.number_at(now);
-        let used = *self.of(period);
-        if used.number == number { used } else { PeriodUse { number, ..PeriodUse::default() } }
+        self.of(period).of(period.number_at(now))
     }
 
     /// The day of the last admission (UTC).
     pub fn last_day(&self) -> Option<NaiveDate> {
-        let days = self.day.number.checked_sub(1)?;
-        NaiveDate::default().checked_add_days(Days::new(days.into()))
+        BudgetPeriod::Day.first_day(self.day.latest)
     }
 
     /// The use after an admission at `now`. `None` when the amounts overflow.
@@ -146,7 +190,7 @@ impl CalendarUse {
     fn changed(
         &self,
         at: UnixMillis,
-        change: impl Fn(&PeriodUse, u32) -> Option<PeriodUse>,
+        change: impl Fn(&PeriodUses, u32) -> Option<PeriodUses>,
     ) -> Option<Self> {
         let day = change(&self.day, BudgetPeriod::Day.number_at(at))?;
         let month = change(&self.month, BudgetPeriod::Month.number_at(at))?;
@@ -255,7 +299,8 @@ pub(super) fn alerts(
 ) -> impl Iterator<Item = BudgetAlert> {
     BudgetPeriod::ALL.into_iter().filter_map(move |period| {
         let limit = budgets.of(period)?;
-        let [before, spent] = [before, after].map(|used| used.of(period).spent.units);
+        let latest = |used: &PeriodUses| used.of(used.latest).spent.units;
+        let [before, spent] = [before, after].map(|used| latest(used.of(period)));
         let crossed = limit.is_near(spent) && !limit.is_near(before);
         crossed.then_some(BudgetAlert { owner, period, limit, spent })
     })
@@ -334,6 +379,9 @@ mod tests {
             let now = at(time);
             let numbers = [BudgetPeriod::Day, BudgetPeriod::Month].map(|of| of.number_at(now));
             assert_eq!(numbers, [day, month], "{time}");
+            let first = BudgetPeriod::ALL.map(|of| of.first_day(of.number_at(now)).unwrap());
+            let expect = [format!("{}-01", &time[..7]), time[..10].to_owned()];
+            assert_eq!(first.map(|day| day.to_string()), expect);
             let renewals = [BudgetPeriod::Day, BudgetPeriod::Month].map(|of| of.renewal_after(now));
             assert_eq!(renewals, next.map(at), "{time}");
         };

@@ -38,7 +38,7 @@ pub use admission_rate::AdmissionRate;
 pub use amounts::{BucketAmounts, Microcredits, Prices, Usage};
 pub use budgets::{
     BudgetAlert, BudgetOwner, BudgetPeriod, Budgets, CalendarUse, Consumption, LimitKind,
-    LimitReached, PeriodUse, SpendingLimit, TokenQuotas,
+    LimitReached, PeriodUse, PeriodUses, SpendingLimit, TokenQuotas,
 };
 pub use commands::{AccountChange, Admit, Command, Outcome, Refusal, ReleaseCause, SettleEnd};
 pub use receipt_facts::{

@@ -133,6 +133,13 @@ impl Balances {
         Some(Self::of(self.credited(), debited, open))
     }
 
+    /// What the account owns, microcredits; negative where it is overdrawn, which no rule allows.
+    pub fn owned(&self) -> i128 {
+        let sum =
+            |units: BucketAmounts| i128::from(units.trial.get()) + i128::from(units.premium.get());
+        sum(self.credited()) - sum(self.debited())
+    }
+
     fn both(&self, part: impl Fn(&Balance) -> Microcredits) -> BucketAmounts {
         BucketAmounts { trial: part(&self.trial), premium: part(&self.premium) }
     }
@@ -361,6 +368,17 @@ impl JournalEntry {
         match self.kind {
             EntryKind::Reserve { key, attempt } => Some((key, attempt)),
             _ => None,
+        }
+    }
+
+    /// By how much the entry changed what the account owns, microcredits. What is reserved is its
+    /// own. Statements add these up.
+    pub fn change(&self) -> i128 {
+        let amount = i128::from(self.amount.trial.get()) + i128::from(self.amount.premium.get());
+        match self.kind {
+            EntryKind::Grant { .. } => amount,
+            EntryKind::Debit { .. } | EntryKind::Settle { .. } => -amount,
+            EntryKind::Reserve { .. } | EntryKind::Release { .. } => 0,
         }
     }
 

@@ -23,9 +23,18 @@ pub struct MemoryState {
     pub entries: Vec<JournalEntry>,
     /// Whether each account has a journal chain of its own, as a shared database would keep them.
     pub chain_per_account: bool,
+    /// Entries after which the time was set back, each with its chain.
+    pub set_back: Vec<(JournalChain, u64)>,
 }
 
 impl MemoryState {
+    /// Records that the next entries may have an earlier time.
+    pub fn set_time_back(&mut self) {
+        let heads = AuditSource::heads(self).expect("rows in memory can be read");
+        let places: Vec<_> = heads.flatten().map(|(chain, head)| (chain, head.sequence)).collect();
+        self.set_back.extend(places);
+    }
+
     pub fn audit(&self) -> Vec<String> {
         let audited = audit::everything(self, &audit::unpaced);
         audited.expect("rows in memory can be read").violations
@@ -90,8 +99,12 @@ impl AuditSource for MemoryState {
         let numbered = trusted.into_iter().zip(&self.entries);
         rows(numbered.filter(|(trusted, _)| !trusted).map(|(_, entry)| entry.clone()))
     }
-    fn set_back_after(&self, _: JournalChain) -> StateResult<Vec<u64>> {
-        Ok(Vec::new())
+    fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>> {
+        let own = self.set_back.iter().filter(|(of, _)| *of == chain);
+        Ok(own.map(|(_, sequence)| *sequence).collect())
+    }
+    fn misses_uses(&self, _: AccountId) -> StateResult<bool> {
+        Ok(false)
     }
     fn closed_parts(&self) -> RowIter<'_, ()> {
         rows(std::iter::empty())

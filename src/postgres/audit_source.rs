@@ -228,6 +228,11 @@ impl AuditSource for AuditReading<'_> {
         Ok(self.origin()?.map(|origin| origin.set_back_after(chain)).unwrap_or_default())
     }
 
+    /// The folder that was moved here may have been one of schema 1.
+    fn misses_uses(&self, account: AccountId) -> StateResult<bool> {
+        Ok(!self.set_back_after(JournalChain::Account(account))?.is_empty())
+    }
+
     fn closed_parts(&self) -> RowIter<'_, ()> {
         Ok(Box::new(iter::empty()))
     }

@@ -23,7 +23,7 @@ pub(super) struct AccountRow {
     pub clock: UnixMillis,
 }
 
-row!(AccountRow { account, balances, head, clock });
+row!(AccountRow { account, balances, head, clock } version 2);
 
 impl AccountRow {
     pub(super) fn new(account: Account) -> Self {

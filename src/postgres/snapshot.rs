@@ -38,6 +38,7 @@ const LIVE: &str = "select account, request, application, q.row from reservation
 const CRASHES: &str = "select row from crashes where account = $1 and fingerprint = $2";
 const ENTRIES: &str = "select sequence, row from entries where account = $1 and sequence > $2 \
     order by sequence limit $3";
+const LAST_SEQUENCE: &str = "select sequence from accounts where id = $1";
 const ANSWER_BYTES: &str = "select answer_bytes from accounts where id = $1";
 const BODY: &str = "select account, request, application, row from bodies \
     where account = $1 and request = $2 and application = $3 and expires_at > $4";
@@ -165,12 +166,19 @@ impl Snapshot for DatabaseSnapshot {
         self.rows(ask, move |row| entry(account, row))
     }
 
-    fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64> {
-        let found = self.row(Ask::new(ANSWER_BYTES).with(account.0), |row| {
-            Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or_default())
-        });
+    fn last_sequence(&self, account: AccountId) -> ReadFuture<'_, u64> {
+        let found = self.row(Ask::new(LAST_SEQUENCE).with(account.0), |row| Ok(count(row)));
         Box::pin(async { Ok(found.await?.unwrap_or_default()) })
     }
+
+    fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64> {
+        let found = self.row(Ask::new(ANSWER_BYTES).with(account.0), |row| Ok(count(row)));
+        Box::pin(async { Ok(found.await?.unwrap_or_default()) })
+    }
+}
+
+fn count(row: &Row) -> u64 {
+    u64::try_from(row.get::<_, i64>(0)).unwrap_or_default()
 }
 
 /// The stored answer of a request, unless it has expired at `now`.

@@ -111,6 +111,8 @@ pub trait Snapshot: Send + Sync {
         after: u64,
         limit: usize,
     ) -> ReadFuture<'_, Vec<JournalEntry>>;
+    /// A sequence that no entry of the account has passed yet, for lists of what comes later.
+    fn last_sequence(&self, account: AccountId) -> ReadFuture<'_, u64>;
     /// Bytes that the account's stored answers take, expired ones that no sweep has removed yet
     /// included.
     fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64>;

@@ -4,6 +4,7 @@
 //! change with its next version, and stored money may not.
 
 use cresset_ledger::{StateError, StateResult};
+use std::cmp::Ordering;
 use uuid::Uuid;
 
 const CRC_BYTES: usize = 4;
@@ -50,14 +51,14 @@ fn try_decode<T: StoredField>(key: &[u8], stored: &[u8]) -> Result<T, Malformed>
     if checksum(key, bytes) != u32::from_be_bytes(*crc) {
         return Err(Malformed("wrong checksum"));
     }
-    let mut input = Reader(bytes);
-    let version = u8::read(&mut input)?;
-    let row = if version == T::VERSION {
-        T::read(&mut input)?
-    } else {
-        T::read_earlier(version, &mut input)?
+    let (version, rest) = bytes.split_first().ok_or(Malformed("too short"))?;
+    let mut input = Reader { rest, row_version: *version };
+    let row = match version.cmp(&T::VERSION) {
+        Ordering::Equal => T::read(&mut input)?,
+        Ordering::Less => T::read_earlier(*version, &mut input)?,
+        Ordering::Greater => return Err(Malformed("unknown row version")),
     };
-    let exact = input.0.is_empty();
+    let exact = input.rest.is_empty();
     exact.then_some(row).ok_or(Malformed("bytes left over"))
 }
 
@@ -66,12 +67,20 @@ fn checksum(key: &[u8], bytes: &[u8]) -> u32 {
 }
 
 /// The bytes of a row that were not read yet.
-pub struct Reader<'a>(&'a [u8]);
+pub struct Reader<'a> {
+    rest: &'a [u8],
+    row_version: u8,
+}
 
 impl<'a> Reader<'a> {
+    /// The version of the row that is read, for fields whose layout has changed with it.
+    pub(crate) fn row_version(&self) -> u8 {
+        self.row_version
+    }
+
     fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let (front, rest) = self.0.split_at_checked(length).ok_or(Malformed("too short"))?;
-        self.0 = rest;
+        let (front, rest) = self.rest.split_at_checked(length).ok_or(Malformed("too short"))?;
+        self.rest = rest;
         Ok(front)
     }
 
@@ -186,11 +195,21 @@ impl<T: StoredField> StoredField for Vec<T> {
     }
 }
 
-/// Lays out a struct: the fields in the order given here, which never changes.
+/// Lays out a struct: the fields in the order given here, which never changes. With a version above
+/// 1, the same fields are read from rows of earlier ones, where a field knows its own.
 #[macro_export]
 macro_rules! row {
-    ($type:ident { $($field:ident),+ $(,)? }) => {
+    ($type:ident { $($field:ident),+ $(,)? } $(version $version:literal)?) => {
         impl $crate::codec::StoredField for $type {
+            $(const VERSION: u8 = $version;
+
+            fn read_earlier(
+                _: u8,
+                input: &mut $crate::codec::Reader<'_>,
+            ) -> Result<Self, $crate::codec::Malformed> {
+                Self::read(input)
+            })?
+
             fn write(&self, out: &mut Vec<u8>) {
                 $($crate::codec::StoredField::write(&self.$field, out);)+
             }

@@ -13,8 +13,8 @@ use cresset_ledger::{
     Account, AccountStatus, Adjustment, Application, AskedGeneration, Attempt, AttemptState,
     Balance, Balances, Bucket, BucketAmounts, Budgets, CalendarUse, Consumption, Crashes,
     Credential, CredentialKind, EntryKind, FailureCode, FinishReason, JournalEntry, JournalHead,
-    Microcredits, PeriodUse, Prices, ReceiptFacts, ReceiptProof, RequestKey, RequestRecord,
-    Reservation, SamplingValue, SpendingLimit, Usage,
+    Microcredits, PeriodUse, PeriodUses, Prices, ReceiptFacts, ReceiptProof, RequestKey,
+    RequestRecord, Reservation, SamplingValue, SpendingLimit, Usage,
 };
 use std::sync::Arc;
 use uuid::Uuid;
@@ -63,7 +63,7 @@ row!(SpendingLimit { units, alert_percent });
 row!(Budgets { day, month });
 row!(Consumption { units, tokens });
 row!(PeriodUse { number, reserved, spent });
-row!(CalendarUse { day, month });
+row!(PeriodUses { latest, forgotten, uses });
 row!(Account {
     id,
     name,
@@ -75,7 +75,7 @@ row!(Account {
     stores_answers,
     budgets,
     used
-});
+} version 2);
 row!(Balance { credited, debited, reserved });
 row!(Balances { trial, premium });
 row!(Application { id, account, name, created_at });
@@ -92,7 +92,7 @@ row!(Credential {
     revoked_at,
     budgets,
     used
-});
+} version 2);
 row!(Adjustment { bucket, units, is_debit });
 row!(RequestKey { account, application, request });
 row!(Attempt {
@@ -121,6 +121,24 @@ row!(ReceiptProof { record, grade, like, release, files, version, executable, lo
 row!(SamplingValue { name, bits });
 row!(AskedGeneration { prompt, seed, sampling, max_tokens, min_tokens, ignore_eos });
 row!(ReceiptFacts { proof, asked, answer_tokens, answer_text });
+
+impl StoredField for CalendarUse {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.day.write(out);
+        self.month.write(out);
+    }
+    fn read(input: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let read = if input.row_version() == 1 { first_uses } else { PeriodUses::read };
+        Ok(Self { day: read(input)?, month: read(input)? })
+    }
+}
+
+/// Rows of version 1 have the use of the last admission's period alone.
+fn first_uses(input: &mut Reader<'_>) -> Result<PeriodUses, Malformed> {
+    let used = PeriodUse::read(input)?;
+    let uses = Some(used).filter(|used| used.number > 0).into_iter().collect();
+    Ok(PeriodUses { latest: used.number, forgotten: used.number, uses })
+}
 
 impl StoredField for StoredBody {
     fn write(&self, out: &mut Vec<u8>) {

@@ -69,14 +69,12 @@ fn run(
             Ok(Some(status)) => break status,
             Ok(None) => {
                 let here = size(place);
-                if let Err(full) = want.folder.reserve().check(place, 0) {
-                    let _ = child.kill().and_then(|()| child.wait().map(drop));
-                    return Err(SourceFailure::Here(full.into()));
-                }
-                if here > want.options.max_bytes {
+                let reserve = want.folder.reserve().check(place, 0);
+                let room = reserve.map_err(|full| SourceFailure::Here(full.into()));
+                if let Err(why) = room.and_then(|()| bounded(here, want.options.max_bytes)) {
                     // It may have ended by itself.
                     let _ = child.kill().and_then(|()| child.wait().map(drop));
-                    return Err(too_much(want.options.max_bytes));
+                    return Err(why);
                 }
                 want.report(here);
             }
@@ -89,11 +87,14 @@ fn run(
     Ok((status, complaints.join().unwrap_or_default()))
 }
 
-fn too_much(bytes: u64) -> SourceFailure {
-    SourceFailure::Source(format!(
+fn bounded(bytes: u64, most: u64) -> Result<(), SourceFailure> {
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(SourceFailure::Source(format!(
         "pip took more than {} MiB: raise hub.max_download_mib if that is right",
-        bytes >> 20
-    ))
+        most >> 20
+    )))
 }
 
 fn read_to_end(mut from: impl Read) -> String {

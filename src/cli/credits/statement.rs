@@ -176,7 +176,7 @@ fn print_csv(columns: &[&str], rows: &[Value]) -> CommandResult {
             let value = row.pointer(&format!("/{}", column.replace('.', "/")));
             match value.unwrap_or(&Value::Null) {
                 Value::Null => String::new(),
-                Value::String(text) => text.clone(),
+                Value::String(text) => text::plain(text),
                 Value::Number(at) if *column == "at" => text::utc(at.as_u64().unwrap_or(0)),
                 other => other.to_string(),
             }

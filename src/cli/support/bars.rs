@@ -1,5 +1,6 @@
 //! Standard error, shared by the bars of long work and by lines.
 
+use cresset_base::{escaped, is_direction_mark};
 use indicatif::MultiProgress;
 use std::io::{self, Write};
 use std::sync::LazyLock;
@@ -13,7 +14,10 @@ pub(crate) struct BesideBars;
 
 impl Write for BesideBars {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        BARS.suspend(|| io::stderr().lock().write_all(bytes).map(|()| bytes.len()))
+        // Colours stay, and in JSON the escapes mean the same.
+        let text = String::from_utf8_lossy(bytes);
+        let shown = escaped(&text, is_direction_mark);
+        BARS.suspend(|| io::stderr().lock().write_all(shown.as_bytes()).map(|()| bytes.len()))
     }
 
     fn flush(&mut self) -> io::Result<()> {

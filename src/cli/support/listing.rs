@@ -116,7 +116,7 @@ mod tests {
     fn pages_are_one_table_and_one_document() {
         let none = page(&[], None);
         let pages = [page(&["a", "b\n"], Some(7)), page(&[], Some(9)), page(&["long"], None)];
-        assert_eq!(printed(false, &pages), "ID\na\nb\u{fffd}\nlong\n");
+        assert_eq!(printed(false, &pages), "ID\na\nb\\u000a\nlong\n");
         assert_eq!(printed(false, std::slice::from_ref(&none)), "(none)\n");
         for (pages, expect) in [
             (&pages[..], page(&["a", "b\n", "long"], None)),

@@ -51,8 +51,8 @@ pub(crate) async fn client(
     if let KeyChoice::Given(Some(secret)) = key {
         return Ok(client(secret.clone()));
     }
-    if let Ok(secret) = std::fs::read_to_string(path(&context.data_dir)) {
-        let kept = client(secret.trim().to_owned());
+    if let Some(secret) = kept(context) {
+        let kept = client(secret);
         if kept.get("/v1/me").await.is_ok() {
             return Ok(kept);
         }
@@ -85,10 +85,10 @@ fn no_key() -> CommandError {
     )
 }
 
-/// The kept key, as a client would send it; any text where there is none.
-pub(crate) fn kept(context: &Context) -> String {
-    let kept = std::fs::read_to_string(path(&context.data_dir));
-    kept.map_or_else(|_| "any".to_owned(), |key| key.trim().to_owned())
+/// The kept key, as a client sends it.
+pub(crate) fn kept(context: &Context) -> Option<String> {
+    let kept = std::fs::read_to_string(path(&context.data_dir)).ok()?;
+    Some(kept.trim().to_owned()).filter(|key| !key.is_empty())
 }
 
 /// The account of `quickstart`, if there is one that is active.

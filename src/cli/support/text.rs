@@ -1,7 +1,7 @@
 //! Results as text for people: aligned fields, tables, times and amounts.
 
-use cresset_base::UnixMillis;
 use cresset_base::text_table::{align_from, reach};
+use cresset_base::{UnixMillis, escaped, is_unseen};
 use serde_json::Value;
 use std::fmt::Write;
 
@@ -60,10 +60,10 @@ fn cell(name: &str, value: &Value) -> String {
     }
 }
 
-/// Replaces control characters, which could move a terminal's cursor, because some texts come from
-/// model files.
+/// The text on one line, with what could move a terminal's cursor or turn the text around it
+/// escaped: some texts come from model files, and some from before names were checked.
 pub(crate) fn plain(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    escaped(text, is_unseen).into_owned()
 }
 
 /// Unix seconds as `2026-01-31 12:00:00Z`.
@@ -92,6 +92,11 @@ pub(crate) fn age(seconds: Option<u64>) -> String {
 pub(crate) fn credits(units: u64) -> String {
     let text = format!("{}.{:06}", units / 1_000_000, units % 1_000_000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// An amount of a document, which is text; 0 where there is none.
+pub(crate) fn amount(document: &Value) -> u64 {
+    document.as_str().and_then(|units| units.parse().ok()).unwrap_or(0)
 }
 
 pub(crate) fn mebibytes(bytes: u64) -> String {
@@ -139,7 +144,7 @@ mod tests {
         let until = json!({ "replaced_until": 60, "data": [] });
         assert_eq!(fields(&until), "replaced_until  1970-01-01 00:01:00Z\n");
         let list = json!({ "data": [{ "id": "\u{1b}", "at": 0, "x": { "nUnits": 5 } }, { "id": "long", "at": null, "x": {} }] });
-        let expect = "ID    AT                    N_UNITS\n\u{fffd}     1970-01-01 00:00:00Z  5\nlong  -                     -\n";
+        let expect = "ID      AT                    N_UNITS\n\\u001b  1970-01-01 00:00:00Z  5\nlong    -                     -\n";
         assert_eq!(table(&list, &["id", "at", "x.nUnits"]), expect);
         assert_eq!(table(&json!({ "data": [] }), &["id"]), "(none)\n");
     }

@@ -2,7 +2,7 @@
 
 use chrono::{Months, NaiveDate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use cresset_base::{AccountId, Clock, SystemClock, UnixMillis};
+use cresset_base::{AccountId, Clock, SystemClock, UnixMillis, is_unseen};
 use serde::de::DeserializeOwned;
 use std::net::{Ipv4Addr, SocketAddr};
 #[cfg(feature = "prover")]
@@ -12,14 +12,16 @@ use std::time::Duration;
 /// Longest name, label or reference, characters.
 const MAX_LABEL: usize = 128;
 
-/// A name that is shown to people later on: it has visible characters, and no control characters,
-/// which could move a terminal's cursor.
+/// A name that is shown to people later on: it has visible characters, and none that move a
+/// terminal's cursor or turn the direction of the text around them.
 pub(crate) fn label(text: &str) -> Result<String, String> {
-    let fits = text.chars().count() <= MAX_LABEL
-        && !text.contains(char::is_control)
-        && !text.trim().is_empty();
-    let expected =
-        || format!("expected 1 to {MAX_LABEL} characters, none of them a control character");
+    let fits =
+        text.chars().count() <= MAX_LABEL && !text.contains(is_unseen) && !text.trim().is_empty();
+    let expected = || {
+        format!(
+            "expected 1 to {MAX_LABEL} characters, without control characters and marks of direction"
+        )
+    };
     fits.then(|| text.to_owned()).ok_or_else(expected)
 }
 
@@ -30,11 +32,12 @@ pub(crate) enum AccountArgument {
     Name(String),
 }
 
-/// Texts in the form of ids are ids, never names.
+/// Texts in the form of ids are ids, never names. An account may have a name that no new one gets.
 pub(crate) fn account(text: &str) -> Result<AccountArgument, String> {
     match text.parse() {
         Ok(id) => Ok(AccountArgument::Id(id)),
-        Err(_) => label(text).map(AccountArgument::Name),
+        Err(_) if text.trim().is_empty() => label(text).map(AccountArgument::Name),
+        Err(_) => Ok(AccountArgument::Name(text.to_owned())),
     }
 }
 
@@ -191,7 +194,9 @@ mod tests {
         for right in ["acme", "Zoë & Co.", &"x".repeat(MAX_LABEL)] {
             assert_eq!(label(right).as_deref(), Ok(right));
         }
-        for wrong in ["", " ", "two\nlines", "\u{1b}[31mred", &"x".repeat(MAX_LABEL + 1)] {
+        for wrong in
+            ["", " ", "two\nlines", "\u{1b}[31mred", "a\u{202e}b", &"x".repeat(MAX_LABEL + 1)]
+        {
             assert!(label(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -7,7 +7,7 @@ use axum::Form;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use cresset_base::UnixMillis;
+use cresset_base::{UnixMillis, is_unseen};
 use cresset_commands::{AdminCommand, ModelJob, Notice};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -81,8 +81,10 @@ impl Fields {
     /// Text that is shown to people later on.
     fn label(&self, name: &str) -> Result<Option<String>, String> {
         let Some(text) = self.given(name) else { return Ok(None) };
-        if text.chars().count() > MAX_TEXT || text.contains(char::is_control) {
-            return Err(format!("{name}: at most {MAX_TEXT} characters, and no line breaks"));
+        if text.chars().count() > MAX_TEXT || text.contains(is_unseen) {
+            return Err(format!(
+                "{name}: at most {MAX_TEXT} characters, and no line breaks or marks of direction"
+            ));
         }
         Ok(Some(text.to_owned()))
     }

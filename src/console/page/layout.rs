@@ -1,7 +1,7 @@
 //! What all pages have: the frame, forms, and values as people read them.
 
 use super::{SCRIPT, STYLE};
-use cresset_base::UnixMillis;
+use cresset_base::{UnixMillis, escaped, is_direction_mark, is_unseen};
 use cresset_commands::{Notice, SessionView};
 use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;
@@ -156,11 +156,18 @@ pub(super) fn table(caption: &str, heads: &[&str], rows: &[Vec<Markup>]) -> Mark
     }
 }
 
-/// A value of an operator's document: text without control characters, `–` where there is none.
+/// The text of a page, or of a part of one. Names may be from before marks of direction were
+/// refused, and stand in many places.
+pub(super) fn written(markup: Markup) -> String {
+    escaped(&markup.into_string(), is_direction_mark).into_owned()
+}
+
+/// A value of an operator's document: text with its control characters and marks of direction
+/// escaped, `–` where there is none.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
-        Value::String(text) => text.replace(char::is_control, "\u{fffd}"),
+        Value::String(text) => escaped(text, is_unseen).into_owned(),
         other => other.to_string(),
     }
 }
@@ -246,9 +253,10 @@ mod tests {
 
     #[test]
     fn what_operators_wrote_stays_text() {
-        let name = "<script>alert(1)</script>\u{1b}";
-        let row = vec![html! { (text(&json!(name))) }];
-        let shown = table("t", &["a"], &[row]).into_string();
-        assert!(!shown.contains("<script>") && !shown.contains('\u{1b}'), "{shown}");
+        let name = "<script>alert(1)</script>\u{1b}\u{202e}";
+        let row = vec![html! { (text(&json!(name))) }, html! { "a\u{202e}b" }];
+        let shown = written(table("t", &["a", "b"], &[row]));
+        assert!(!shown.contains("<script>") && !shown.contains(is_unseen), "{shown}");
+        assert!(shown.contains(r"\u001b\u202e") && shown.contains(r"a\u202eb"), "{shown}");
     }
 }

@@ -166,7 +166,7 @@ impl Visitor {
     /// A page, with what the visitor has to be told.
     fn page(&self, live: &Console, at: &str, title: &str, content: &Markup) -> HtmlPage {
         let notices = live.sessions.take_notices(&self.session.id, live.node.clock.now());
-        Html(layout::page(&self.session, &notices, at, title, content).into_string())
+        Html(layout::written(layout::page(&self.session, &notices, at, title, content)))
     }
 }
 
@@ -184,7 +184,7 @@ fn parts(
             return None;
         }
         // A line break would begin another line of the event.
-        let html = part(&live, &visitor).await.into_string().replace('\n', "&#10;");
+        let html = layout::written(part(&live, &visitor).await).replace('\n', "&#10;");
         let event = Event::default().event("part").retry(Duration::from_secs(3)).data(html);
         Some((Ok::<_, Infallible>(event), (live, visitor)))
     });

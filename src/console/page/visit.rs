@@ -19,7 +19,7 @@ pub(super) fn refusal(why: &str) -> Response {
 
 fn outside(title: &str, content: &Markup) -> Html<String> {
     let body = html! { main id="content" { h1 { (title) } (content) } };
-    Html(layout::plain(title, &body).into_string())
+    Html(layout::written(layout::plain(title, &body)))
 }
 
 pub(super) async fn login_form(State(live): State<Arc<Console>>) -> Response {

@@ -212,19 +212,15 @@ impl<'s> Audit<'s> {
     }
 }
 
-fn describe_surplus(item: &Item, surplus: i64) -> String {
-    match item {
-        Item::Attempt(key, attempt) if surplus < 0 => {
-            format!("attempt {attempt} of {key} is not in the journal")
-        }
-        Item::Attempt(key, attempt) => format!("attempt {attempt} of {key} is reserved twice"),
-        Item::Adjustment(account, reference) if surplus < 0 => {
-            format!("grant or debit {reference:?} of account {account} is not in the journal")
-        }
-        Item::Adjustment(account, reference) => {
-            format!("grant or debit {reference:?} of account {account} is journalled twice")
-        }
-    }
+fn describe_surplus(item: &Item, surplus: i128) -> String {
+    let differs = match item {
+        Item::Spent(..) | Item::Used(..) if surplus < 0 => "more than its journal says",
+        Item::Spent(..) | Item::Used(..) => "less than its journal says",
+        _ if surplus < 0 => "is not in the journal",
+        Item::Attempt(..) => "is reserved twice",
+        Item::Adjustment(..) => "is journalled twice",
+    };
+    format!("{item} {differs}")
 }
 
 #[derive(Default)]

@@ -5,9 +5,12 @@
 //! stream and subtracted when it comes in the other. Where a sum is not zero at the end, a second
 //! reading keeps the items of that sum, and so names those that differ.
 
+use crate::budgets::BudgetPeriod;
 use crate::records::RequestKey;
+use chrono::NaiveDate;
 use cresset_base::{AccountId, AttemptId};
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
 /// Number of sums, 32 KiB in all. The more there are, the fewer items a second reading has to keep
@@ -21,13 +24,33 @@ const MAX_SUSPECTS: usize = 64;
 pub(super) enum Item {
     Attempt(RequestKey, AttemptId),
     Adjustment(AccountId, String),
+    /// A microcredit that an account spent in the period of this number.
+    Spent(AccountId, BudgetPeriod, u32),
+    /// A token that an account used in the period of this number.
+    Used(AccountId, BudgetPeriod, u32),
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attempt(key, attempt) => write!(f, "attempt {attempt} of {key}"),
+            Self::Adjustment(account, reference) => {
+                write!(f, "grant or debit {reference:?} of account {account}")
+            }
+            Self::Spent(account, period, number) | Self::Used(account, period, number) => {
+                let what = if matches!(self, Self::Spent(..)) { "spent" } else { "used tokens" };
+                let first_day = period.first_day(*number).unwrap_or(NaiveDate::MAX);
+                write!(f, "account {account} has {what} in the {} of {first_day}", period.name())
+            }
+        }
+    }
 }
 
 pub(super) struct MultisetCheck {
     hasher: RandomState,
     sums: Vec<u64>,
     suspects: Vec<usize>,
-    kept: HashMap<Item, i64>,
+    kept: HashMap<Item, i128>,
 }
 
 impl Default for MultisetCheck {
@@ -44,18 +67,20 @@ impl Default for MultisetCheck {
 impl MultisetCheck {
     /// Counts an item of the journal.
     pub(super) fn journalled(&mut self, item: Item) {
-        self.count(item, 1);
+        self.add(item, 1);
     }
 
     /// Counts an item of the rows.
     pub(super) fn stored(&mut self, item: Item) {
-        self.count(item, -1);
+        self.add(item, -1);
     }
 
-    fn count(&mut self, item: Item, times: i64) {
+    /// Counts an item of the journal `times` over; a negative number counts it among the rows.
+    pub(super) fn add(&mut self, item: Item, times: i128) {
         let hash = self.hasher.hash_one(&item);
         let place = (hash % SUMS) as usize;
-        self.sums[place] = self.sums[place].wrapping_add(hash.wrapping_mul(times as u64));
+        // An odd factor, so that no number of times of one item makes 0.
+        self.sums[place] = self.sums[place].wrapping_add((hash | 1).wrapping_mul(times as u64));
         if self.suspects.contains(&place) {
             *self.kept.entry(item).or_default() += times;
         }
@@ -70,7 +95,7 @@ impl MultisetCheck {
     }
 
     /// Items that are not equally often in both, with how many more the journal has.
-    pub(super) fn surpluses(self) -> impl Iterator<Item = (Item, i64)> {
+    pub(super) fn surpluses(self) -> impl Iterator<Item = (Item, i128)> {
         self.kept.into_iter().filter(|(_, surplus)| *surplus != 0)
     }
 }

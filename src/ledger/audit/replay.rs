@@ -4,6 +4,7 @@
 use super::rows::{JournalledEnd, expected_end};
 use super::{Audit, Item, JournalChain, OpenReservation};
 use crate::amounts::BucketAmounts;
+use crate::budgets::BudgetPeriod;
 use crate::journal;
 use crate::records::{Balances, EntryKind, JournalEntry, RequestKey};
 use crate::state::{JournalHead, StateResult};
@@ -79,10 +80,25 @@ impl Audit<'_> {
                 self.check_end(entry, key, *attempt, JournalledEnd::Released, &before)?
             }
         };
+        self.check_statement(entry, &before);
         self.require(after == Some(entry.after), || {
             format!("entry {sequence} does not lead to the balances it records")
         });
         Ok(())
+    }
+
+    /// Checks that statements add up to the balance: each entry lies in one month by its own time,
+    /// and is listed with what it changed.
+    fn check_statement(&mut self, entry: &JournalEntry, before: &Balances) {
+        let month = BudgetPeriod::Month;
+        let in_a_month = month.first_day(month.number_at(entry.at)).is_some();
+        let same = entry.change() == entry.after.owned() - before.owned();
+        self.require(in_a_month && same, || {
+            format!(
+                "entry {} changes the balance by another sum than its statement",
+                entry.sequence
+            )
+        });
     }
 
     /// The sequence up to which the chain of an account is trusted; 0 for none.
@@ -133,7 +149,6 @@ impl Audit<'_> {
         let open = OpenReservation { amount: entry.amount, at: entry.at };
         let twice = self.open.insert((*key, attempt), open).is_some();
         self.require(!twice, || format!("attempt {attempt} of {key} is reserved twice"));
-        self.follow_reserve(entry);
         before.reserve(entry.amount)
     }
 
@@ -166,8 +181,8 @@ impl Audit<'_> {
         }
         let charged =
             if let JournalledEnd::Settled(charged) = end { charged } else { BucketAmounts::ZERO };
-        if let Some(OpenReservation { at, .. }) = opened {
-            self.follow_end(entry, at, [reserved, charged]);
+        if let Some(OpenReservation { at, .. }) = opened.filter(|_| !self.is_incremental) {
+            self.follow_charge(entry.account, at, charged)?;
         }
         self.require(reserved.checked_sub(charged).is_some(), || {
             format!("attempt {attempt} of {key} is charged more than was reserved")

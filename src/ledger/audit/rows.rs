@@ -62,7 +62,7 @@ impl Audit<'_> {
         })?;
         self.report.credentials = self
             .each(source.credentials(), |audit, credential| audit.check_credential(&credential))?;
-        self.check_unassigned_use();
+        self.check_shares()?;
         self.report.reservations = self.each(source.reservations(), |audit, reservation| {
             audit.check_reservation(&reservation)
         })?;
@@ -112,9 +112,7 @@ impl Audit<'_> {
         });
         let owner = self.source.account(credential.account)?;
         self.require(owner.is_some(), || format!("credential {id} belongs to no account"));
-        if let Some(account) = owner {
-            self.check_credential_use(credential, &account);
-        }
+        self.check_credential_use(credential)?;
         let scope = match (credential.kind, credential.application) {
             (CredentialKind::ApiKey, None) => true,
             (CredentialKind::AccessToken, Some(_)) => {

@@ -82,6 +82,10 @@ pub trait AuditSource {
     /// Sequences of the entries of a chain after which an operator set the time back.
     fn set_back_after(&self, chain: JournalChain) -> StateResult<Vec<u64>>;
 
+    /// Whether uses of any period may be missing of the account and its keys: a build before schema
+    /// 2 forgot what had been spent in a period to which the time came back.
+    fn misses_uses(&self, account: AccountId) -> StateResult<bool>;
+
     /// Parts of the journal that were closed: one item for each, an `Err` for one that is missing
     /// or is not what it was. It reads little of them.
     fn closed_parts(&self) -> RowIter<'_, ()>;

@@ -6,6 +6,7 @@
 
 mod planted;
 mod rules;
+mod stepped_clock;
 
 use crate::amounts::{BucketAmounts, Microcredits, Prices, Usage};
 use crate::apply::{ApplyError, apply};
@@ -77,7 +78,11 @@ impl World {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["at", time] => {
-                self.now = UnixMillis(time.parse().unwrap());
+                let now = UnixMillis(time.parse().unwrap());
+                if now < self.now {
+                    self.state.set_time_back();
+                }
+                self.now = now;
                 "ok".into()
             }
             ["boot", name] => {

@@ -6,7 +6,10 @@ use crate::audit::{AuditProgress, JournalChain, JournalHeads};
 use crate::records::EntryKind;
 use crate::state::StateError;
 use crate::testing::MemoryState;
-use crate::{Balances, BucketAmounts, Microcredits, RequestRecord, Usage, audit, journal};
+use crate::{
+    Balances, BucketAmounts, CalendarUse, Microcredits, PeriodUses, RequestRecord, Usage, audit,
+    journal,
+};
 use cresset_base::{AccountId, ApplicationId, AttemptId, BootId, UnixMillis};
 use std::cell::RefCell;
 
@@ -25,7 +28,7 @@ const SOUND: [&str; 12] = [
     "admit a q 4 k 5 5",
 ];
 
-fn find(expect: &str, plant: fn(&mut MemoryState)) {
+fn find(expect: &str, plant: impl FnOnce(&mut MemoryState)) {
     let mut world = World::new();
     for line in SOUND {
         world.run(line);
@@ -394,6 +397,12 @@ fn an_altered_journal_is_found() {
     find("breaks the chain", |state| {
         state.entries[4].hash[0] ^= 1;
     });
+    find("changes the balance by another sum than its statement", |state| {
+        state.entries[3].amount.trial = Microcredits::new(99).unwrap();
+    });
+    find("changes the balance by another sum than its statement", |state| {
+        state.entries[4].at = UnixMillis(u64::MAX);
+    });
     find("does not lead to the balances", |state| {
         state.entries[1].after.trial.credited = Microcredits::MAX;
     });
@@ -419,24 +428,33 @@ fn credential(state: &mut MemoryState) -> &mut crate::Credential {
 
 #[test]
 fn wrong_uses_are_found() {
-    find("spent another sum in its day than its journal", |state| {
-        account(state).used.day.spent.units = Microcredits::new(14).unwrap();
-    });
-    find("spent another sum in its month than its journal", |state| {
-        account(state).used.month.number += 1;
-    });
-    find("reserves another sum in its day than its reservations", |state| {
-        account(state).used.day.reserved.units = Microcredits::new(1).unwrap();
-    });
-    find("reserves another sum in its month than its reservations", |state| {
-        account(state).used.month.reserved.tokens += 1;
-    });
-    find("reserves another sum in its day than its reservations", |state| {
-        credential(state).used.day.reserved.tokens -= 1;
-    });
-    find("spent more than its account", |state| credential(state).used.day.spent.tokens += 1);
-    find("spent more than its credentials", |state| credential(state).used.day.spent.tokens -= 1);
+    type Uses = fn(&mut CalendarUse) -> &mut PeriodUses;
+    let [day, month]: [Uses; 2] = [|used| &mut used.day, |used| &mut used.month];
+    for (of, name) in [(day, "day"), (month, "month")] {
+        let said = |what: &str| what.replace("PERIOD", &format!("{name} of 1970-01-01"));
+        let reserved = format!("reserves another sum in its {name} than its reservations");
+        let one = Microcredits::new(1).unwrap();
+        find(&said("spent in the PERIOD more than its journal says"), |state| {
+            of(&mut account(state).used).uses[0].spent.units = Microcredits::new(16).unwrap();
+        });
+        find(&said("spent in the PERIOD less than its journal says"), |state| {
+            of(&mut account(state).used).uses[0].number += 1;
+        });
+        find(&said("spent in the PERIOD less than its credentials together"), |state| {
+            of(&mut account(state).used).uses[0].spent.units = one;
+        });
+        find(&reserved, |state| of(&mut account(state).used).uses[0].reserved.units = one);
+        find(&reserved, |state| of(&mut account(state).used).uses[0].reserved.tokens += 1);
+        find(&reserved, |state| of(&mut credential(state).used).uses[0].reserved.tokens -= 1);
+        find(&reserved, |state| of(&mut account(state).used).uses.clear());
+        find(&said("used tokens in the PERIOD less than its credentials"), |state| {
+            of(&mut credential(state).used).uses[0].spent.tokens += 1;
+        });
+        find(&said("used tokens in the PERIOD more than its credentials"), |state| {
+            of(&mut credential(state).used).uses[0].spent.tokens -= 1;
+        });
+    }
     check_refused("release a s 3 failed", "an end frees more than its period reserves", |state| {
-        account(state).used.day.reserved = crate::Consumption::default();
+        account(state).used.day.uses[0].reserved = crate::Consumption::default();
     });
 }

@@ -66,6 +66,10 @@ impl Config {
             let why = format!("must be at most engine.max_batched_tokens = {tokens}");
             return Err(refused("engine.max_rows", rows, &why));
         }
+        if let Some(name) = self.plans.keys().find(|name| name.contains(cresset_base::is_unseen)) {
+            let why = "has a control character or a mark of direction: leave it out";
+            return Err(ConfigError(format!("plans: the name {name:?} {why}")));
+        }
         if !self.plans.contains_key("default") {
             return Err(ConfigError("plans: a plan named `default` is required".into()));
         }

@@ -5,17 +5,17 @@ use super::cluster;
 use super::node::{Node, SetClock};
 use super::proxy::Proxy;
 use crate::audit_source::AuditReading;
-use crate::keys::InputKey;
+use crate::keys::{InputKey, credential_named};
 use crate::rows::{content, fixed};
 use cresset_base::UnixMillis;
 use cresset_ledger::apply::{ApplyError, apply};
 use cresset_ledger::audit::{AuditSource, JournalHeads, RowIter};
 use cresset_ledger::testing::MemoryState;
-use cresset_ledger::{BucketAmounts, Crashes};
-use cresset_store::StoreError;
+use cresset_ledger::{BucketAmounts, Crashes, RequestRecord};
 use cresset_store::rows::crash_key;
 use cresset_store::testing::random_commands::{CRASH_BLOCK_MS, command};
 use cresset_store::testing::*;
+use cresset_store::{RequestSettings, StoreError};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
@@ -24,6 +24,10 @@ use std::collections::BTreeMap;
 enum Step {
     Apply(Command),
     Pass {
+        hours: u64,
+    },
+    /// The clock is set back while no node runs.
+    SetBack {
         hours: u64,
     },
     Reopen,
@@ -40,12 +44,17 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         30 => command().prop_map(Step::Apply),
         1 => (0..30_u64).prop_map(|hours| Step::Pass { hours }),
+        1 => (0..90 * 24_u64).prop_map(|hours| Step::Pass { hours }),
+        1 => (0..90 * 24_u64).prop_map(|hours| Step::SetBack { hours }),
         1 => Just(Step::Reopen),
         1 => Just(Step::Kill),
         3 => (0..8_u32, any::<bool>(), command())
             .prop_map(|(portions, arrives, command)| Step::Cut { portions, arrives, command }),
     ]
 }
+
+/// The first and the earliest time, milliseconds since 1970.
+const BEGIN: u64 = 1_000_000;
 
 /// Both implementations, side by side.
 struct Pair {
@@ -58,7 +67,7 @@ struct Pair {
 
 impl Pair {
     fn new(cluster: &cluster::Cluster) -> Self {
-        let (clock, now) = (SetClock::default(), 1_000_000);
+        let (clock, now) = (SetClock::default(), BEGIN);
         clock.set(now);
         let proxy = Proxy::before(cluster.folder());
         let node = Node::open(&proxy.place(&cluster.ledger()), &clock);
@@ -86,6 +95,11 @@ impl Pair {
         match step {
             Step::Apply(command) => self.apply(command),
             Step::Pass { hours } => self.pass(hours * 3_600_000),
+            Step::SetBack { hours } => {
+                self.now = self.now.saturating_sub(hours * 3_600_000).max(BEGIN);
+                self.clock.set(self.now);
+                self = self.take(Step::Reopen);
+            }
             Step::Reopen => {
                 self.node = self.node.reopen();
                 self.recover();
@@ -103,7 +117,21 @@ impl Pair {
         let boot = self.node.store.boot();
         let limit = usize::MAX - 1;
         let recover = Command::Recover { boot, limit, crash_block_ms: CRASH_BLOCK_MS };
-        apply(&mut self.memory, &recover, UnixMillis(self.now)).unwrap();
+        let at = self.time_of(&recover);
+        apply(&mut self.memory, &recover, at).unwrap();
+    }
+
+    /// Each account has its own time, which never goes back.
+    fn time_of(&self, command: &Command) -> UnixMillis {
+        let MemoryState { credentials, reservations, entries, .. } = &self.memory;
+        let key = credential_named(command).and_then(|id| credentials.get(&id));
+        let named = command.account().or(key.map(|key| key.account));
+        let is_about = |id: AccountId| match command {
+            Command::Recover { .. } => reservations.keys().any(|key| key.account == id),
+            _ => named == Some(id),
+        };
+        let earlier = entries.iter().filter(|entry| is_about(entry.account));
+        earlier.map(|entry| entry.at).max().unwrap_or_default().max(UnixMillis(self.now))
     }
 
     /// Either the command happened or it did not; an admission whose answer was lost is released.
@@ -114,6 +142,7 @@ impl Pair {
             admit.attempt = AttemptId(id(1_000 + self.memory.entries.len() as u128));
         }
         let Some((done, answer)) = self.expect(&command) else { return };
+        let at = self.time_of(&command);
         self.proxy.cut_after(portions, arrives);
         let found = self.node.apply(command.clone().into());
         self.proxy.mend();
@@ -131,7 +160,7 @@ impl Pair {
             let release = Command::Release { key: admit.key, attempt: admit.attempt, cause };
             // The release is refused if there is nothing to release.
             for memory in &mut possible {
-                drop(apply(memory, &release, UnixMillis(self.now)));
+                drop(apply(memory, &release, at));
             }
         }
         let found = self.stored();
@@ -155,7 +184,7 @@ impl Pair {
     /// request is admitted.
     fn expect(&self, command: &Command) -> Option<(MemoryState, String)> {
         let mut memory = self.memory.clone();
-        let answer = apply(&mut memory, command, UnixMillis(self.now));
+        let answer = apply(&mut memory, command, self.time_of(command));
         if matches!(answer, Err(ApplyError::Violated(_))) {
             return None;
         }
@@ -174,8 +203,14 @@ impl Pair {
         self.now += milliseconds;
         self.clock.set(self.now);
         self.node.sweep();
-        let now = UnixMillis(self.now);
+        // Sweeps never go by an earlier time than the node found when it opened the ledger.
+        let now = self.node.store.now();
         self.memory.crashes.retain(|_, crashes| crashes.count_at(now, CRASH_BLOCK_MS));
+        let tombstone_ms = RequestSettings::default().tombstone_ms();
+        let is_kept = |record: &RequestRecord| {
+            record.latest().finished_at.is_none_or(|ended| ended.0 + tombstone_ms > now.0)
+        };
+        self.memory.requests.retain(|_, record| is_kept(record));
     }
 
     fn compare(&self) {
@@ -202,6 +237,7 @@ impl Pair {
             reservations: keyed(AuditSource::reservations(&reading), |row| row.key),
             crashes: crashes(&reading),
             chain_per_account: true,
+            set_back: Vec::new(),
             entries: AuditSource::entries(&reading, &JournalHeads::default())
                 .unwrap()
                 .map(Result::unwrap)

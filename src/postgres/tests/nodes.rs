@@ -3,12 +3,14 @@
 use super::cluster;
 use super::faults::{NOW, assert_sound, record, run, with_requests};
 use super::node::{Node, SetClock};
+use crate::rows::{AccountRow, content};
 use crate::schema;
+use crate::session::Ask;
 use crate::{PostgresBackend, PostgresConfig};
 use cresset_base::{Clock, SystemClock, UnixMillis};
 use cresset_ledger::apply::apply;
 use cresset_ledger::{AdmissionRate, AttemptState};
-use cresset_store::codec::encode;
+use cresset_store::codec::{Malformed, Reader, StoredField, encode};
 use cresset_store::testing::*;
 use cresset_store::{
     Backend, BatchFailure, LedgerReader, LedgerTxn, Limits, NodeFacts, Store, StoreConfig,
@@ -17,6 +19,7 @@ use cresset_store::{
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Waits for what the other nodes' renewals bring about.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -249,7 +252,8 @@ fn a_rate_holds_over_all_nodes() {
 }
 
 /// Steps that only this test has. Neither can be taken twice.
-const PLANTED: [&str; 2] = [
+const PLANTED: [&str; 3] = [
+    "",
     "alter table nodes add column added text not null default ''",
     "alter table accounts add column added bigint not null default 7",
 ];
@@ -280,15 +284,81 @@ fn tables_of_an_earlier_schema_are_extended_once_no_node_uses_them() {
     assert!(bring_up(&PLANTED).unwrap_err().to_string().contains("stop them first"));
     script("delete from nodes");
     // All steps or none: with the one that fails, the first has not happened.
-    bring_up(&[PLANTED[0], "no statement"]).unwrap_err();
+    bring_up(&["", PLANTED[1], "no statement"]).unwrap_err();
     bring_up(&PLANTED).unwrap();
     bring_up(&PLANTED).unwrap();
     let newer = PostgresBackend::open(&place).err().unwrap().to_string();
-    assert!(newer.contains("has schema 3 and this build knows 1"), "{newer}");
+    assert!(newer.contains("has schema 4 and this build knows 2"), "{newer}");
     // What the steps left goes on where this build may use it.
-    let row = hex::encode(encode(b"format", &1_u32));
+    let row = hex::encode(encode(b"format", &2_u32));
     script(&format!("update meta set row = '\\x{row}' where key = 'format'"));
     let (backend, boot) = claimed(&place);
     run(&backend, vec![admit(1, 1, boot, 10)]).unwrap();
+    assert_sound(&backend);
+}
+
+/// A row as a build before schema 2 wrote it, with the uses of one period of each kind. `row` is
+/// without uses, and has `after` bytes behind them.
+fn first_version<T: StoredField>(id: Uuid, row: &T, after: usize, used: &CalendarUse) -> String {
+    struct EarlierRow(Vec<u8>);
+    impl StoredField for EarlierRow {
+        fn write(&self, out: &mut Vec<u8>) {
+            out.extend(&self.0);
+        }
+        fn read(_: &mut Reader<'_>) -> Result<Self, Malformed> {
+            Err(Malformed("it is only written"))
+        }
+    }
+    let row = encode(id.as_bytes(), row);
+    // Between the version and the checksum: fields, two empty uses of 12 bytes, fields.
+    let (before, rest) = row[1..row.len() - 4].split_at(row.len() - 5 - after - 2 * 12);
+    let mut fields = before.to_vec();
+    used.day.uses[0].write(&mut fields);
+    used.month.uses[0].write(&mut fields);
+    fields.extend(&rest[2 * 12..]);
+    hex::encode(encode(id.as_bytes(), &EarlierRow(fields)))
+}
+
+#[test]
+fn rows_of_the_first_schema_are_read_and_go_on() {
+    let Some(cluster) = cluster::shared() else { return };
+    let place = cluster.ledger();
+    let (backend, boot) = claimed(&place);
+    let (account, key) = (AccountId(id(1)), CredentialId(id(1)));
+    let (owner, period) = (BudgetOwner::Account(account), BudgetPeriod::Month);
+    let limit = SpendingLimit { units: Microcredits::new(40).unwrap(), alert_percent: None };
+    run(&backend, opening(1_000)).unwrap();
+    run(&backend, vec![Command::SetBudget { owner, period, limit: Some(limit) }]).unwrap();
+    run(&backend, vec![admit(1, 1, boot, 37), settle(1, 1, 37)]).unwrap();
+    drop(backend);
+    let used = cluster.with_session(&place, async |session| {
+        let read = async |table| session.ask(Ask::new(table)).await.unwrap();
+        let stored = read("select row from accounts").await;
+        let mut row: AccountRow = content(&stored.rows[0], 0, account.0.as_bytes()).unwrap();
+        let used = std::mem::take(&mut row.account.used);
+        // Balances, the head of the journal, and the clock.
+        let accounts = first_version(account.0, &row, 6 * 8 + 24 + 8, &used);
+        let stored = read("select row from credentials").await;
+        let mut row: Credential = content(&stored.rows[0], 0, key.0.as_bytes()).unwrap();
+        let of_key = std::mem::take(&mut row.used);
+        let credentials = first_version(key.0, &row, 0, &of_key);
+        let format = hex::encode(encode(b"format", &1_u32));
+        let earlier = format!(
+            "update accounts set row = '\\x{accounts}'; \
+             update credentials set row = '\\x{credentials}'; \
+             update meta set row = '\\x{format}' where key = 'format'; delete from nodes"
+        );
+        session.script(&earlier).await.unwrap();
+        used
+    });
+    let (backend, boot) = claimed(&place);
+    let found = backend.audit_source().unwrap().account(account).unwrap().unwrap();
+    assert_eq!(found.used.month.uses, used.month.uses);
+    assert_sound(&backend);
+    let too_much = backend.transact(0, &[], NOW, |txn| {
+        Ok::<_, BatchFailure>(apply(txn, &admit(2, 2, boot, 4), NOW).map(drop))
+    });
+    assert!(too_much.unwrap().unwrap_err().to_string().contains("account's budget"));
+    run(&backend, vec![admit(2, 2, boot, 3), settle(2, 2, 3)]).unwrap();
     assert_sound(&backend);
 }

@@ -143,6 +143,10 @@ impl AuditSource for EmbeddedSnapshot {
         Ok(self.row(tables::META, tables::SET_BACK)?.unwrap_or_default())
     }
 
+    fn misses_uses(&self, _: AccountId) -> StateResult<bool> {
+        Ok(self.row::<()>(tables::META, tables::MISSES_USES)?.is_some())
+    }
+
     fn row_count(&self) -> StateResult<u64> {
         let mut rows = self.head()?.sequence;
         for table in [

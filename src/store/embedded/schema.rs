@@ -15,10 +15,21 @@ pub(super) type SchemaStep = fn(File, &WriteTransaction) -> StateResult;
 
 /// The steps in order: the first one leads from schema 1 to schema 2. A released step never
 /// changes.
-pub(super) const STEPS: &[SchemaStep] = &[];
+pub(super) const STEPS: &[SchemaStep] = &[remember_periods];
 
 /// The schema that this build writes.
 pub(super) const SCHEMA: u32 = 1 + STEPS.len() as u32;
+
+/// From schema 2 on, accounts and credentials remember the uses of several periods. Their rows are
+/// read as they are. Where the time had been set back, uses of later periods were forgotten.
+fn remember_periods(file: File, txn: &WriteTransaction) -> StateResult {
+    if file == File::Bodies {
+        return Ok(());
+    }
+    let mut meta = txn.open_table(tables::META).or_fault()?;
+    let set_back: Option<Vec<u64>> = tables::get(&meta, tables::SET_BACK)?;
+    if set_back.is_some() { tables::put(&mut meta, tables::MISSES_USES, &()) } else { Ok(()) }
+}
 
 /// Brings a database, which holds the tables of `contents`, up to the schema after the last of
 /// `steps`. Each step is one transaction together with its number: an interrupted one has not

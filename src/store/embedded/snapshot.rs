@@ -117,6 +117,11 @@ impl Snapshot for EmbeddedSnapshot {
         ready(|| self.entries_of(account, after, limit))
     }
 
+    /// The journal is one chain over all accounts.
+    fn last_sequence(&self, _: AccountId) -> ReadFuture<'_, u64> {
+        ready(|| Ok(self.head()?.sequence))
+    }
+
     fn answer_bytes(&self, account: AccountId) -> ReadFuture<'_, u64> {
         ready(|| {
             let sums = tables::open(&self.bodies, tables::ANSWER_BYTES)?;

@@ -14,7 +14,7 @@ pub(super) type Writable<'t> = Table<'t, &'static [u8], &'static [u8]>;
 pub(super) type ReadOnly = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 /// In both files: `format`; in the ledger also `tenure` (the clean marker), `progress`, `sealed`,
-/// `set_back` and `unchecked`.
+/// `set_back`, `misses_uses` and `unchecked`.
 pub(super) const META: Definition = TableDefinition::new("meta");
 pub(super) const FORMAT: &[u8] = b"format";
 /// What files have in place of `format` that were written before schemas began at 1.
@@ -25,6 +25,8 @@ pub(super) const PROGRESS: &[u8] = b"progress";
 pub(super) const SEALED: &[u8] = b"sealed";
 /// Sequences of the entries after which an operator set the time back.
 pub(super) const SET_BACK: &[u8] = b"set_back";
+/// There where a build before schema 2 set the time back, and so forgot uses of periods.
+pub(super) const MISSES_USES: &[u8] = b"misses_uses";
 /// The boot that used the files after a stop that was not orderly without a check of every page.
 pub(super) const UNCHECKED: &[u8] = b"unchecked";
 

@@ -23,6 +23,7 @@ pub fn keeps_all<B: Backend, O: Fn() -> B>(make: impl Fn() -> O) {
         bodies_are_there_before_their_settlement::<B>,
         ended_requests_are_forgotten_in_the_order_of_their_ends::<B>,
         time_does_not_go_back::<B>,
+        budgets_hold_after_any_step_of_the_clock::<B>,
         only_reservations_of_the_dead_are_foreign::<B>,
         a_backend_that_was_not_closed_says_so::<B>,
         a_seal_stays_until_it_is_removed::<B>,
@@ -198,6 +199,44 @@ fn time_does_not_go_back<B: Backend>(open: &dyn Fn() -> B) {
         .unwrap();
     commit(&backend, earlier, vec![command, admit(2, 2, boot, 10)]);
     assert_eq!(request(&backend, 1).unwrap().latest().finished_at, Some(NOW));
+    assert_sound(&backend);
+}
+
+/// A ledger either has its time set back, or stays at the later one: no period's budget is spent
+/// twice, and each period has spent what the entries of its own time say.
+fn budgets_hold_after_any_step_of_the_clock<B: Backend>(open: &dyn Fn() -> B) {
+    const NOVEMBER: UnixMillis = UnixMillis(1_795_910_400_000);
+    const DECEMBER: UnixMillis = UnixMillis(1_796_256_000_000);
+    let (backend, boot, account) = (open(), BootId::generate(), AccountId(id(1)));
+    backend.claim(boot).unwrap();
+    commit(&backend, NOVEMBER, opening(1_000));
+    let limit = SpendingLimit { units: Microcredits::new(40).unwrap(), alert_percent: None };
+    let (owner, period) = (BudgetOwner::Account(account), BudgetPeriod::Month);
+    commit(&backend, NOVEMBER, vec![Command::SetBudget { owner, period, limit: Some(limit) }]);
+    for (request, (now, has_room)) in
+        [(NOVEMBER, true), (DECEMBER, true), (NOVEMBER, false), (DECEMBER, false)]
+            .into_iter()
+            .enumerate()
+    {
+        // A database goes by its own clock, and refuses.
+        drop(backend.set_time(now));
+        let request = request as u128 + 1;
+        let admitted = transact(&backend, now, &[admit(request, request, boot, 37).into()]);
+        assert_eq!(admitted.unwrap()[0].is_ok(), has_room, "{request}");
+        if has_room {
+            commit(&backend, now, vec![settle(request, request, 37)]);
+        }
+    }
+    let read = wait(backend.snapshot()).unwrap();
+    let entries = wait(read.entries(account, 0, 100)).unwrap();
+    let used = wait(read.account(account)).unwrap().unwrap().used;
+    for month in [NOVEMBER, DECEMBER] {
+        let number = period.number_at(month);
+        let own = entries.iter().filter(|entry| period.number_at(entry.at) == number);
+        let charged = own.filter(|entry| entry.settlement().is_some());
+        let units: Vec<u64> = charged.map(|entry| entry.amount.total().get()).collect();
+        assert_eq!((units, used.current(period, month).spent.units.get()), (vec![37], 37));
+    }
     assert_sound(&backend);
 }
 

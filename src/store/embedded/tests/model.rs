@@ -5,9 +5,11 @@ use super::super::tables;
 use super::faults::Bench;
 use super::media::{Random, SimulatedDisk};
 use super::*;
+use crate::RequestSettings;
+use crate::backend::Backend;
 use crate::testing::random_commands::{CRASH_BLOCK_MS, REPLAY_MS, command};
 use cresset_ledger::apply::{ApplyError, apply};
-use cresset_ledger::audit::{self, AuditSource, JournalHeads, RowIter};
+use cresset_ledger::audit::{self, AuditSource, JournalChain, JournalHeads, RowIter};
 use cresset_ledger::testing::MemoryState;
 use cresset_ledger::{BucketAmounts, JournalHead, RequestRecord};
 use proptest::prelude::*;
@@ -18,6 +20,10 @@ use std::collections::BTreeMap;
 enum Step {
     Apply(Command),
     Pass {
+        hours: u64,
+    },
+    /// The clock is set back, which an operator accepts with the next start.
+    SetBack {
         hours: u64,
     },
     Reopen,
@@ -38,6 +44,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         30 => command().prop_map(Step::Apply),
         1 => (0..30_u64).prop_map(|hours| Step::Pass { hours }),
+        1 => (0..90 * 24_u64).prop_map(|hours| Step::Pass { hours }),
+        2 => (0..90 * 24_u64).prop_map(|hours| Step::SetBack { hours }),
         1 => Just(Step::Reopen),
         1 => any::<u64>().prop_map(|seed| Step::PowerLoss { seed }),
         2 => (0..30_u64, command()).prop_map(|(after, command)| Step::IoError { after, command }),
@@ -45,6 +53,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restore),
     ]
 }
+
+/// The first and the earliest time, milliseconds since 1970.
+const BEGIN: u64 = 1_000_000;
 
 /// Both implementations, side by side.
 struct Pair {
@@ -58,17 +69,11 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let clock = TestClock::at(1_000_000);
+        let clock = TestClock::at(BEGIN);
         let disk = SimulatedDisk::formatted();
         let bench = Bench::open(&disk, &clock).unwrap();
-        let mut pair = Self {
-            memory: MemoryState::default(),
-            bench,
-            disk,
-            clock,
-            now: 1_000_000,
-            backup: None,
-        };
+        let mut pair =
+            Self { memory: MemoryState::default(), bench, disk, clock, now: BEGIN, backup: None };
         let create = |number| Command::CreateAccount {
             id: AccountId(id(number)),
             name: "name".into(),
@@ -91,6 +96,7 @@ impl Pair {
         match step {
             Step::Apply(command) => self.apply(command),
             Step::Pass { hours } => self.pass(hours * 3_600_000),
+            Step::SetBack { hours } => self = self.set_back(hours * 3_600_000),
             Step::Reopen => {
                 self.bench = self.bench.reopen();
                 self.recover();
@@ -106,6 +112,22 @@ impl Pair {
             }
             Step::Restore => self = self.restore(),
         }
+        self
+    }
+
+    /// Nothing happens while an attempt is open.
+    fn set_back(mut self, milliseconds: u64) -> Self {
+        if !self.memory.reservations.is_empty() {
+            return self;
+        }
+        self.now = self.now.saturating_sub(milliseconds).max(BEGIN);
+        self.clock.set(self.now);
+        let now = UnixMillis(self.now);
+        if now < self.bench.backend.stored_time().unwrap() {
+            self.memory.set_time_back();
+        }
+        self.bench.backend.set_time(now).unwrap();
+        self.bench = self.bench.reopen();
         self
     }
 
@@ -140,6 +162,9 @@ impl Pair {
         drop(bench);
         disk.load(backup.as_ref().unwrap().0.path());
         let bench = Bench::open(&disk, &clock).unwrap();
+        // The backup may have a later time than the clock, which was set back since.
+        let now = now.max(bench.backend.stored_time().unwrap().0);
+        clock.set(now);
         let mut pair = Self { memory, bench, disk, clock, now, backup };
         pair.recover();
         pair
@@ -186,10 +211,16 @@ impl Pair {
         .clone();
     }
 
-    /// Gives an admission the boot that runs now.
+    /// Gives an admission the boot that runs now. An id that was forgotten gets an attempt that was
+    /// not made before.
     fn address(&self, command: &mut Command) {
-        if let Command::Admit(admit) = command {
-            admit.boot = self.bench.shared.boot();
+        let Command::Admit(admit) = command else { return };
+        admit.boot = self.bench.shared.boot();
+        let MemoryState { requests, archived, entries, .. } = &self.memory;
+        let is_known = requests.contains_key(&admit.key) || archived.contains_key(&admit.key);
+        let mut attempts = entries.iter().filter_map(|entry| Some(entry.reservation()?.1));
+        if !is_known && attempts.any(|attempt| attempt == admit.attempt) {
+            admit.attempt = AttemptId(id(1_000 + entries.len() as u128));
         }
     }
 
@@ -223,10 +254,13 @@ impl Pair {
         self.now += milliseconds;
         self.clock.set(self.now);
         self.bench.sweep();
-        let is_old = |record: &RequestRecord| {
+        let ended_before = |record: &RequestRecord, milliseconds| {
             let at = record.latest().finished_at;
-            at.is_some_and(|at| at.0 + REPLAY_MS <= self.now)
+            at.is_some_and(|at| at.0 + milliseconds <= self.now)
         };
+        let is_old = |record: &RequestRecord| ended_before(record, REPLAY_MS);
+        let tombstone_ms = RequestSettings::default().tombstone_ms();
+        self.memory.archived.retain(|_, record| !ended_before(record, tombstone_ms));
         let now = UnixMillis(self.now);
         self.memory.crashes.retain(|_, crashes| crashes.count_at(now, CRASH_BLOCK_MS));
         let old: Vec<_> =
@@ -264,6 +298,9 @@ impl Pair {
             let account = AccountId(Uuid::from_slice(&key[..16]).unwrap());
             crashes.insert((account, key[16..].try_into().unwrap()), count);
         }
+        let mut set_back = snapshot.set_back_after(JournalChain::Shared).unwrap();
+        // Before the first entry there is nothing to go back from.
+        set_back.retain(|last| *last > 0);
         let archived = tables::under(&snapshot.archive().unwrap(), b"").unwrap();
         let requests = tables::under(&snapshot.table(tables::REQUESTS).unwrap(), b"").unwrap();
         let by_key = |row: Result<(_, RequestRecord), _>| {
@@ -286,6 +323,7 @@ impl Pair {
             reservations: keyed(AuditSource::reservations(&snapshot), |row| row.key),
             crashes,
             chain_per_account: false,
+            set_back: set_back.into_iter().map(|last| (JournalChain::Shared, last)).collect(),
             entries: AuditSource::entries(&snapshot, &JournalHeads::default())
                 .unwrap()
                 .map(Result::unwrap)

@@ -16,8 +16,9 @@ use crate::stored_body::{StoredBody, StoredContent};
 use cresset_ledger::{
     Account, AccountStatus, Adjustment, Application, AskedGeneration, Attempt, AttemptState,
     Balance, Balances, BucketAmounts, Consumption, Crashes, EntryKind, JournalEntry, JournalHead,
-    PeriodUse, ReceiptFacts, ReceiptProof, RequestRecord, Reservation, SamplingValue, StateError,
-    audit,
+    PeriodUse, PeriodUses, ReceiptFacts, ReceiptProof, RequestRecord, Reservation, SamplingValue,
+    StateError,
+    audit::{self, AuditSource},
 };
 use redb::{ReadableDatabase, ReadableTableMetadata, WriteTransaction};
 use std::fmt::Write;
@@ -100,13 +101,20 @@ fn credential(application: Option<u128>) -> Credential {
     Credential { expires_at: Some(UnixMillis(13)), revoked_at: Some(UnixMillis(14)), ..credential }
 }
 
-fn used() -> CalendarUse {
-    let period = |number| PeriodUse {
-        number,
-        reserved: Consumption { units: units(33), tokens: 34 },
-        spent: Consumption { units: units(35), tokens: 36 },
+/// What rows of this schema say of uses; those of schema 1 have that of one period.
+fn used(schema: u32) -> CalendarUse {
+    let of = |number| {
+        let use_of = |number| PeriodUse {
+            number,
+            reserved: Consumption { units: units(33), tokens: 34 },
+            spent: Consumption { units: units(35), tokens: 36 },
+        };
+        let mut uses = vec![use_of(number)];
+        uses.extend((schema > 1).then_some(use_of(number + 2)));
+        let forgotten = if schema > 1 { 32 } else { number };
+        PeriodUses { latest: number, forgotten, uses }
     };
-    CalendarUse { day: period(37), month: period(38) }
+    CalendarUse { day: of(37), month: of(38) }
 }
 
 fn budgets() -> Budgets {
@@ -138,8 +146,8 @@ fn receipted() -> StoredBody {
     StoredBody { expires_at: UnixMillis(17), content, receipt: None }.with_receipt(Some(receipt))
 }
 
-/// Calls back with a row of every kind, one for each way in which it can be laid out.
-fn each_row(mut row: impl Row) {
+/// Calls back with a row of every kind, one for each way in which this schema lays it out.
+fn each_row(schema: u32, mut row: impl Row) {
     use AttemptState::{Cancelled, Completed, Failed, Queued, Running};
     let reserved = Reservation {
         key: scoped(),
@@ -166,7 +174,7 @@ fn each_row(mut row: impl Row) {
     row.row("body with receipt", receipted());
     row.row("account", account(AccountStatus::Active));
     row.row("account suspended", account(AccountStatus::Suspended));
-    limits(account(AccountStatus::Active), &mut row);
+    limits(account(AccountStatus::Active), used(schema), &mut row);
     row.row("balances", Balances { trial: balance(), premium: balance() });
     let application = Application {
         id: ApplicationId(id(6)),
@@ -197,11 +205,11 @@ fn each_row(mut row: impl Row) {
     row.row("segment", head);
 }
 
-fn limits(account: Account, row: &mut impl Row) {
+fn limits(account: Account, used: CalendarUse, row: &mut impl Row) {
     let (note, stores_answers) = (Some("a note".into()), false);
-    let (budgets, used) = (budgets(), used());
+    let budgets = budgets();
+    row.row("key limited", Credential { budgets, used: used.clone(), ..credential(None) });
     row.row("account limited", Account { note, stores_answers, budgets, used, ..account });
-    row.row("key limited", Credential { budgets, used, ..credential(None) });
 }
 
 fn adjustments(row: &mut impl Row) {
@@ -239,14 +247,14 @@ impl Row for &Stored {
 fn rows_of_every_schema_can_be_read() {
     for schema in 1..=SCHEMA {
         let rows = fs::read_to_string(golden(&format!("schema-{schema}/rows.txt"))).unwrap();
-        each_row(&Stored(rows));
+        each_row(schema, &Stored(rows));
     }
 }
 
 #[test]
 fn this_schema_writes_what_is_kept_of_it() {
     let mut printed = Printed(String::new());
-    each_row(&mut printed);
+    each_row(SCHEMA, &mut printed);
     assert_eq!(
         printed.0,
         fs::read_to_string(golden(&format!("schema-{SCHEMA}/rows.txt"))).unwrap()
@@ -307,7 +315,7 @@ fn keep_this_schema() {
         fs::copy(fixture.dir.path().join(file.name()), folder.join(file.name())).unwrap();
     }
     let mut printed = Printed(String::new());
-    each_row(&mut printed);
+    each_row(SCHEMA, &mut printed);
     fs::write(folder.join("rows.txt"), printed.0).unwrap();
 }
 
@@ -347,6 +355,28 @@ fn folders_of_every_schema_can_be_used() {
         drop(store);
         let database = open_existing(&dir.path().join("ledger.redb")).unwrap();
         assert_eq!(identity(&database, "ledger").unwrap().schema, SCHEMA);
+    }
+}
+
+/// Builds of schema 1 forgot uses where the time was set back, so audits cannot compare these.
+#[test]
+fn a_ledger_that_was_set_back_before_schema_2_says_so() {
+    for set_back in [false, true] {
+        let dir = kept(1);
+        if set_back {
+            let database = open_existing(&dir.path().join("ledger.redb")).unwrap();
+            write(&database, |txn| {
+                let mut meta = txn.open_table(tables::META).or_fault()?;
+                tables::put(&mut meta, tables::SET_BACK, &vec![3_u64])
+            })
+            .unwrap();
+        }
+        let files = super::super::open_folder(
+            &EmbeddedConfig::new(dir.path()),
+            super::super::PageCheck::Everything,
+        );
+        let misses = files.unwrap().snapshot().unwrap().misses_uses(AccountId(id(1)));
+        assert_eq!(misses.unwrap(), set_back);
     }
 }
 
