@@ -5,7 +5,7 @@ use super::support::context::{Context, Globals, data_dir, load_config};
 use super::support::output::{CommandError, CommandResult, Output, Style, note, style};
 use super::support::text;
 use cresset_base::memory::memory_bytes;
-use cresset_base::{UnixMillis, shown_now};
+use cresset_base::{Clock, SystemClock, UnixMillis, shown_now};
 use cresset_catalogue::{Catalogue, QualifiedModel};
 use cresset_commands::AdminCommand;
 use cresset_node::config::Config;
@@ -357,7 +357,8 @@ fn models(context: &Context) -> Finding {
             let name = |model: &QualifiedModel| model.manifest().name.clone();
             let first = models.iter().min_by_key(|model| model.proof_ends_at());
             let ends = |model| {
-                let ends = ends_soon(QualifiedModel::proof_ends_at(model), shown_now().seconds())?;
+                let ends =
+                    ends_soon(QualifiedModel::proof_ends_at(model), SystemClock.now().seconds())?;
                 Some(format!("the proof of {} {ends}", name(model)))
             };
             if let Some(ends) = first.and_then(ends) {

@@ -4,7 +4,7 @@ use super::support::context::Context;
 use super::support::output::{CommandError, CommandResult, Style, print, style};
 use super::support::{shutdown, text};
 use clap::Args;
-use cresset_base::shown_now;
+use cresset_base::{Clock, SystemClock, shown_now};
 use cresset_catalogue::{Catalogue, NodePublicKey};
 use cresset_commands::{
     AdminCommand, certificate_to_renew, context_words, proof_to_renew, stopped,
@@ -126,7 +126,7 @@ fn screen(document: &Value) -> String {
         let ends = style(Style::Warning, &ends);
         let _ = writeln!(out, "tls       the {ends}: renew it, then `cresset reload`");
     }
-    if let Some(ends) = proof_to_renew(document, shown_now().seconds()) {
+    if let Some(ends) = proof_to_renew(document, SystemClock.now().seconds()) {
         let ends = style(Style::Warning, &ends);
         let _ = writeln!(out, "proof     the {ends}: {RENEWAL}");
     }
