@@ -42,6 +42,11 @@ impl ModelNames {
         found.map_or((false, None), |model| (model.thinks, model.max_output))
     }
 
+    /// The id of the only model that there is.
+    pub(super) fn only_id(&self) -> Option<&str> {
+        self.only(|_| true)
+    }
+
     /// The id of the model that `name` means by itself or as one of the `aliases`. The longest
     /// alias counts, and those that end in `*` stand for every name that begins so.
     pub(super) fn id_with(&self, aliases: &BTreeMap<String, String>, name: &str) -> Option<&str> {

@@ -2,6 +2,7 @@
 //! generation.
 
 use super::forms::channels::{CALLED, END, RETURNED};
+use super::forms::fill_in::{self, FillInTokens};
 use super::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks};
 use super::gguf::GgufKeys;
 use super::settings::FormatSettings;
@@ -44,14 +45,13 @@ impl TextModel {
             .string("tokenizer.chat_template")
             .ok_or_else(|| no_template("tokenizer.chat_template in the GGUF file"))?;
         let special = ["bos", "eos"].map(|kind| token(&format!("tokenizer.ggml.{kind}_token_id")));
-        let ends = ["eos", "eot", "eom"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
-        Self::assemble(
-            Tokenizer::new(super::gguf::tokenizer(keys)?)?,
-            source,
-            special,
-            limits,
-            ends.iter().filter_map(|key| keys.id(key)),
-        )
+        let ends = ["eos", "eot", "eom"].map(|kind| keys.token(kind));
+        let tokenizer = Tokenizer::new(super::gguf::tokenizer(keys)?)?;
+        let declared = ends.into_iter().flatten();
+        let mut model = Self::assemble(tokenizer, source, special, limits, declared)?;
+        model.bos_id = keys.token("bos").filter(|_| keys.adds_bos());
+        model.fill_in = keys.fill_in().or(model.fill_in);
+        Ok(model)
     }
 
     fn from_hf_folder(files: &ModelSource, folder: &Path, limits: TemplateLimits) -> Result<Self> {
@@ -68,7 +68,12 @@ impl TextModel {
                 ends.extend(ids_in(&json(&folder.join(file), &text)?["eos_token_id"]));
             }
         }
-        Self::assemble(tokenizer, &source, [bos, eos], limits, ends.into_iter())
+        // Without a switch the tokenizer's own last step says so.
+        let adds_bos = config["add_bos_token"].as_bool();
+        let bos_id = tokenizer.token_to_id(bos);
+        let begins = bos_id.filter(|id| adds_bos.unwrap_or_else(|| tokenizer.begins_with(*id)));
+        let model = Self::assemble(tokenizer, &source, [bos, eos], limits, ends.into_iter())?;
+        Ok(Self { bos_id: begins, ..model })
     }
 
     fn assemble(
@@ -100,7 +105,12 @@ impl TextModel {
         let markup_ids: BTreeSet<u32> =
             written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
         let calls = super::call_family::call_form(&template, &markup);
+        let raw_eos_ids: BTreeSet<u32> =
+            eos_ids.iter().copied().chain(fill_in::ends(&tokenizer)).collect();
         Ok(Self {
+            fill_in: FillInTokens::of(&tokenizer),
+            bos_id: None,
+            raw_eos_ids: raw_eos_ids.into_iter().collect(),
             tokenizer,
             template,
             thinking,

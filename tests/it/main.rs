@@ -18,6 +18,7 @@ mod cli;
 mod clients;
 mod clock;
 mod cluster;
+mod completions;
 mod continued;
 mod control_plane;
 mod counting;

@@ -91,7 +91,7 @@ impl Config {
 
     /// The settings of the public surface for what the node's own gateway asks.
     pub fn gateway_api(&self) -> ApiSettings {
-        let GatewaySettings { max_messages, max_tools, .. } = self.gateway;
+        let GatewaySettings { max_messages, max_tools, max_files, .. } = self.gateway;
         let max_body_bytes = self.gateway.max_body_mib << 20;
         let text = self.gateway.max_description_kib << 10;
         let bounds = [
@@ -100,6 +100,7 @@ impl Config {
             ("description", text),
             ("schema", text),
             ("arguments", max_body_bytes),
+            ("files", max_files),
         ];
         ApiSettings {
             http: HttpSettings { max_body_bytes, ..self.http.clone() },

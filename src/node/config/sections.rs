@@ -144,5 +144,8 @@ pub struct GatewaySettings {
     /// 16.
     #[schemars(range(min = 1, max = 1_024))]
     pub max_description_kib: usize = 64,
+    /// Files that one request to it may send beside a text with a gap to fill in.
+    #[schemars(range(min = 1, max = 4_096))]
+    pub max_files: usize = 256,
 }
 }
