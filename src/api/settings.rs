@@ -50,7 +50,8 @@ pub type ChatBounds = BTreeMap<&'static str, usize>;
 impl ChatLeeway {
     /// For requests that were taken before.
     pub fn endless() -> Self {
-        let names = ["messages", "tools", "description", "schema", "arguments", "files"];
+        let names =
+            ["messages", "tools", "description", "schema", "arguments", "files", "token_ids"];
         Self { bounds: names.map(|name| (name, usize::MAX)).into(), is_lenient: true }
     }
 }

@@ -53,9 +53,8 @@ const HARMLESS: [&str; 39] = [
     "xtc_threshold",
 ];
 /// Values by which clients say that something is as it is here anyway.
-const AS_IT_IS: [(&str, &str); 32] = [
+const AS_IT_IS: [(&str, &str); 31] = [
     (BEGINS, "true"),
-    ("add_special_tokens", "false"),
     ("ban_eos_token", "false"),
     ("best_of", "1"),
     (CONTINUES, "false"),

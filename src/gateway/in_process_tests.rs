@@ -75,6 +75,12 @@ async fn prompts_are_told_in_each_clients_words() {
             json!("send one"),
         ),
         ("/tokenize", json!({ "content": "a" }), "400", json!("can use small, thinker")),
+        (
+            "/tokenize",
+            json!({ "model": "small", "messages": [], "add_special_tokens": true }),
+            "400",
+            json!("cannot be true"),
+        ),
         ("/detokenize", json!({ "model": "small" }), "400", json!("tokens is required")),
         ("/detokenize", json!({ "model": "x", "tokens": [] }), "404", json!("not known")),
         (

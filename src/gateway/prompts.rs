@@ -86,7 +86,13 @@ impl PromptQuestion {
             (None, None) if !asked.has("messages") => {
                 return Err("content, prompt or messages is required.".into());
             }
-            (None, None) => {}
+            (None, None) => {
+                if asked.take("add_special_tokens", FLAG)? == Some(true) {
+                    return Err("add_special_tokens cannot be true with messages: the chat \
+                                template writes such tokens."
+                        .into());
+                }
+            }
             (Some(text), None) | (None, Some(text)) => {
                 let add = asked.take("add_special", FLAG)?;
                 let add: Option<bool> = add.or(asked.take("add_special_tokens", FLAG)?);
@@ -103,9 +109,8 @@ impl PromptQuestion {
 fn told_tokens(told: &Value, with_pieces: bool) -> Value {
     let list = |name: &str| told[name].as_array().map_or(&[][..], Vec::as_slice);
     let (ids, pieces) = (list("tokens"), list("pieces"));
-    let token = |(id, piece): (&Value, &Value)| match with_pieces {
-        true => json!({ "id": id, "piece": piece }),
-        false => id.clone(),
+    let token = |(id, piece): (&Value, &Value)| {
+        if with_pieces { json!({ "id": id, "piece": piece }) } else { id.clone() }
     };
     let tokens: Vec<Value> = ids.iter().zip(pieces).map(token).collect();
     json!({ "tokens": tokens, "count": ids.len(), "max_model_len": told["context_tokens"] })
@@ -164,7 +169,7 @@ impl Gateway {
         }
         let names = self.model_names(head).await?;
         let why = || format!("model is required: this key can use {names}");
-        let only = names.only_id();
+        let only = names.only_name();
         let only = only.ok_or_else(|| refuse(StatusCode::BAD_REQUEST, &why(), false))?;
         chat.add("model", only);
         Ok(())

@@ -118,8 +118,8 @@ mod tests {
 
     fn gap(files: &[[&str; 2]]) -> RawPrompt {
         let file = |[name, text]: &[&str; 2]| ProjectFile {
-            name: name.to_string(),
-            text: text.to_string(),
+            name: (*name).to_owned(),
+            text: (*text).to_owned(),
         };
         RawPrompt::FillIn {
             prefix: "he".into(),

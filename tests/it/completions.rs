@@ -112,6 +112,7 @@ async fn a_model_reads_the_text_alone() {
         let answer = ask(gateway, path, &world, &body);
         assert_eq!(answer.status, 200, "{path} {body}: {answer:?}");
         let answer = answer.json();
+        assert_eq!(path == "/infill", answer["model"] != json!(world.model), "{answer}");
         let was_read = seen.lock().unwrap().iter().any(|prompt| prompt == expect);
         assert!(was_read, "{path} {body}: {:?}", seen.lock().unwrap());
         assert_eq!(answer.pointer(text), Some(&json!("so")), "{path} {body}: {answer}");
@@ -270,5 +271,32 @@ async fn prompts_are_told_as_tokens_and_as_text() {
     assert_eq!(spent(&world).await, charged, "the answer alone is charged");
     let foreign = json!({ "tokens": [5_000_000] });
     assert_eq!(ask(gateway, "/detokenize", &world, &foreign).status, 400);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_prompt_may_have_is_bounded() {
+    let mut world = World::with(|setup| {
+        setup.marks = MARKS;
+        let bounds = &mut setup.config.gateway;
+        (bounds.max_files, bounds.max_token_ids) = (1, 3);
+    })
+    .await;
+    let gateway = world.open_gateway().await;
+    let file = json!({ "text": "a" });
+    for (path, body, status, words) in [
+        (COMPLETIONS, json!({ "prompt": [5, 6, 7] }), 200, ""),
+        (COMPLETIONS, json!({ "prompt": [5, 6, 7, 8] }), 400, "prompt must have at most 3 items"),
+        ("/detokenize", json!({ "tokens": [5, 6, 7, 8] }), 400, "at most 3 items"),
+        ("/tokenize", json!({ "content": "xyz" }), 200, ""),
+        ("/tokenize", json!({ "content": "xyzx" }), 400, "(gateway.max_token_ids)"),
+        ("/infill", json!({ "input_extra": [file] }), 200, ""),
+        ("/infill", json!({ "input_extra": [file, file] }), 400, "files must have at most 1"),
+    ] {
+        let mut body = body;
+        body["model"] = json!(world.model);
+        let answer = ask(gateway, path, &world, &body);
+        assert!(answer.status == status && answer.body.contains(words), "{path}: {answer:?}");
+    }
     world.close().await;
 }

@@ -37,8 +37,9 @@ fn bodies() {
     bolero::check!().with_iterations(10_000).with_type().for_each(|mutation: &Mutation| {
         let body = mutated(BODIES, mutation);
         let Ok(tree) = JsonTree::parse(&body) else { return };
-        // With this bound a request may have a raw prompt.
-        match ChatRequest::parse_within(&tree, &ChatBounds::from([("files", 1)])) {
+        // With these bounds a request may have a raw prompt.
+        match ChatRequest::parse_within(&tree, &ChatBounds::from([("files", 1), ("token_ids", 2)]))
+        {
             Ok(request) => {
                 let is_raw = request.input.raw.is_some();
                 let messages = request.input.messages.len();

@@ -15,7 +15,7 @@ pub mod prompt_facts;
 #[cfg(test)]
 mod published_schemas;
 pub mod query;
-mod raw_prompt;
+pub mod raw_prompt;
 mod schemas;
 mod structural_tag;
 #[cfg(test)]

@@ -13,6 +13,13 @@ pub(super) const NAME: &str = "prompt";
 /// The bound of a gateway's files. `/v1` has none, and takes no such prompts.
 const FILES: &str = "files";
 
+/// The bound of token ids that are sent, or told.
+pub const TOKEN_IDS: &str = "token_ids";
+
+pub fn bound(bounds: &ChatBounds, name: &str) -> usize {
+    bounds.get(name).copied().unwrap_or_default()
+}
+
 pub(super) fn is_taken(bounds: &ChatBounds) -> bool {
     bounds.contains_key(FILES)
 }
@@ -21,7 +28,7 @@ pub(super) fn parse(field: &JsonField) -> Result<RawPrompt, ApiError> {
     match field.value {
         JsonTree::String(text) => Ok(whole(text, true, true)),
         JsonTree::Array(_) => {
-            let ids = field.items(usize::MAX)?;
+            let ids = field.items(bound(field.bounds, TOKEN_IDS))?;
             ids.iter().map(id).collect::<Result<_, _>>().map(RawPrompt::Tokens)
         }
         JsonTree::Object(_) => parts(field),
@@ -45,7 +52,7 @@ fn parts(field: &JsonField) -> Result<RawPrompt, ApiError> {
     } else {
         let prefix = text(field, &mut members, "prefix")?;
         let suffix = text(field, &mut members, "suffix")?;
-        let most = field.bounds.get(FILES).copied().unwrap_or_default();
+        let most = bound(field.bounds, FILES);
         let files = members.remove(FILES).map_or(Ok(Vec::new()), |files| files.items(most))?;
         let files = files.iter().map(file).collect::<Result<_, _>>()?;
         RawPrompt::FillIn { prefix, suffix, files }

@@ -199,7 +199,7 @@ fn raw_prompts_are_the_gateways_alone() {
     let of = |members: &str| {
         JsonTree::parse(format!(r#"{{"model":"{MODEL}",{members}}}"#).as_bytes()).unwrap()
     };
-    let bounds = ChatBounds::from([("files", 1)]);
+    let bounds = ChatBounds::from([("files", 1), ("token_ids", 2)]);
     let text = |add_special, parse_special| RawPrompt::Text {
         text: "a".into(),
         add_special,
@@ -233,6 +233,7 @@ fn raw_prompts_are_the_gateways_alone() {
         (r#""prompt":1"#, "prompt"),
         (r#""prompt":[-1]"#, "prompt[0]"),
         (r#""prompt":["a"]"#, "prompt[0]"),
+        (r#""prompt":[1,2,3]"#, "prompt"),
         (r#""prompt":{"prefix":"a"}"#, "prompt.suffix"),
         (r#""prompt":{"text":"a","suffix":"b"}"#, "prompt.suffix"),
         (files, "prompt.files"),

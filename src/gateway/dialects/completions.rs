@@ -53,16 +53,24 @@ pub(super) fn read(mut asked: JsonMembers) -> Result<Question, String> {
     let options: Value = asked.take("stream_options", "an object")?.unwrap_or_default();
     let include_usage = options["include_usage"] == true;
     let echo = if echo { echoed(&prompt, scored)? } else { String::new() };
-    match prompt {
-        prompt if suffix.is_empty() => asked.add(PROMPT, &prompt),
-        Value::String(prefix) => asked.add(PROMPT, &gap(&prefix, &suffix, &[])),
-        _ => return Err("suffix needs prompt as a text, not as token ids.".into()),
-    }
+    let is_bare = asked.take("add_special_tokens", "true or false")? == Some(false);
+    asked.add(PROMPT, &raw(prompt, &suffix, is_bare)?);
     let max_tokens: Option<Value> = asked.take("max_tokens", "a number")?;
     asked.add("max_tokens", &max_tokens.unwrap_or(MAX_TOKENS.into()));
     let writer = Box::new(CompletionsWriter { include_usage, echo, ..Default::default() });
     let left_out = LeftOut::default();
     Ok(Question { chat: asked, writer, is_streamed, left_out, effort: EFFORT })
+}
+
+/// The node's prompt; no token that begins every text comes before one that `is_bare`.
+fn raw(prompt: Value, suffix: &str, is_bare: bool) -> Result<Value, String> {
+    match (prompt, suffix) {
+        (Value::String(text), "") if is_bare => Ok(json!({ "text": text, "add_special": false })),
+        (prompt, "") => Ok(prompt),
+        _ if is_bare => Err("add_special_tokens: false cannot go with suffix.".into()),
+        (Value::String(prefix), suffix) => Ok(gap(&prefix, suffix, &[])),
+        _ => Err("suffix needs prompt as a text, not as token ids.".into()),
+    }
 }
 
 /// The number of likeliest tokens becomes the node's two members. Whether there is one.

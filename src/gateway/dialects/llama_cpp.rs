@@ -54,12 +54,12 @@ fn question(mut asked: JsonMembers) -> Result<Asked, String> {
         }
     }
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(false);
-    let writer = LlamaCppWriter::new(asked.read::<Value>("stop").unwrap_or_default());
+    let writer = LlamaCppWriter::new(&asked.read::<Value>("stop").unwrap_or_default());
     // Editors let a server read a text ahead so.
     if asked.read::<f64>("n_predict") == Some(0.0) {
         let model = asked.text("model").unwrap_or_default();
         let head = AnswerHead { model, created: Utc::now().timestamp(), ..AnswerHead::default() };
-        let mut nothing = writer.object(&head, "");
+        let mut nothing = object(&head, "");
         nothing["stop"] = true.into();
         return Ok(Asked::Echo(nothing));
     }
@@ -79,21 +79,14 @@ struct LlamaCppWriter {
 }
 
 impl LlamaCppWriter {
-    fn new(stop: Value) -> Self {
-        let has_stops = !matches!(&stop, Value::Null) && stop != json!([]);
+    fn new(stop: &Value) -> Self {
+        let has_stops = !stop.is_null() && *stop != json!([]);
         Self { began: Instant::now(), first_text: None, has_stops }
-    }
-
-    fn object(&self, head: &AnswerHead, text: &str) -> Value {
-        json!({
-            "index": 0, "content": text, "tokens": [], "stop": false, "model": head.model,
-            "tokens_predicted": 0, "tokens_evaluated": head.prompt_tokens,
-        })
     }
 
     /// The last object. Times are in milliseconds.
     fn last(&self, head: &AnswerHead, text: &str, end: &AnswerEnd) -> Value {
-        let mut last = self.object(head, text);
+        let mut last = object(head, text);
         last["stop"] = true.into();
         match (end.is_cut_off(), self.has_stops) {
             (true, _) => last["stop_type"] = "limit".into(),
@@ -107,7 +100,8 @@ impl LlamaCppWriter {
         let first_text = self.first_text.unwrap_or(self.began);
         let milliseconds = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         last["timings"] = json!({
-            "cache_n": end.cached_tokens, "prompt_n": end.prompt_tokens - end.cached_tokens,
+            "cache_n": end.cached_tokens,
+            "prompt_n": end.prompt_tokens.saturating_sub(end.cached_tokens),
             "prompt_ms": milliseconds(self.began, first_text),
             "predicted_n": end.completion_tokens,
             "predicted_ms": milliseconds(first_text, Instant::now()),
@@ -117,11 +111,18 @@ impl LlamaCppWriter {
     }
 }
 
+fn object(head: &AnswerHead, text: &str) -> Value {
+    json!({
+        "index": 0, "content": text, "tokens": [], "stop": false, "model": head.model,
+        "tokens_predicted": 0, "tokens_evaluated": head.prompt_tokens,
+    })
+}
+
 impl AnswerWriter for LlamaCppWriter {
     fn part(&mut self, head: &AnswerHead, part: &NodePart, out: &mut String) {
         self.first_text.get_or_insert_with(Instant::now);
         if let NodePart::Text(text) = part {
-            event(out, None, &self.object(head, text));
+            event(out, None, &object(head, text));
         }
     }
 

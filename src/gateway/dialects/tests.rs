@@ -140,6 +140,11 @@ fn bare_texts_and_gaps_become_raw_prompts() {
             json!({ "prompt": ["a"], "suffix": "b", "logprobs": 2, "echo": false }),
             json!({ "prompt": gap("a", "b", none.clone()), "logprobs": true, "top_logprobs": 2, "max_tokens": 16 }),
         ),
+        (
+            Completions,
+            json!({ "prompt": "a", "max_tokens": 1, "add_special_tokens": false }),
+            json!({ "prompt": { "text": "a", "add_special": false }, "max_tokens": 1 }),
+        ),
         (OllamaGenerate, json!({ "prompt": "a", "raw": true }), json!({ "prompt": "a" })),
         (
             OllamaGenerate,
@@ -319,8 +324,7 @@ fn streams_are_asked_for_as_in_each_dialect() {
 }
 
 #[test]
-fn what_no_model_here_does_is_refused_with_a_way_out() {
-    let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
+fn raw_prompts_that_cannot_be_read_are_refused_with_a_way_out() {
     for (dialect, body, expect) in [
         (Completions, json!({}), "prompt is required"),
         (Completions, json!({ "prompt": [] }), "has 0"),
@@ -332,8 +336,23 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
         (Completions, json!({ "prompt": "a", "echo": true, "logprobs": 0 }), "echo cannot"),
         (Completions, json!({ "prompt": [1], "suffix": "b" }), "suffix needs"),
         (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
+        (
+            Completions,
+            json!({ "prompt": "a", "suffix": "b", "add_special_tokens": false }),
+            "cannot go with suffix",
+        ),
         (LlamaCppInfill, json!({ "input_extra": [{ "filename": "a" }] }), "filename and text"),
         (LlamaCppInfill, json!({ "input_suffix": 1 }), "input_suffix must be a text"),
+    ] {
+        let why = read(dialect, &body).expect_err("it is refused");
+        assert!(why.contains(expect), "{dialect:?} {body}: {why}");
+    }
+}
+
+#[test]
+fn what_no_model_here_does_is_refused_with_a_way_out() {
+    let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
+    for (dialect, body, expect) in [
         (Anthropic, json!({ "messages": image }), "text only"),
         (
             Anthropic,
