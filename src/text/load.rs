@@ -215,7 +215,7 @@ fn ids_in(value: &Value) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
+    use crate::{RawPrompt, testing};
     use cresset_models::loader::gguf::Value as Gguf;
 
     #[test]
@@ -315,6 +315,29 @@ mod tests {
         );
         let list = r#"{"eos_token": "</s>", "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}"}]}"#;
         check(&[("tokenizer_config.json", list)], &[2, 3], &[1]);
+    }
+
+    #[test]
+    fn a_folder_says_whether_texts_have_a_beginning() {
+        const LAST_STEP: &str = r#"{"post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}},"#;
+        let adding = TOKENIZER.replacen('{', LAST_STEP, 1);
+        let raw = RawPrompt::Text { text: "ab".into(), add_special: true, parse_special: true };
+        for (tokenizer, switch, expect) in [
+            (TOKENIZER, "", &[2, 3][..]),
+            (TOKENIZER, r#""add_bos_token": true,"#, &[0, 2, 3]),
+            (&adding, "", &[0, 2, 3]),
+            (&adding, r#""add_bos_token": false,"#, &[2, 3]),
+        ] {
+            let config = format!(
+                r#"{{{switch} "bos_token": "<s>", "eos_token": "</s>", "chat_template": "x"}}"#
+            );
+            let files = [("tokenizer.json", tokenizer), ("tokenizer_config.json", &config)];
+            let model = TextModel::load(&ModelSource::hf_folder(folder(&files).path().into()));
+            assert_eq!(model.unwrap().encode_raw(&raw).unwrap(), expect, "{switch}");
+        }
     }
 
     #[test]
