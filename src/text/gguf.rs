@@ -43,9 +43,11 @@ impl<'a> GgufKeys<'a> {
         u32::try_from(integer(self.0.get(key)?)?).ok()
     }
 
-    /// The id of a kind of token.
+    /// The id of a kind of token, if the vocabulary has it.
     pub(super) fn token(self, kind: &str) -> Option<u32> {
-        self.id(&format!("tokenizer.ggml.{kind}_token_id"))
+        let Some(Value::Array(tokens)) = self.0.get("tokenizer.ggml.tokens") else { return None };
+        let id = self.id(&format!("tokenizer.ggml.{kind}_token_id"));
+        id.filter(|id| (*id as usize) < tokens.len())
     }
 
     /// Whether every text begins with the token for that. Old converters did not say so.

@@ -50,7 +50,7 @@ impl TextModel {
         let declared = ends.into_iter().flatten();
         let mut model = Self::assemble(tokenizer, source, special, limits, declared)?;
         model.bos_id = keys.token("bos").filter(|_| keys.adds_bos());
-        model.fill_in = keys.fill_in().or(model.fill_in);
+        model.fill_in = model.fill_in.or_else(|| keys.fill_in());
         Ok(model)
     }
 

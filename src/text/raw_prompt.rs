@@ -215,6 +215,8 @@ mod tests {
                 metadata.insert(key, Value::U32(id));
             }
             assert_eq!(shown(&metadata, &gap(&[])), "{a}he{b}wo{c}", "{names:?}");
+            metadata.insert(format!("tokenizer.ggml.{}_token_id", names[0]), Value::U32(5_000));
+            assert!(!testing::text_model(&metadata).fills_in(), "no such token: {names:?}");
         }
     }
 

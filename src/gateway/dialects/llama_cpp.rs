@@ -23,8 +23,8 @@ struct ExtraFile {
 }
 
 pub(super) fn read_completion(mut asked: JsonMembers) -> Result<Asked, String> {
-    let prompt: Value = asked.take(PROMPT, "a text or a list of token ids")?.unwrap_or_default();
-    asked.add(PROMPT, &prompt);
+    let prompt: Option<Value> = asked.take(PROMPT, "a text or a list of token ids")?;
+    asked.add(PROMPT, &prompt.ok_or("prompt is required.")?);
     question(asked)
 }
 

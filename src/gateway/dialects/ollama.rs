@@ -123,7 +123,7 @@ pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {
     ];
     let suffix: String = asked.take("suffix", "a text")?.unwrap_or_default();
     let is_raw = asked.take("raw", "true or false")?.unwrap_or(false);
-    if (is_raw || !suffix.is_empty()) && !texts[1].is_empty() {
+    if !suffix.is_empty() || (is_raw && !texts[1].is_empty()) {
         return raw(asked, &texts, &suffix);
     }
     let turns = ["system", "user"].into_iter().zip(texts).filter(|(_, text)| !text.is_empty());

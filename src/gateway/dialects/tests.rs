@@ -146,6 +146,7 @@ fn bare_texts_and_gaps_become_raw_prompts() {
             json!({ "prompt": { "text": "a", "add_special": false }, "max_tokens": 1 }),
         ),
         (OllamaGenerate, json!({ "prompt": "a", "raw": true }), json!({ "prompt": "a" })),
+        (OllamaGenerate, json!({ "suffix": "b" }), json!({ "prompt": gap("", "b", none.clone()) })),
         (
             OllamaGenerate,
             json!({ "prompt": "a", "suffix": "b", "raw": true, "options": { "num_predict": 4 } }),
@@ -343,6 +344,7 @@ fn raw_prompts_that_cannot_be_read_are_refused_with_a_way_out() {
         ),
         (LlamaCppInfill, json!({ "input_extra": [{ "filename": "a" }] }), "filename and text"),
         (LlamaCppInfill, json!({ "input_suffix": 1 }), "input_suffix must be a text"),
+        (LlamaCppCompletion, json!({ "prompt": null }), "prompt is required"),
     ] {
         let why = read(dialect, &body).expect_err("it is refused");
         assert!(why.contains(expect), "{dialect:?} {body}: {why}");
