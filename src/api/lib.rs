@@ -32,7 +32,6 @@ pub use error::ApiError;
 pub use forward::{Forwarder, forwarding};
 pub use gateway_hint::GatewayHint;
 pub use settings::{Api, ApiSettings, ChatBounds, ChatLeeway, CredentialSettings};
-pub use wire::token_count::TokenCount;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -75,10 +74,14 @@ pub fn router_for_peers(api: Api) -> Router {
     router(api).layer(from_fn_with_state(services, finish_response::require_forwarded))
 }
 
-/// Counts the tokens of chat requests, under the same checks, for the node's own gateway. No
-/// listener serves it.
-pub fn counting(api: Api) -> Router {
-    guarded(Router::new().fallback(count::count).with_state(api.clone()), api)
+/// Tells the node's own gateway of the prompts of chat requests, under the same checks: their text
+/// or their tokens, or how many these are. No listener serves it.
+pub fn prompts(api: Api) -> Router {
+    let routes = Router::new()
+        .route("/text", post(count::text))
+        .route("/tokens", post(count::tokens))
+        .fallback(count::count);
+    guarded(routes.with_state(api.clone()), api)
 }
 
 /// Only requests with a valid credential reach the routes, and every answer is a finished one.

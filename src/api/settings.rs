@@ -37,6 +37,8 @@ pub struct ApiSettings {
 #[derive(Clone, Debug, Default)]
 pub struct ChatLeeway {
     /// In place of bounds of `chat_request.json`, by the names that these have there (`x-bound`).
+    /// Where there is one of `files`, `prompt` may take the place of `messages`: see
+    /// `wire::raw_prompt`.
     pub bounds: ChatBounds,
     /// Whether `max_tokens` becomes what is left, and switches of thinking that the model does not
     /// have are left out. Such answers tell the prompt's tokens before they begin.
@@ -48,7 +50,8 @@ pub type ChatBounds = BTreeMap<&'static str, usize>;
 impl ChatLeeway {
     /// For requests that were taken before.
     pub fn endless() -> Self {
-        let names = ["messages", "tools", "description", "schema", "arguments"];
+        let names =
+            ["messages", "tools", "description", "schema", "arguments", "files", "token_ids"];
         Self { bounds: names.map(|name| (name, usize::MAX)).into(), is_lenient: true }
     }
 }

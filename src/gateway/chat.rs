@@ -4,7 +4,7 @@
 
 use super::json_members::{EMPTY, JsonMembers};
 use super::left_out::LeftOut;
-use super::{CONTINUES, thinking, tools};
+use super::{CONTINUES, PROMPT, thinking, tools};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -53,7 +53,7 @@ const HARMLESS: [&str; 39] = [
     "xtc_threshold",
 ];
 /// Values by which clients say that something is as it is here anyway.
-const AS_IT_IS: [(&str, &str); 30] = [
+const AS_IT_IS: [(&str, &str); 31] = [
     (BEGINS, "true"),
     ("ban_eos_token", "false"),
     ("best_of", "1"),
@@ -71,6 +71,7 @@ const AS_IT_IS: [(&str, &str); 30] = [
     ("no_repeat_ngram_size", "0"),
     ("repeat_penalty", "1"),
     ("return_token_ids", "false"),
+    ("return_token_strs", "false"),
     ("skip_special_tokens", "true"),
     ("smoothing_factor", "0"),
     ("spaces_between_special_tokens", "true"),
@@ -147,7 +148,7 @@ fn continuation(request: &mut JsonMembers) -> Result<(), String> {
 
 /// Empty values of these say something, or are refused.
 fn is_known_to_node(name: &str) -> bool {
-    ["messages", "model", "stop", "tools", thinking::EFFORT].contains(&name)
+    ["messages", "model", "stop", "tools", PROMPT, thinking::EFFORT].contains(&name)
 }
 
 /// Whether a value is the usual one, however its number is written.

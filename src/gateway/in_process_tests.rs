@@ -41,9 +41,85 @@ fn node(seen: &AskedChats) -> Router {
         .route(CHAT, post(chat))
 }
 
+/// A node that tells what it was asked of a prompt.
+fn prompts() -> Router {
+    let told = async |uri: Uri, body: Bytes| {
+        let asked: Value = serde_json::from_slice(&body).unwrap();
+        let text = json!([uri.path(), asked["model"], asked["prompt"]]).to_string();
+        Json(json!({ "text": text, "tokens": [7], "pieces": ["a"], "context_tokens": 64 }))
+    };
+    Router::new().fallback(told)
+}
+
+#[tokio::test]
+async fn prompts_are_told_in_each_clients_words() {
+    let gateway = gateway(&AskedChats::default(), 1 << 20);
+    for (path, body, status, expect) in [
+        (
+            "/tokenize",
+            json!({ "model": "small", "content": "a" }),
+            "200",
+            json!({ "tokens": [7], "count": 1, "max_model_len": 64 }),
+        ),
+        (
+            "/tokenize",
+            json!({ "model": "small", "prompt": "a", "with_pieces": true }),
+            "200",
+            json!({ "tokens": [{ "id": 7, "piece": "a" }], "count": 1, "max_model_len": 64 }),
+        ),
+        ("/tokenize", json!({ "model": "small" }), "400", json!("messages is required")),
+        (
+            "/tokenize",
+            json!({ "model": "small", "content": "a", "prompt": "a" }),
+            "400",
+            json!("send one"),
+        ),
+        ("/tokenize", json!({ "content": "a" }), "400", json!("can use small, thinker")),
+        (
+            "/tokenize",
+            json!({ "model": "small", "messages": [], "add_special_tokens": true }),
+            "400",
+            json!("cannot be true"),
+        ),
+        ("/detokenize", json!({ "model": "small" }), "400", json!("tokens is required")),
+        ("/detokenize", json!({ "model": "x", "tokens": [] }), "404", json!("not known")),
+        (
+            "/detokenize",
+            json!({ "model": ID, "tokens": [7, 8] }),
+            "200",
+            json!(json!(["/text", ID, [7, 8]]).to_string()),
+        ),
+        (
+            "/apply-template",
+            json!({ "model": "small", "messages": [] }),
+            "200",
+            json!(json!(["/text", ID, null]).to_string()),
+        ),
+    ] {
+        let [told, _, text] = ask(&gateway, path, &[], &body).await;
+        assert_eq!(told, status, "{path} {body}: {text}");
+        let answer: Value = serde_json::from_str(&text).unwrap();
+        match &expect {
+            Value::String(part) if status == "200" => assert_eq!(answer["prompt"], *part),
+            Value::String(part) => assert!(text.contains(part), "{path} {body}: {text}"),
+            whole => assert_eq!(answer, *whole, "{path} {body}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_has_no_raw_prompt() {
+    let seen = AskedChats::default();
+    let gateway = gateway(&seen, 1 << 20);
+    let body = json!({ "model": "small", "prompt": "Hi" });
+    let [status, _, text] = ask(&gateway, CHAT, &[], &body).await;
+    assert!(status == "400" && text.contains("/v1/completions"), "{text}");
+    assert!(seen.lock().is_empty());
+}
+
 fn gateway(seen: &AskedChats, max_body_bytes: usize) -> Gateway {
     let options = GatewayOptions {
-        upstream: GatewayUpstream::Here { node: node(seen), counter: Router::new() },
+        upstream: GatewayUpstream::Here { node: node(seen), prompts: prompts() },
         http: HttpSettings { max_body_bytes, ..HttpSettings::default() },
         ..tests::settings("http://unused:1")
     };

@@ -31,6 +31,10 @@ impl JsonMembers {
         self.read(name)
     }
 
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|(own, _)| own == name)
+    }
+
     pub(super) fn set(&mut self, name: &str, value: &(impl Serialize + ?Sized)) {
         for (_, old) in self.0.iter_mut().filter(|(own, _)| own == name) {
             *old = raw(value);

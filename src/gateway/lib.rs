@@ -18,7 +18,6 @@ mod body;
 mod calls;
 mod chat;
 mod client_keys;
-mod counting;
 mod dialects;
 mod discovery;
 #[cfg(test)]
@@ -29,6 +28,7 @@ mod log_line;
 pub mod metrics_listener;
 mod model_names;
 mod origins;
+mod prompts;
 #[cfg(test)]
 mod tests;
 mod thinking;
@@ -78,6 +78,8 @@ const MODELS: &str = "/v1/models";
 const MODEL: &str = "/v1/models/";
 /// The member by which the node is asked to go on with the last message.
 const CONTINUES: &str = "continue_final_message";
+/// The member by which a node's own gateway asks it to go on with a text, without a template.
+const PROMPT: &str = "prompt";
 /// Paths of other services for what no model here does, by their beginnings.
 const UNSUPPORTED_PATHS: [&str; 4] = ["/v1/embeddings", "/v1/images", "/v1/audio", "/api/embed"];
 /// Paths at which Ollama's clients change its models.
@@ -220,7 +222,7 @@ impl Gateway {
         };
         let answer = match ApiDialect::of(&head) {
             Some(dialect) => self.translate_request(dialect, head, &body, line).await,
-            None if counting::is_asked(&head) => self.count(head, &body, line).await,
+            None if prompts::is_asked(&head) => self.tell_prompt(head, &body, line).await,
             None => self.pass(head, body, line).await,
         };
         answer.unwrap_or_else(|refusal| *refusal)
@@ -246,10 +248,17 @@ impl Gateway {
             Asked::Question(question) => question,
             Asked::Echo(answer) => {
                 let names = self.model_names(&head).await?;
-                self.known_id(&names, answer["model"].as_str().unwrap_or_default())?;
+                let model = answer["model"].as_str().unwrap_or_default();
+                if !(model.is_empty() && dialect.has_one_model()) {
+                    self.known_id(&names, model)?;
+                }
                 return Ok(answer::known(&answer));
             }
         };
+        self.check_raw(&chat)?;
+        if dialect.has_one_model() {
+            self.add_only_model(&head, &mut chat).await?;
+        }
         head.uri = Uri::from_static(CHAT);
         head.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         chat.add("stream", &true);
@@ -303,6 +312,7 @@ impl Gateway {
         // A body that is no object goes on as it is: the node says what is wrong with it.
         let (body, renaming) = match serde_json::from_slice(&body) {
             Ok(request) if is_chat => {
+                check_messages(&request)?;
                 self.translate(&mut head, request, thinking::EFFORT, line).await?
             }
             _ => (body, None),
@@ -478,6 +488,17 @@ fn with_setting(refusal: HostRefusal) -> String {
         }
     };
     format!("{}; or allow {setting}", refusal.text())
+}
+
+/// Refuses what the node takes from the other interfaces of its gateway alone.
+fn check_messages(request: &JsonMembers) -> Result<(), GatewayRefusal> {
+    match request.read::<Value>(PROMPT) {
+        None | Some(Value::Null) => Ok(()),
+        Some(_) => {
+            let why = "prompt is for /v1/completions: send messages here";
+            Err(refuse(StatusCode::BAD_REQUEST, why, false).into())
+        }
+    }
 }
 
 /// An answer of the gateway's own that ends a request.

@@ -13,7 +13,7 @@ use hyper::{Method, Response};
 use std::time::Instant;
 
 /// Paths of other services that are logged as they are.
-const ROUTES: [&str; 10] = [
+const ROUTES: [&str; 15] = [
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
@@ -24,6 +24,11 @@ const ROUTES: [&str; 10] = [
     "/api/ps",
     "/api/show",
     "/api/version",
+    "/completion",
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
 ];
 
 /// The path as it is logged.

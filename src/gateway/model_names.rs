@@ -42,6 +42,12 @@ impl ModelNames {
         found.map_or((false, None), |model| (model.thinks, model.max_output))
     }
 
+    /// The name of the only model that there is.
+    pub(super) fn only_name(&self) -> Option<&str> {
+        let [only] = &self.0[..] else { return None };
+        Some(only.name())
+    }
+
     /// The id of the model that `name` means by itself or as one of the `aliases`. The longest
     /// alias counts, and those that end in `*` stand for every name that begins so.
     pub(super) fn id_with(&self, aliases: &BTreeMap<String, String>, name: &str) -> Option<&str> {
@@ -86,10 +92,16 @@ pub(super) fn capabilities(model: &Value) -> impl Iterator<Item = &str> {
     model["capabilities"].as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
+impl NamedModel {
+    fn name(&self) -> &str {
+        self.address.as_ref().unwrap_or(&self.label)
+    }
+}
+
 impl fmt::Display for ModelNames {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        let names = self.0.iter().map(|model| model.address.as_ref().unwrap_or(&model.label));
-        formatter.write_str(&names.map(String::as_str).collect::<Vec<_>>().join(", "))
+        let names = self.0.iter().map(NamedModel::name);
+        formatter.write_str(&names.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -131,6 +143,10 @@ mod tests {
         check("gpt-4o", None);
         check("x", None);
         check("own", Some("2"));
+        assert_eq!(names.only_name(), None);
+        for (model, expect) in [(1, "own"), (0, "small")] {
+            assert_eq!(ModelNames::of(&models[model..=model]).only_name(), Some(expect));
+        }
         names.rename(&mut models[..5]);
         let ids = models[..5].iter().map(|model| &model["id"]);
         assert!(ids.eq(["small", "own", "3", "4", "5"]));

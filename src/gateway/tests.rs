@@ -188,6 +188,22 @@ fn gateway(upstream: &str) -> Gateway {
 }
 
 #[tokio::test]
+async fn a_relay_says_where_raw_prompts_can_be_asked() {
+    let running = Running::start().await;
+    for (path, body, status) in [
+        ("/v1/completions", r#"{"model":"m","prompt":"a"}"#, "400"),
+        ("/api/generate", r#"{"model":"m","prompt":"a","raw":true}"#, "400"),
+        ("/infill", r#"{"model":"m","input_prefix":"a"}"#, "400"),
+        ("/tokenize", r#"{"model":"m","content":"a"}"#, "404"),
+    ] {
+        let text = whole(running.send_to(path, "", body).await).await;
+        assert!(text.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {text}");
+        assert!(text.contains("gateway.listen"), "{path}: {text}");
+    }
+    assert!(running.node.keys().is_empty());
+}
+
+#[tokio::test]
 async fn equal_requests_that_were_answered_are_calls_of_their_own() {
     let running = Running::start().await;
     assert!(running.ask("", SAME).await.ends_with("ok\r\n0\r\n\r\n"));
@@ -415,7 +431,6 @@ data: [DONE]
 "#;
     let running = Running::start().await;
     for (path, question) in [
-        ("/v1/completions", r#""prompt":"Say hi""#),
         ("/v1/responses", r#""input":"Say hi""#),
         ("/v1/messages", r#""max_tokens":9,"messages":[{"role":"user","content":"Say hi"}]"#),
         ("/api/generate", r#""stream":false,"prompt":"Say hi""#),

@@ -31,15 +31,15 @@ const PAGE: u32 = 100;
 pub enum GatewayUpstream {
     /// At `http` or `https`, a host and a port.
     Remote { address: Uri, tls: Box<ClientConfig> },
-    /// In this process: its public surface, and what tells how many tokens the prompt of a chat
-    /// request has.
-    Here { node: Router, counter: Router },
+    /// In this process: its public surface, which takes `prompt` in place of messages here, and
+    /// what tells of the prompts of chat requests.
+    Here { node: Router, prompts: Router },
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum NodeConnections {
     Remote(Box<DistantNode>),
-    Here { node: Router, counter: Router },
+    Here { node: Router, prompts: Router },
 }
 
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ pub(super) struct DistantNode {
 impl NodeConnections {
     pub(super) fn new(upstream: GatewayUpstream) -> Result<Self, String> {
         let (address, tls) = match upstream {
-            GatewayUpstream::Here { node, counter } => return Ok(Self::Here { node, counter }),
+            GatewayUpstream::Here { node, prompts } => return Ok(Self::Here { node, prompts }),
             GatewayUpstream::Remote { address, tls } => (address, tls),
         };
         let is_known = matches!(address.scheme_str(), Some("http" | "https"));

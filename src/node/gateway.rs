@@ -37,7 +37,7 @@ impl RunningNode {
         let options = GatewayOptions {
             upstream: GatewayUpstream::Here {
                 node: cresset_api::forwarding(routes, self.forwarder()),
-                counter: cresset_api::counting(api.clone()),
+                prompts: cresset_api::prompts(api.clone()),
             },
             http: HttpSettings { max_body_bytes: api.settings.http.max_body_bytes, ..http },
             key,

@@ -174,7 +174,6 @@ fn request(
     text: &TextModel,
     prepared: &PreparedAnswer,
 ) -> Result<GenerateRequest, NodeError> {
-    let eos_ids: &[u32] = if said.sampling.ignore_eos { &[] } else { &text.eos_ids };
     Ok(GenerateRequest {
         account: AccountId::generate(),
         application: None,
@@ -184,7 +183,7 @@ fn request(
         sampling: sampling(said, input)?,
         max_tokens: said.sampling.max_tokens,
         min_tokens: said.sampling.min_tokens,
-        eos_ids: eos_ids.into(),
+        eos_ids: input.ends(text).into(),
         grammar: prepared.grammar.clone(),
         deadline: None,
     })

@@ -120,7 +120,8 @@ async fn running(
     record: &RequestRecord,
     looked_again: &mut bool,
 ) -> Result<Next, RequestError> {
-    if request.may_go_elsewhere {
+    // Other nodes take no raw prompts from this one.
+    if request.may_go_elsewhere && request.input.raw.is_none() {
         let nodes = elsewhere::owner(services, record).await?;
         if !nodes.is_empty() {
             let unreachable = RequestError::InProgress;
@@ -143,6 +144,10 @@ async fn served_elsewhere(
     let nodes = elsewhere::servers(services, model).await?;
     if nodes.is_empty() {
         return Err(RequestError::ModelNotFound);
+    }
+    if request.input.raw.is_some() {
+        let why = "can be had of the node alone that serves the model: ask the gateway there";
+        return Err(RequestError::refused("prompt", why));
     }
     let unreachable = RequestError::Overloaded { retry_after: SOON };
     Ok(Next::Answer(AnswerSource::Elsewhere { nodes, unreachable }))

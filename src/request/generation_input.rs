@@ -3,7 +3,9 @@
 use super::error::RequestError;
 use cresset_base::ModelId;
 use cresset_engine::{SAMPLING_NUMBERS, SamplingParams};
-use cresset_text::{AnswerFormat, ChatMessage, ThinkingEffort, ToolDefinition};
+use cresset_text::{
+    AnswerFormat, ChatMessage, RawPrompt, TextModel, ThinkingEffort, ToolDefinition,
+};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -13,6 +15,8 @@ pub struct GenerationInput {
     /// A request without a model is refused as one for a model that does not exist.
     pub model: Option<ModelId>,
     pub messages: Vec<ChatMessage>,
+    /// What the model gets in place of a conversation, without its chat template.
+    pub raw: Option<RawPrompt>,
     /// The last message is the assistant's, and the answer goes on with its text.
     pub continues: bool,
     pub stream: bool,
@@ -40,6 +44,15 @@ impl GenerationInput {
             return Err(RequestError::MinTokensAboveMax { max_tokens });
         }
         Ok(())
+    }
+
+    /// The ids that end the answer.
+    pub fn ends<'a>(&self, text: &'a TextModel) -> &'a [u32] {
+        match &self.raw {
+            _ if self.ignore_eos => &[],
+            Some(_) => &text.raw_eos_ids,
+            None => &text.eos_ids,
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub use generation_input::{
 };
 pub use live::{AnswerFigures, Delta, Subscription};
 pub use other_nodes::follow_cluster;
-pub use plan::{Caller, IncomingRequest, TokenLimits, count_prompt};
+pub use plan::{Caller, IncomingRequest, TokenLimits, read_prompt};
 pub use plans::PlanInForce;
 pub use recent::RecentError;
 pub use services::{ServiceParts, Services, cancel};

@@ -22,7 +22,7 @@ use cresset_ledger::{
 };
 use cresset_pool::ServedModel;
 use cresset_telemetry::traces::TraceSpan;
-use cresset_text::{AnswerReader, Unwanted};
+use cresset_text::{AnswerReader, RawPrompt, TextModel, Unwanted};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -122,20 +122,22 @@ impl TokenLimits {
     }
 }
 
-/// Counts the prompt's tokens. Nothing is reserved, runs or is charged.
-pub async fn count_prompt(
+/// The model that a request asks for, and its prompt as `read` makes it. Nothing is reserved, runs
+/// or is charged.
+pub async fn read_prompt<T: Send + 'static>(
     services: &Services,
     plan: &Plan,
     input: GenerationInput,
-) -> Result<usize, RequestError> {
+    read: fn(&GenerationInput, &TextModel, &Unwanted) -> Result<T, RequestError>,
+) -> Result<(Arc<ServedModel>, T), RequestError> {
     let model = asked_model(services, plan, &input)?;
     input.check_capabilities(&model, plan)?;
     let text = model.text.clone();
-    let count = move |unwanted: &Unwanted| Ok(input.prompt(&text, unwanted)?.len());
-    in_background(deadline(services), count).await
+    let read = move |unwanted: &Unwanted| read(&input, &text, unwanted);
+    Ok((model, in_background(deadline(services), read).await?))
 }
 
-/// The model that a request asks for, if it may use it.
+/// The model that a request asks for, if it may use it and the model can read its prompt.
 fn asked_model(
     services: &Services,
     plan: &Plan,
@@ -145,7 +147,39 @@ fn asked_model(
         return Err(RequestError::Draining);
     }
     let model = input.model.and_then(|id| services.pool.offered(id));
-    model.filter(|model| allows(plan, model)).ok_or(RequestError::ModelNotFound)
+    let model = model.filter(|model| allows(plan, model)).ok_or(RequestError::ModelNotFound)?;
+    let vocabulary = model.text.tokenizer.vocab_size();
+    match &input.raw {
+        Some(RawPrompt::FillIn { .. }) if !model.text.fills_in() => {
+            Err(RequestError::refused("suffix", not_filled_in(services, plan, &model)))
+        }
+        Some(RawPrompt::Tokens(ids)) if ids.iter().any(|id| *id as usize >= vocabulary) => {
+            let why = format!("must have token ids of this model, which are below {vocabulary}");
+            Err(RequestError::refused("prompt", why))
+        }
+        _ => Ok(model),
+    }
+}
+
+/// Why a model fills in no text, and which others do.
+fn not_filled_in(services: &Services, plan: &Plan, model: &ServedModel) -> String {
+    let models = services.models_of(plan);
+    let able = models.iter().filter(|other| other.text.fills_in()).map(|other| name(other));
+    told_not_filled_in(name(model), &able.collect::<Vec<_>>().join(", "))
+}
+
+fn told_not_filled_in(model: &str, able: &str) -> String {
+    let why = format!("is not for {model}, whose vocabulary has no fill-in-the-middle tokens");
+    match able {
+        "" => format!("{why}; nor has any other model that this key can use: leave it out"),
+        able => format!("{why}: ask {able}"),
+    }
+}
+
+/// The name of a model for clients, as gateways know it.
+fn name(model: &ServedModel) -> &str {
+    let manifest = model.qualified.manifest();
+    manifest.address.as_ref().unwrap_or(&manifest.release_label)
 }
 
 fn deadline(services: &Services) -> Instant {
@@ -229,7 +263,6 @@ fn generation(
     deadline: Instant,
 ) -> Result<GenerateRequest, RequestError> {
     let input = &request.input;
-    let eos_ids: &[u32] = if input.ignore_eos { &[] } else { &model.text.eos_ids };
     let fresh_seed = getrandom::u64().map_err(|_| RequestError::GenerationFailed)?;
     Ok(GenerateRequest {
         account: request.key.account,
@@ -240,7 +273,7 @@ fn generation(
         sampling: input.sampling.resolve(&model.qualified.manifest().generation, fresh_seed),
         max_tokens,
         min_tokens: input.min_tokens,
-        eos_ids: eos_ids.into(),
+        eos_ids: input.ends(&model.text).into(),
         grammar: prepared.grammar.clone(),
         deadline: Some(deadline),
     })
@@ -350,6 +383,14 @@ mod tests {
         check(None, 999, Some(1));
         check(None, 1000, None);
         check(None, 5000, None);
+    }
+
+    #[test]
+    fn models_that_fill_in_are_named() {
+        for (able, expect) in [("", "leave it out"), ("coder, star", ": ask coder, star")] {
+            let told = told_not_filled_in("small", able);
+            assert!(told.starts_with("is not for small") && told.ends_with(expect), "{told}");
+        }
     }
 
     #[test]

@@ -86,14 +86,19 @@ impl Capability {
 }
 
 impl AskedFormat {
-    /// The format's grammar over the model's tokens, which begins when the model has thought.
-    /// Blocking, as `TextModel::compile` is.
+    /// The format's grammar over the model's tokens, which begins when the model has thought, and
+    /// behind a raw prompt at once. Blocking, as `TextModel::compile` is.
     fn compile(
         &self,
         text: &TextModel,
         thinking: Option<ThinkingStart>,
+        is_raw: bool,
     ) -> Result<Arc<dyn TokenGrammar>, RequestError> {
-        let grammar = text.compile(&text.format_after(&self.format, thinking));
+        let grammar = if is_raw {
+            text.compile(&self.format)
+        } else {
+            text.compile(&text.format_after(&self.format, thinking))
+        };
         grammar
             .map(|grammar| Arc::new(AnswerGrammar(grammar)) as Arc<dyn TokenGrammar>)
             .map_err(|FormatRefused(why)| RequestError::refused(self.field, why))
@@ -264,19 +269,35 @@ impl GenerationInput {
         (asked.choice != ToolChoice::None).then_some(asked)
     }
 
-    /// The tokens of the messages and tools as the model's template writes them. Blocking: long
-    /// conversations take milliseconds to tokenise.
-    pub(super) fn prompt(
+    /// The tokens of the raw prompt, or of the messages and tools as the model's template writes
+    /// them. Blocking: long conversations take milliseconds to tokenise.
+    pub fn prompt(&self, text: &TextModel, unwanted: &Unwanted) -> Result<Vec<u32>, RequestError> {
+        let encoded = match &self.raw {
+            Some(raw) => text.encode_raw(raw),
+            None => text.encode_chat_until(&self.messages, &self.extras(text)?, unwanted),
+        };
+        encoded.map_err(not_encoded)
+    }
+
+    /// The text of that prompt. Blocking, too.
+    pub fn prompt_text(
         &self,
         text: &TextModel,
         unwanted: &Unwanted,
-    ) -> Result<Vec<u32>, RequestError> {
-        let extras = PromptExtras {
+    ) -> Result<String, RequestError> {
+        let shown = match &self.raw {
+            Some(raw) => text.encode_raw(raw).and_then(|ids| text.tokenizer.decode(&ids, false)),
+            None => text.render_chat(&self.messages, &self.extras(text)?, unwanted),
+        };
+        shown.map_err(not_encoded)
+    }
+
+    fn extras(&self, text: &TextModel) -> Result<PromptExtras, RequestError> {
+        Ok(PromptExtras {
             tools: self.offered().map(|asked| asked.shown.clone()),
             variables: self.variables(text)?,
             continues: self.continues,
-        };
-        text.encode_chat_until(&self.messages, &extras, unwanted).map_err(not_encoded)
+        })
     }
 
     /// Makes the prompt, the grammar and the reader of the answer. Blocking: formats take tenths of
@@ -288,14 +309,21 @@ impl GenerationInput {
         unwanted: &Unwanted,
     ) -> Result<PreparedAnswer, RequestError> {
         let (tools, prompt) = (self.offered(), self.prompt(text, unwanted)?);
-        let thinking = text.thinking_start(&prompt).filter(|_| thinks);
+        let is_raw = self.raw.is_some();
+        if is_raw && prompt.is_empty() {
+            return Err(RequestError::refused("prompt", "has no tokens: send a text"));
+        }
+        let thinking = text.thinking_start(&prompt).filter(|_| thinks && !is_raw);
         let grammar = match (&self.format, tools) {
             (_, Some(asked)) => Some(asked.compile(text, thinking)?),
-            (Some(asked), None) => Some(asked.compile(text, thinking)?),
+            (Some(asked), None) => Some(asked.compile(text, thinking, is_raw)?),
             (None, None) => None,
         };
-        let mut reader = text.reader(thinking, tools.map(|asked| asked.definitions.as_slice()));
-        reader.continues = self.continues;
+        let definitions = tools.map(|asked| asked.definitions.as_slice());
+        // The answer to a raw prompt is text, all of it.
+        let of_chat = || text.reader(thinking, definitions);
+        let mut reader = if is_raw { AnswerReader::default() } else { of_chat() };
+        reader.continues = self.continues || is_raw;
         let digest = TokenDigest::of(&prompt);
         Ok(PreparedAnswer { prompt: Arc::new(prompt), digest, grammar, reader })
     }

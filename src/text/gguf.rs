@@ -1,6 +1,7 @@
 //! Rebuilds a tokenizer from GGUF metadata (`tokenizer.ggml.*`; format document: ggml
 //! docs/gguf.md).
 
+use super::forms::fill_in::FillInTokens;
 use super::pre_tokenizer::{self, PreTokenization};
 use super::{Error, Result};
 use cresset_models::loader::gguf::Value;
@@ -18,6 +19,9 @@ const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+
+/// Names of pre-tokenizers whose texts begin with a token for that.
+const BEGUN_BY_BOS: [&str; 6] = ["llama3", "llama-v3", "llama-bpe", "pixtral", "lfm2", "tekken"];
 
 /// The metadata of a GGUF file, read with the expected type.
 #[derive(Clone, Copy)]
@@ -37,6 +41,38 @@ impl<'a> GgufKeys<'a> {
 
     pub(super) fn id(self, key: &str) -> Option<u32> {
         u32::try_from(integer(self.0.get(key)?)?).ok()
+    }
+
+    /// The id of a kind of token, if the vocabulary has it.
+    pub(super) fn token(self, kind: &str) -> Option<u32> {
+        let Some(Value::Array(tokens)) = self.0.get("tokenizer.ggml.tokens") else { return None };
+        let id = self.id(&format!("tokenizer.ggml.{kind}_token_id"));
+        id.filter(|id| (*id as usize) < tokens.len())
+    }
+
+    /// Whether every text begins with the token for that. Old converters did not say so.
+    pub(super) fn adds_bos(self) -> bool {
+        let is_usual = || match self.string("tokenizer.ggml.model") {
+            Some("gpt2") => {
+                let pre = self.string("tokenizer.ggml.pre").unwrap_or_default();
+                BEGUN_BY_BOS.contains(&pre)
+            }
+            _ => true,
+        };
+        self.bool("tokenizer.ggml.add_bos_token").unwrap_or_else(is_usual)
+    }
+
+    /// The tokens around a text to fill in that the file names.
+    pub(super) fn fill_in(self) -> Option<FillInTokens> {
+        // The second names are older.
+        let token = |name: &str, old: &str| self.token(name).or_else(|| self.token(old));
+        Some(FillInTokens {
+            prefix: token("fim_pre", "prefix")?,
+            suffix: token("fim_suf", "suffix")?,
+            middle: Some(token("fim_mid", "middle")?),
+            suffix_first: false,
+            project: self.token("fim_rep").zip(self.token("fim_sep")).map(<[u32; 2]>::from),
+        })
     }
 
     /// The array under `key`, each entry read by `read`. Errors name the key.

@@ -23,6 +23,7 @@ mod jinja;
 mod load;
 mod pre_tokenizer;
 mod prompt;
+mod raw_prompt;
 mod reader;
 mod settings;
 mod stop;
@@ -41,6 +42,7 @@ pub use grammar::{
     AnswerFormat, CallRule, CheckedSchema, CompiledGrammar, FormatRefused, FormatTag, GrammarPlace,
     SchemaFormat, SchemaRefused, TagContent, TaggedText,
 };
+pub use raw_prompt::{ProjectFile, RawPrompt};
 pub use reader::{AnswerPart, AnswerReader, ReadCall};
 pub use settings::{FormatSettings, TemplateSettings};
 pub use stop::StopMatcher;

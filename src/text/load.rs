@@ -2,6 +2,7 @@
 //! generation.
 
 use super::forms::channels::{CALLED, END, RETURNED};
+use super::forms::fill_in::{self, FillInTokens};
 use super::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks};
 use super::gguf::GgufKeys;
 use super::settings::FormatSettings;
@@ -44,14 +45,13 @@ impl TextModel {
             .string("tokenizer.chat_template")
             .ok_or_else(|| no_template("tokenizer.chat_template in the GGUF file"))?;
         let special = ["bos", "eos"].map(|kind| token(&format!("tokenizer.ggml.{kind}_token_id")));
-        let ends = ["eos", "eot", "eom"].map(|kind| format!("tokenizer.ggml.{kind}_token_id"));
-        Self::assemble(
-            Tokenizer::new(super::gguf::tokenizer(keys)?)?,
-            source,
-            special,
-            limits,
-            ends.iter().filter_map(|key| keys.id(key)),
-        )
+        let ends = ["eos", "eot", "eom"].map(|kind| keys.token(kind));
+        let tokenizer = Tokenizer::new(super::gguf::tokenizer(keys)?)?;
+        let declared = ends.into_iter().flatten();
+        let mut model = Self::assemble(tokenizer, source, special, limits, declared)?;
+        model.bos_id = keys.token("bos").filter(|_| keys.adds_bos());
+        model.fill_in = model.fill_in.or_else(|| keys.fill_in());
+        Ok(model)
     }
 
     fn from_hf_folder(files: &ModelSource, folder: &Path, limits: TemplateLimits) -> Result<Self> {
@@ -68,7 +68,12 @@ impl TextModel {
                 ends.extend(ids_in(&json(&folder.join(file), &text)?["eos_token_id"]));
             }
         }
-        Self::assemble(tokenizer, &source, [bos, eos], limits, ends.into_iter())
+        // Without a switch the tokenizer's own last step says so.
+        let adds_bos = config["add_bos_token"].as_bool();
+        let bos_id = tokenizer.token_to_id(bos);
+        let begins = bos_id.filter(|id| adds_bos.unwrap_or_else(|| tokenizer.begins_with(*id)));
+        let model = Self::assemble(tokenizer, &source, [bos, eos], limits, ends.into_iter())?;
+        Ok(Self { bos_id: begins, ..model })
     }
 
     fn assemble(
@@ -100,7 +105,12 @@ impl TextModel {
         let markup_ids: BTreeSet<u32> =
             written.map(|token| token.id).chain(eos_ids.iter().copied()).collect();
         let calls = super::call_family::call_form(&template, &markup);
+        let raw_eos_ids: BTreeSet<u32> =
+            eos_ids.iter().copied().chain(fill_in::ends(&tokenizer)).collect();
         Ok(Self {
+            fill_in: FillInTokens::of(&tokenizer),
+            bos_id: None,
+            raw_eos_ids: raw_eos_ids.into_iter().collect(),
             tokenizer,
             template,
             thinking,
@@ -205,7 +215,7 @@ fn ids_in(value: &Value) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing;
+    use crate::{RawPrompt, testing};
     use cresset_models::loader::gguf::Value as Gguf;
 
     #[test]
@@ -305,6 +315,29 @@ mod tests {
         );
         let list = r#"{"eos_token": "</s>", "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "{{ messages[0].content }}"}]}"#;
         check(&[("tokenizer_config.json", list)], &[2, 3], &[1]);
+    }
+
+    #[test]
+    fn a_folder_says_whether_texts_have_a_beginning() {
+        const LAST_STEP: &str = r#"{"post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}},"#;
+        let adding = TOKENIZER.replacen('{', LAST_STEP, 1);
+        let raw = RawPrompt::Text { text: "ab".into(), add_special: true, parse_special: true };
+        for (tokenizer, switch, expect) in [
+            (TOKENIZER, "", &[2, 3][..]),
+            (TOKENIZER, r#""add_bos_token": true,"#, &[0, 2, 3]),
+            (&adding, "", &[0, 2, 3]),
+            (&adding, r#""add_bos_token": false,"#, &[2, 3]),
+        ] {
+            let config = format!(
+                r#"{{{switch} "bos_token": "<s>", "eos_token": "</s>", "chat_template": "x"}}"#
+            );
+            let files = [("tokenizer.json", tokenizer), ("tokenizer_config.json", &config)];
+            let model = TextModel::load(&ModelSource::hf_folder(folder(&files).path().into()));
+            assert_eq!(model.unwrap().encode_raw(&raw).unwrap(), expect, "{switch}");
+        }
     }
 
     #[test]

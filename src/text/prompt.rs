@@ -26,6 +26,32 @@ impl TextModel {
         extras: &PromptExtras,
         unwanted: &Unwanted,
     ) -> Result<Vec<u32>> {
+        let (prompt, mark) = self.marked_prompt(messages, extras, unwanted)?;
+        match mark {
+            None => self.tokenizer.encode(&prompt, true),
+            Some(mark) => self.encode_marked(&prompt, mark),
+        }
+    }
+
+    /// The text of the prompt that `encode_chat_until` encodes.
+    pub fn render_chat(
+        &self,
+        messages: &[ChatMessage],
+        extras: &PromptExtras,
+        unwanted: &Unwanted,
+    ) -> Result<String> {
+        let (prompt, mark) = self.marked_prompt(messages, extras, unwanted)?;
+        Ok(if let Some(mark) = mark { prompt.replace(mark, "") } else { prompt })
+    }
+
+    /// The prompt, and the mark before each place of contents that could begin a special token;
+    /// `None` where there is no such place.
+    fn marked_prompt(
+        &self,
+        messages: &[ChatMessage],
+        extras: &PromptExtras,
+        unwanted: &Unwanted,
+    ) -> Result<(String, Option<char>)> {
         // Arguments become objects before marks are inserted: a mark could otherwise come between
         // their braces.
         let messages = self.template.adapted(messages);
@@ -39,11 +65,8 @@ impl TextModel {
         let prompt = self.template.render_until(&shielded, &safe, begun.is_none(), unwanted)?;
         still_wanted(unwanted)?;
         let cut = begun.map(|text| cut_behind(&text, end, &prompt)).transpose()?;
-        let prompt = cut.unwrap_or(&prompt);
-        if is_unmarked {
-            return self.tokenizer.encode(prompt, true);
-        }
-        self.encode_marked(prompt, mark)
+        let prompt = cut.map(str::to_owned).unwrap_or(prompt);
+        Ok((prompt, (!is_unmarked).then_some(mark)))
     }
 
     /// Ids of a prompt in which the character after a `mark` starts no special token. The marks

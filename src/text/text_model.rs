@@ -2,6 +2,7 @@
 
 use super::chat_template::ChatTemplate;
 use super::forms::channels;
+use super::forms::fill_in::FillInTokens;
 use super::forms::reasoning::{CHANNEL_THOUGHT, ThinkingMarks, ThinkingStart};
 use super::forms::tool_calls::{CallForm, ToolDefinition};
 use super::grammar::{
@@ -30,6 +31,11 @@ pub struct TextModel {
     /// Ids that end a generation: the union of generation config, tokenizer and template,
     /// ascending.
     pub eos_ids: Vec<u32>,
+    /// Ids that end the answer to a raw prompt: those of chats and of bare texts, ascending.
+    pub raw_eos_ids: Vec<u32>,
+    /// The token that begins every text, where the release says that one does.
+    pub(crate) bos_id: Option<u32>,
+    pub(crate) fill_in: Option<FillInTokens>,
     /// BLAKE3 of the GGUF header that this was read from. A load of the weights checks the digest
     /// of the whole file, and this one proves that both read the same.
     pub header_blake3: Option<String>,

@@ -133,6 +133,12 @@ impl Tokenizer {
         vocabulary.iter().all(|(token, id)| large.token_to_id(token) == Some(*id))
     }
 
+    /// Whether the tokenizer puts this token before a text by itself.
+    pub(super) fn begins_with(&self, id: u32) -> bool {
+        let empty = self.source.encode_fast("", true);
+        empty.is_ok_and(|encoding| encoding.get_ids().first() == Some(&id))
+    }
+
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.source.token_to_id(token)
     }

@@ -20,14 +20,14 @@ fn cost(prompt: u64, cached: u64, output: u64) -> u64 {
 }
 
 /// The cost of a request's own usage.
-fn cost_of(request: &Value) -> u64 {
+pub fn cost_of(request: &Value) -> u64 {
     let usage = &request["usage"];
     let tokens = |value: &Value| value.as_u64().unwrap();
     let cached = tokens(&usage["prompt_tokens_details"]["cached_tokens"]);
     cost(tokens(&usage["prompt_tokens"]), cached, tokens(&usage["completion_tokens"]))
 }
 
-fn units(value: &Value) -> u64 {
+pub fn units(value: &Value) -> u64 {
     value.as_str().unwrap_or_else(|| panic!("{value}")).parse().unwrap()
 }
 

@@ -19,6 +19,7 @@ mod cli;
 mod clients;
 mod clock;
 mod cluster;
+mod completions;
 mod continued;
 mod control_plane;
 mod counting;

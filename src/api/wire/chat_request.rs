@@ -6,6 +6,7 @@ use super::chat_schema::{body_members, check, only};
 use super::json::{JsonField, JsonTree};
 use super::messages;
 use super::near_names::meant_by;
+use super::raw_prompt;
 use super::tools;
 use crate::error::ApiError;
 use crate::settings::ChatBounds;
@@ -45,6 +46,10 @@ impl ChatRequest {
         let mut request = Self::default();
         let members = JsonField { path: String::new(), value: tree, bounds }.members()?;
         for (name, field) in &members {
+            if *name == raw_prompt::NAME && raw_prompt::is_taken(bounds) {
+                request.input.raw = Some(raw_prompt::parse(field)?);
+                continue;
+            }
             let known = body_members().as_object().and_then(|all| all.get_key_value(*name));
             let (name, schema) = known.ok_or_else(|| refusal(name, field))?;
             check(schema, field, &mut request.ignored)?;
@@ -121,7 +126,9 @@ impl ChatRequest {
         if input.model.is_none() {
             return missing("model");
         }
-        if input.messages.is_empty() {
+        if input.raw.is_some() {
+            raw_prompt::check(input, &mut self.ignored)?;
+        } else if input.messages.is_empty() {
             return missing("messages");
         }
         if input.max_tokens.zip(self.max_completion_tokens).is_some_and(|(a, b)| a != b) {

@@ -7,6 +7,7 @@ use super::chat_request::ChatRequest;
 use super::json::JsonTree;
 use crate::error::ApiError;
 use crate::headers;
+use crate::settings::ChatBounds;
 use axum::http::{HeaderMap, HeaderValue};
 use cresset_base::{Mutation, mutated};
 use cresset_engine::SamplingParams;
@@ -21,6 +22,8 @@ const BODIES: &[&[u8]] = &[
         "frequency_penalty":-2,"presence_penalty":2,"repetition_penalty":1.1,"seed":-1,"logit_bias":{"5":-100},
         "logprobs":true,"top_logprobs":20,"user":"u","metadata":{"a":"b"},"store":false,"service_tier":"auto","tools":[],
         "tool_choice":"none","modalities":["text"],"response_format":{"type":"text"},"parallel_tool_calls":true}"#,
+    br#"{"model":"0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b","prompt":{"prefix":"a","suffix":"b","files":[{"name":"n","text":"t"}]}}"#,
+    br#"{"model":"0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b","prompt":[1,2]}"#,
     br#"{"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}}]}"#,
 ];
 
@@ -34,12 +37,14 @@ fn bodies() {
     bolero::check!().with_iterations(10_000).with_type().for_each(|mutation: &Mutation| {
         let body = mutated(BODIES, mutation);
         let Ok(tree) = JsonTree::parse(&body) else { return };
-        match ChatRequest::parse(&tree) {
+        // With these bounds a request may have a raw prompt.
+        match ChatRequest::parse_within(&tree, &ChatBounds::from([("files", 1), ("token_ids", 2)]))
+        {
             Ok(request) => {
-                assert!(
-                    (1..=MAX_MESSAGES).contains(&request.input.messages.len())
-                        && request.input.model.is_some()
-                );
+                let is_raw = request.input.raw.is_some();
+                let messages = request.input.messages.len();
+                assert!(is_raw == (messages == 0) && messages <= MAX_MESSAGES);
+                assert!(request.input.model.is_some() && !(is_raw && request.input.continues));
                 assert!(
                     request.input.stop.len() <= MAX_STOPS
                         && request.input.stop.iter().all(|stop| !stop.is_empty())

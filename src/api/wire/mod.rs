@@ -11,12 +11,13 @@ mod json_schema;
 pub mod messages;
 mod near_names;
 pub mod objects;
+pub mod prompt_facts;
 #[cfg(test)]
 mod published_schemas;
 pub mod query;
+pub mod raw_prompt;
 mod schemas;
 mod structural_tag;
 #[cfg(test)]
 mod tests;
-pub mod token_count;
 mod tools;

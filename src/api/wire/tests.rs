@@ -3,9 +3,10 @@
 use super::chat_request::ChatRequest;
 use super::json::JsonTree;
 use crate::error::ApiError;
+use crate::settings::ChatBounds;
 use cresset_engine::SamplingParams;
 use cresset_request::{AnswerFormat, RequestError, ToolChoice};
-use cresset_text::ThinkingEffort;
+use cresset_text::{ProjectFile, RawPrompt, ThinkingEffort};
 use serde_json::Value;
 
 const MODEL: &str = "0197a0b1-c2d3-7e4f-8a5b-6c7d8e9f0a1b";
@@ -191,6 +192,64 @@ fn a_last_message_is_continued_or_refused() {
     ] {
         check_refused(&body, param);
     }
+}
+
+#[test]
+fn raw_prompts_are_the_gateways_alone() {
+    let of = |members: &str| {
+        JsonTree::parse(format!(r#"{{"model":"{MODEL}",{members}}}"#).as_bytes()).unwrap()
+    };
+    let bounds = ChatBounds::from([("files", 1), ("token_ids", 2)]);
+    let text = |add_special, parse_special| RawPrompt::Text {
+        text: "a".into(),
+        add_special,
+        parse_special,
+    };
+    let gap = |files| RawPrompt::FillIn { prefix: "a".into(), suffix: "b".into(), files };
+    let file = ProjectFile { name: "n".into(), text: "t".into() };
+    for (members, expect) in [
+        (r#""prompt":"a""#, text(true, true)),
+        (r#""prompt":{"text":"a","add_special":false}"#, text(false, true)),
+        (r#""prompt":{"text":"a","parse_special":false}"#, text(true, false)),
+        (r#""prompt":[0,4294967295]"#, RawPrompt::Tokens(vec![0, u32::MAX])),
+        (r#""prompt":{"prefix":"a","suffix":"b"}"#, gap(vec![])),
+        (
+            r#""prompt":{"prefix":"a","suffix":"b","files":[{"name":"n","text":"t"}]}"#,
+            gap(vec![file]),
+        ),
+    ] {
+        let read = ChatRequest::parse_within(&of(members), &bounds).unwrap();
+        assert_eq!(read.input.raw, Some(expect), "{members}");
+        let strict = ChatRequest::parse(&of(members)).unwrap_err();
+        let told = "prompt is not supported: messages may be what is meant.";
+        assert_eq!(strict, ApiError::invalid("prompt", told), "{members}");
+    }
+    let files = r#""prompt":{"prefix":"a","suffix":"b","files":[1,2]}"#;
+    let messages = r#""prompt":"a","messages":[{"role":"user","content":"a"}]"#;
+    let tools = r#""prompt":"a","tools":[{"type":"function","function":{"name":"f"}}]"#;
+    for (members, param) in [
+        (r#""stream":true"#, "messages"),
+        (r#""prompt":null"#, "messages"),
+        (r#""prompt":1"#, "prompt"),
+        (r#""prompt":[-1]"#, "prompt[0]"),
+        (r#""prompt":["a"]"#, "prompt[0]"),
+        (r#""prompt":[1,2,3]"#, "prompt"),
+        (r#""prompt":{"prefix":"a"}"#, "prompt.suffix"),
+        (r#""prompt":{"text":"a","suffix":"b"}"#, "prompt.suffix"),
+        (files, "prompt.files"),
+        (messages, "messages"),
+        (tools, "tools"),
+        (r#""prompt":"a","continue_final_message":true"#, "continue_final_message"),
+    ] {
+        let refused = ChatRequest::parse_within(&of(members), &bounds).unwrap_err();
+        let ApiError::InvalidRequest { param: Some(told), .. } = &refused else {
+            panic!("{members}: {refused:?}")
+        };
+        assert_eq!(told, param, "{members}: {refused:?}");
+    }
+    let template = r#""prompt":"a","reasoning_effort":"low","chat_template_kwargs":{"x":true}"#;
+    let read = ChatRequest::parse_within(&of(template), &bounds).unwrap();
+    assert_eq!(read.ignored, ["reasoning_effort", "chat_template_kwargs"]);
 }
 
 #[test]

@@ -8,17 +8,19 @@
 
 mod anthropic;
 mod completions;
+mod llama_cpp;
 pub(super) mod model_lists;
 mod node_events;
 mod ollama;
 mod responses;
 mod translated;
 
-use super::CONTINUES;
 use super::json_members::JsonMembers;
 use super::left_out::LeftOut;
+use super::prompts;
 use super::thinking::EFFORT;
 use super::tools::UnservedTools;
+use super::{CONTINUES, PROMPT};
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
@@ -42,6 +44,8 @@ pub(super) enum ApiDialect {
     Anthropic,
     OllamaChat,
     OllamaGenerate,
+    LlamaCppCompletion,
+    LlamaCppInfill,
 }
 
 /// What a client asked, in the node's terms.
@@ -105,6 +109,8 @@ impl ApiDialect {
             "/v1/messages" => Self::Anthropic,
             "/api/chat" => Self::OllamaChat,
             "/api/generate" => Self::OllamaGenerate,
+            "/completion" => Self::LlamaCppCompletion,
+            "/infill" => Self::LlamaCppInfill,
             _ => return None,
         })
     }
@@ -125,8 +131,15 @@ impl ApiDialect {
         match Self::of_errors(head) {
             Some(Self::Anthropic) => "anthropic",
             Some(Self::OllamaChat | Self::OllamaGenerate) => "ollama",
+            Some(Self::LlamaCppCompletion | Self::LlamaCppInfill) => "llama.cpp",
+            None if prompts::is_asked(head) => "llama.cpp",
             Some(Self::Completions | Self::Responses) | None => "openai",
         }
+    }
+
+    /// Whether its clients expect a server with one model, and may name none.
+    pub(super) fn has_one_model(self) -> bool {
+        matches!(self, Self::LlamaCppCompletion | Self::LlamaCppInfill)
     }
 
     /// Reads a request's body; the error is a sentence for the client.
@@ -138,20 +151,22 @@ impl ApiDialect {
             Self::Anthropic => anthropic::read(asked).map(Asked::Question),
             Self::OllamaChat => ollama::read_chat(asked),
             Self::OllamaGenerate => ollama::read_generate(asked),
+            Self::LlamaCppCompletion => llama_cpp::read_completion(asked),
+            Self::LlamaCppInfill => llama_cpp::read_infill(asked),
         }
     }
 
     /// An error answer of the node or of the gateway in this dialect.
     pub(super) fn refusal(self, status: StatusCode, error: &UpstreamError) -> (StatusCode, Value) {
         match self {
-            Self::Completions | Self::Responses => (status, json!({ "error": error })),
             Self::Anthropic => anthropic::refusal(status, error),
             Self::OllamaChat | Self::OllamaGenerate => (status, ollama::refusal(error)),
+            _ => (status, json!({ "error": error })),
         }
     }
 }
 
-fn members(body: &[u8]) -> Result<JsonMembers, String> {
+pub(super) fn members(body: &[u8]) -> Result<JsonMembers, String> {
     serde_json::from_slice(body).map_err(|_| "The body must be a JSON object.".to_owned())
 }
 
@@ -170,6 +185,11 @@ fn event(out: &mut String, name: Option<&str>, data: &Value) {
     out.push_str("data: ");
     out.push_str(&data.to_string());
     out.push_str("\n\n");
+}
+
+/// A raw prompt with a gap: the text between two others is asked for, beside further files.
+fn gap(prefix: &str, suffix: &str, files: &[Value]) -> Value {
+    json!({ "prefix": prefix, "suffix": suffix, "files": files })
 }
 
 /// A message of the node's chat request.

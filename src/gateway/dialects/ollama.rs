@@ -5,8 +5,8 @@
 use super::node_events::NodeCall;
 use super::{
     AnswerContent, AnswerEnd, AnswerHead, AnswerWriter, Asked, EFFORT, JsonMembers, LeftOut,
-    NodePart, Question, TEXT_ONLY, TURNS, UpstreamError, called, calling, continue_last, message,
-    result,
+    NodePart, PROMPT, Question, TEXT_ONLY, TURNS, UpstreamError, called, calling, continue_last,
+    gap, message, result,
 };
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde::Deserialize;
@@ -98,7 +98,7 @@ pub(super) fn read_chat(mut asked: JsonMembers) -> Result<Asked, String> {
         }
     }
     continue_last(&mut asked, &mut messages);
-    question(asked, &messages, OllamaWriter::new(true))
+    question(asked, Some(&messages), OllamaWriter::new(true))
 }
 
 fn node_call((id, OllamaCall { function }): (String, OllamaCall)) -> Value {
@@ -114,25 +114,44 @@ fn node_call((id, OllamaCall { function }): (String, OllamaCall)) -> Value {
 pub(super) fn read_generate(mut asked: JsonMembers) -> Result<Asked, String> {
     asked.take_empty(&[
         ("images", "are not supported: models here read text only"),
-        ("suffix", "is not supported: models here only continue a text"),
         ("context", "is not supported: send the conversation to /api/chat"),
         ("template", "cannot be chosen: each model has its own"),
-        ("raw", "is not supported: models here answer in their chat template"),
     ])?;
     let texts: [String; 2] = [
         asked.take("system", "a text")?.unwrap_or_default(),
         asked.take("prompt", "a text")?.unwrap_or_default(),
     ];
+    let suffix: String = asked.take("suffix", "a text")?.unwrap_or_default();
+    let is_raw = asked.take("raw", "true or false")?.unwrap_or(false);
+    if !suffix.is_empty() || (is_raw && !texts[1].is_empty()) {
+        return raw(asked, &texts, &suffix);
+    }
     let turns = ["system", "user"].into_iter().zip(texts).filter(|(_, text)| !text.is_empty());
     let messages: Vec<Value> = turns.map(|(role, text)| message(role, text)).collect();
     let has_prompt = messages.last().is_some_and(|last| last["role"] == "user");
-    question(asked, if has_prompt { &messages } else { &[] }, OllamaWriter::new(false))
+    let messages = if has_prompt { &messages[..] } else { &[] };
+    question(asked, Some(messages), OllamaWriter::new(false))
+}
+
+/// A text without the model's template, or one with a gap before `suffix`.
+fn raw(
+    mut asked: JsonMembers,
+    [system, prompt]: &[String; 2],
+    suffix: &str,
+) -> Result<Asked, String> {
+    if !system.is_empty() {
+        return Err("system has no place where there is no template: put it into prompt.".into());
+    }
+    let whole = Value::from(prompt.as_str());
+    asked.add(PROMPT, &if suffix.is_empty() { whole } else { gap(prompt, suffix, &[]) });
+    question(asked, None, OllamaWriter::new(false))
 }
 
 /// A request without a text only wants the model to be loaded, which the node sees to by itself.
+/// One without `messages` has a raw prompt.
 fn question(
     mut asked: JsonMembers,
-    messages: &[Value],
+    messages: Option<&[Value]>,
     mut writer: OllamaWriter,
 ) -> Result<Asked, String> {
     let mut left_out = LeftOut::default();
@@ -141,7 +160,7 @@ fn question(
     let format: Value = asked.take("format", "\"json\" or a schema")?.unwrap_or_default();
     options(&mut asked, &mut left_out)?;
     let is_streamed = asked.take("stream", "true or false")?.unwrap_or(true);
-    if messages.is_empty() {
+    if messages.is_some_and(<[Value]>::is_empty) {
         let model = asked.text("model").unwrap_or_default();
         let head = AnswerHead { model, created: Utc::now().timestamp(), ..AnswerHead::default() };
         let mut loaded = writer.line(&head, "", true);
@@ -149,7 +168,9 @@ fn question(
         return Ok(Asked::Echo(loaded));
     }
     keep_format(&mut asked, &format);
-    asked.add("messages", &messages);
+    if let Some(messages) = messages {
+        asked.add("messages", messages);
+    }
     let (chat, writer) = (asked, Box::new(writer));
     Ok(Asked::Question(Question { chat, writer, is_streamed, left_out, effort: "think" }))
 }

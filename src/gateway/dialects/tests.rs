@@ -1,7 +1,10 @@
 //! Every dialect's requests and answers, as their clients send and read them.
 
 use super::*;
-use ApiDialect::{Anthropic, Completions, OllamaChat, OllamaGenerate, Responses};
+use ApiDialect::{
+    Anthropic, Completions, LlamaCppCompletion, LlamaCppInfill, OllamaChat, OllamaGenerate,
+    Responses,
+};
 
 const MODEL: &str = "small";
 
@@ -33,7 +36,7 @@ fn a_request_becomes_the_nodes_own() {
         Completions,
         &json!({ "model": MODEL, "prompt": ["Hi"], "echo": false, "best_of": 1, "suffix": null,
                 "temperature": 0.5, "stop": "x", "n": 1, "user": "u" }),
-        json!({ "model": MODEL, "messages": [user("Hi")], "max_tokens": 16, "temperature": 0.5,
+        json!({ "model": MODEL, "prompt": "Hi", "max_tokens": 16, "temperature": 0.5,
                 "stop": "x", "n": 1, "user": "u" }),
     );
     check(
@@ -114,6 +117,60 @@ fn a_last_message_of_the_assistant_is_continued_where_the_interface_says_so() {
         let asked = json!({ "model": MODEL, "messages": [user, begun(content)] });
         check(dialect, &asked, json!({ "model": MODEL, "messages": [user] }));
     }
+}
+
+#[test]
+fn bare_texts_and_gaps_become_raw_prompts() {
+    let gap = |prefix: &str, suffix: &str, files: Value| json!({ "prefix": prefix, "suffix": suffix, "files": files });
+    let none = json!([]);
+    for (dialect, asked, expect) in [
+        (Completions, json!({ "prompt": [1, 2] }), json!({ "prompt": [1, 2], "max_tokens": 16 })),
+        (
+            Completions,
+            json!({ "prompt": [[1, 2]], "max_tokens": 9 }),
+            json!({ "prompt": [1, 2], "max_tokens": 9 }),
+        ),
+        (
+            Completions,
+            json!({ "prompt": "", "suffix": "" }),
+            json!({ "prompt": "", "max_tokens": 16 }),
+        ),
+        (
+            Completions,
+            json!({ "prompt": ["a"], "suffix": "b", "logprobs": 2, "echo": false }),
+            json!({ "prompt": gap("a", "b", none.clone()), "logprobs": true, "top_logprobs": 2, "max_tokens": 16 }),
+        ),
+        (
+            Completions,
+            json!({ "prompt": "a", "max_tokens": 1, "add_special_tokens": false }),
+            json!({ "prompt": { "text": "a", "add_special": false }, "max_tokens": 1 }),
+        ),
+        (OllamaGenerate, json!({ "prompt": "a", "raw": true }), json!({ "prompt": "a" })),
+        (OllamaGenerate, json!({ "suffix": "b" }), json!({ "prompt": gap("", "b", none.clone()) })),
+        (
+            OllamaGenerate,
+            json!({ "prompt": "a", "suffix": "b", "raw": true, "options": { "num_predict": 4 } }),
+            json!({ "prompt": gap("a", "b", none.clone()), "max_tokens": 4 }),
+        ),
+        (
+            LlamaCppCompletion,
+            json!({ "prompt": "a", "n_predict": -1, "seed": -1, "repeat_penalty": 1.5, "id_slot": 1 }),
+            json!({ "prompt": "a", "repetition_penalty": 1.5, "id_slot": 1 }),
+        ),
+        (
+            LlamaCppInfill,
+            json!({ "input_prefix": "a\n", "prompt": "b", "input_suffix": "c", "n_predict": 5,
+                "input_extra": [{ "filename": "x.rs", "text": "d" }, { "text": "e" }], "n_indent": 2 }),
+            json!({ "max_tokens": 5, "prompt": gap("a\nb", "c",
+                json!([{ "name": "x.rs", "text": "d" }, { "name": "snippet", "text": "e" }])) }),
+        ),
+        (LlamaCppInfill, json!({}), json!({ "prompt": gap("", "", none.clone()) })),
+    ] {
+        check(dialect, &asked, expect);
+    }
+    let (nothing, _) =
+        read(LlamaCppInfill, &json!({ "input_prefix": "a", "n_predict": 0 })).unwrap();
+    assert_eq!((&nothing["content"], &nothing["stop"]), (&json!(""), &json!(true)));
 }
 
 #[test]
@@ -268,16 +325,36 @@ fn streams_are_asked_for_as_in_each_dialect() {
 }
 
 #[test]
+fn raw_prompts_that_cannot_be_read_are_refused_with_a_way_out() {
+    for (dialect, body, expect) in [
+        (Completions, json!({}), "prompt is required"),
+        (Completions, json!({ "prompt": [] }), "has 0"),
+        (Completions, json!({ "prompt": ["a", "b"] }), "a batch size of 1"),
+        (Completions, json!({ "prompt": [[1], [2]] }), "of token ids, and has 2"),
+        (Completions, json!({ "prompt": [-1] }), "a list of token ids"),
+        (Completions, json!({ "prompt": 1 }), "a list of token ids"),
+        (Completions, json!({ "prompt": [1], "echo": true }), "echo needs"),
+        (Completions, json!({ "prompt": "a", "echo": true, "logprobs": 0 }), "echo cannot"),
+        (Completions, json!({ "prompt": [1], "suffix": "b" }), "suffix needs"),
+        (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
+        (
+            Completions,
+            json!({ "prompt": "a", "suffix": "b", "add_special_tokens": false }),
+            "cannot go with suffix",
+        ),
+        (LlamaCppInfill, json!({ "input_extra": [{ "filename": "a" }] }), "filename and text"),
+        (LlamaCppInfill, json!({ "input_suffix": 1 }), "input_suffix must be a text"),
+        (LlamaCppCompletion, json!({ "prompt": null }), "prompt is required"),
+    ] {
+        let why = read(dialect, &body).expect_err("it is refused");
+        assert!(why.contains(expect), "{dialect:?} {body}: {why}");
+    }
+}
+
+#[test]
 fn what_no_model_here_does_is_refused_with_a_way_out() {
     let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
     for (dialect, body, expect) in [
-        (Completions, json!({}), "prompt is required"),
-        (Completions, json!({ "prompt": ["a", "b"] }), "one text"),
-        (Completions, json!({ "prompt": [1, 2] }), "one text"),
-        (Completions, json!({ "prompt": "a", "echo": true }), "echo"),
-        (Completions, json!({ "prompt": "a", "suffix": "b" }), "suffix"),
-        (Completions, json!({ "prompt": "a", "best_of": 2 }), "best_of"),
-        (Completions, json!({ "prompt": "a", "logprobs": 1 }), "logprobs"),
         (Anthropic, json!({ "messages": image }), "text only"),
         (
             Anthropic,
@@ -300,10 +377,10 @@ fn what_no_model_here_does_is_refused_with_a_way_out() {
         (OllamaChat, json!({ "messages": [], "options": { "mirostat": 1 } }), "mirostat"),
         (OllamaChat, json!({ "messages": [], "options": { "new": 1 } }), "options.new"),
         (OllamaChat, json!({ "messages": [], "options": { "new": 1, "b": 2 } }), "options.b"),
-        (OllamaGenerate, json!({ "prompt": "a", "raw": true }), "raw"),
         (OllamaGenerate, json!({ "prompt": "a", "context": [1] }), "/api/chat"),
-        (OllamaGenerate, json!({ "prompt": "a", "suffix": "b" }), "suffix"),
-        (OllamaGenerate, json!({ "prompt": "a", "suffix": "b", "raw": true }), "raw"),
+        (OllamaGenerate, json!({ "prompt": "a", "suffix": "b", "system": "s" }), "system"),
+        (OllamaGenerate, json!({ "prompt": "a", "raw": true, "system": "s" }), "into prompt"),
+        (OllamaGenerate, json!({ "prompt": "a", "raw": true, "template": "t" }), "template"),
         (Responses, json!({}), "input is required"),
         (Responses, json!({ "input": "a", "store": true }), "store"),
         (Responses, json!({ "input": "a", "previous_response_id": "r" }), "whole conversation"),
@@ -476,7 +553,7 @@ fn failed() -> String {
 fn writer(dialect: ApiDialect) -> Box<dyn AnswerWriter> {
     let body = json!({ "prompt": "Hi", "input": "Hi", "messages": [message("user", "Hi")] });
     let wanted = |name: &str| match dialect {
-        Completions | OllamaGenerate => name == "prompt",
+        Completions | OllamaGenerate | LlamaCppCompletion | LlamaCppInfill => name == "prompt",
         Responses => name == "input",
         Anthropic | OllamaChat => name == "messages",
     };
@@ -500,7 +577,7 @@ fn events(text: &str) -> Vec<Value> {
     let data = text.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
     let mut events: Vec<Value> = data.filter_map(|line| serde_json::from_str(line).ok()).collect();
     for event in &mut events {
-        for time in ["total_duration", "prompt_eval_duration", "eval_duration"] {
+        for time in ["total_duration", "prompt_eval_duration", "eval_duration", "timings"] {
             event.as_object_mut().unwrap().shift_remove(time);
         }
     }
@@ -517,6 +594,7 @@ fn texts_and_types(dialect: ApiDialect, node: &str) -> (String, String) {
             &event["delta"],
             &event["message"]["content"],
             &event["response"],
+            &event["content"],
         ];
         places.iter().find_map(|place| place.as_str()).unwrap_or_default().to_owned()
     };
@@ -527,7 +605,7 @@ fn texts_and_types(dialect: ApiDialect, node: &str) -> (String, String) {
 #[test]
 fn a_stream_holds_the_nodes_text_however_its_bytes_arrive() {
     let node = finished("stop");
-    for dialect in [Completions, Responses, Anthropic, OllamaChat, OllamaGenerate] {
+    for dialect in [Completions, Responses, Anthropic, OllamaChat, OllamaGenerate, LlamaCppInfill] {
         let whole = events(&translated(dialect, &node, node.len()));
         for size in 1..node.len() {
             assert_eq!(events(&translated(dialect, &node, size)), whole, "{dialect:?} {size}");
@@ -580,17 +658,56 @@ fn events_come_in_the_order_that_clients_expect() {
     assert_eq!(last(Completions, &failure)["error"]["code"], "generation_failed");
 }
 
-#[test]
-fn ollama_tells_log_probabilities_beside_their_text() {
-    let scores =
-        |text: &str| json!([{ "token": text, "logprob": -0.5, "bytes": [1], "top_logprobs": [] }]);
+fn scores(text: &str) -> Value {
+    json!([{ "token": text, "logprob": -0.5, "bytes": [1],
+        "top_logprobs": [{ "token": "x", "logprob": -0.25 }] }])
+}
+
+/// The node's stream of the text `ab`, with the scores of three tokens.
+fn scored() -> String {
     let chunk = |text: &str, told: &str, end: Value| {
         let choice = json!({ "delta": { "content": text }, "finish_reason": end,
             "logprobs": { "content": scores(told) } });
         format!("data: {}\n\n", json!({ "id": "r1", "created": 1, "choices": [choice] }))
     };
     let held_back = chunk("", "a", Value::Null);
-    let node = [held_back, chunk("ab", "b", Value::Null), chunk("", "c", "stop".into())].concat();
+    [held_back, chunk("ab", "b", Value::Null), chunk("", "c", "stop".into())].concat()
+}
+
+#[test]
+fn completions_tell_log_probabilities_in_lists() {
+    let node = scored();
+    let top = json!({ "x": -0.25 });
+    let lists = |tokens: &[&str], first: usize| {
+        let places: Vec<usize> = (first..).take(tokens.len()).collect();
+        json!({ "tokens": tokens, "token_logprobs": vec![-0.5; tokens.len()],
+            "top_logprobs": vec![&top; tokens.len()], "text_offset": places })
+    };
+    let stream = events(&translated(Completions, &node, node.len()));
+    let told: Vec<&Value> = stream.iter().map(|event| &event["choices"][0]["logprobs"]).collect();
+    assert_eq!(told, [&lists(&["a", "b"], 0), &lists(&["c"], 2)]);
+    let whole = whole(writer(Completions), MODEL.into(), node.as_bytes()).unwrap();
+    assert_eq!(whole["choices"][0]["logprobs"], lists(&["a", "b", "c"], 0));
+}
+
+#[test]
+fn an_echo_comes_before_the_answer() {
+    let writer = || match Completions.read(br#"{"prompt":"Hi ","echo":true}"#) {
+        Ok(Asked::Question(question)) => question.writer,
+        _ => panic!("it is a question"),
+    };
+    let node = finished("stop");
+    let stream = TranslatedStream::new(writer(), MODEL.to_owned()).take(node.as_bytes());
+    let texts = events(std::str::from_utf8(&stream).unwrap());
+    let texts = texts.iter().filter_map(|event| event["choices"][0]["text"].as_str());
+    assert_eq!(texts.collect::<Vec<_>>(), ["Hi ", "Grün", " \"x\"", ""]);
+    let whole = whole(writer(), MODEL.into(), node.as_bytes()).unwrap();
+    assert_eq!(whole["choices"][0]["text"], "Hi Grün \"x\"");
+}
+
+#[test]
+fn ollama_tells_log_probabilities_beside_their_text() {
+    let node = scored();
     for dialect in [OllamaChat, OllamaGenerate] {
         let lines = events(&translated(dialect, &node, node.len()));
         let told: Vec<&Value> = lines.iter().map(|line| &line["logprobs"]).collect();
@@ -642,6 +759,10 @@ fn a_whole_answer_tells_text_end_and_cost() {
     expect(OllamaChat, text.into(), "/message/content");
     expect(OllamaGenerate, text.into(), "/response");
     expect(OllamaGenerate, 2.into(), "/eval_count");
+    expect(LlamaCppInfill, text.into(), "/content");
+    expect(LlamaCppInfill, "limit".into(), "/stop_type");
+    expect(LlamaCppInfill, 9.into(), "/tokens_evaluated");
+    expect(LlamaCppInfill, 5.into(), "/timings/prompt_n");
     for dialect in [Completions, Responses, Anthropic, OllamaChat] {
         let error = whole(writer(dialect), MODEL.into(), failed().as_bytes()).unwrap_err();
         assert_eq!(error.code, "generation_failed");

@@ -293,8 +293,9 @@ mod tests {
 
     #[test]
     fn every_setting_is_described_and_every_number_has_a_unit() {
-        const UNITS: [&str; 26] = [
+        const UNITS: [&str; 27] = [
             "threads",
+            "files",
             "MiB",
             "KiB",
             "messages",

@@ -91,7 +91,8 @@ impl Config {
 
     /// The settings of the public surface for what the node's own gateway asks.
     pub fn gateway_api(&self) -> ApiSettings {
-        let GatewaySettings { max_messages, max_tools, .. } = self.gateway;
+        let GatewaySettings { max_messages, max_tools, max_files, max_token_ids, .. } =
+            self.gateway;
         let max_body_bytes = self.gateway.max_body_mib << 20;
         let text = self.gateway.max_description_kib << 10;
         let bounds = [
@@ -100,6 +101,8 @@ impl Config {
             ("description", text),
             ("schema", text),
             ("arguments", max_body_bytes),
+            ("files", max_files),
+            ("token_ids", max_token_ids),
         ];
         ApiSettings {
             http: HttpSettings { max_body_bytes, ..self.http.clone() },

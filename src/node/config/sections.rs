@@ -147,5 +147,11 @@ pub struct GatewaySettings {
     /// 16.
     #[schemars(range(min = 1, max = 1_024))]
     pub max_description_kib: usize = 64,
+    /// Files that one request to it may send beside a text with a gap to fill in.
+    #[schemars(range(min = 1, max = 4_096))]
+    pub max_files: usize = 256,
+    /// Tokens that one request to it may send as ids, and that an answer may list.
+    #[schemars(range(min = 1, max = 1 << 24))]
+    pub max_token_ids: usize = 1 << 20,
 }
 }
