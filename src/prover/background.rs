@@ -4,7 +4,7 @@
 use crate::qualify::Examined;
 use crate::subject::EngineSubject;
 use crate::{Prover, Scoring, UnqualifiedModel};
-use cresset_base::{Clock, SystemClock};
+use cresset_base::{Clock, SystemClock, failpoint};
 use cresset_catalogue::FileDigests;
 use cresset_engine::EngineHandle;
 use cresset_node::{Assembly, DueProof, NodeError, Proving};
@@ -18,6 +18,7 @@ const LOWEST_PRIORITY: i32 = 19;
 /// Lets every other thread go before this one and those that it starts. On Linux a nice value
 /// belongs to a thread; elsewhere it would be the whole process's.
 fn give_way() {
+    failpoint!("prover::priority", |_| ());
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
         tracing::debug!(%error, "a proof keeps its priority");

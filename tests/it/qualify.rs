@@ -372,9 +372,9 @@ fn an_upgraded_node_serves_by_the_quick_suite_while_the_full_one_runs() {
     assert_eq!(suites_beside(&folder), [""; 0], "it ends with the node");
 }
 
-/// A clock that is so many days ahead.
+/// A clock that is so many days ahead, and proofs that do not wait for the tests beside this one.
 fn ahead(days: u64) -> String {
-    format!("clock::hours_ahead=return({})", days * 24)
+    format!("clock::hours_ahead=return({});prover::priority=return", days * 24)
 }
 
 /// A node with such a clock.
