@@ -8,8 +8,8 @@
 
 use super::absence::{WitnessResult, unknown};
 use super::facts::{Facts, Family, Rotation};
+use super::files::WeightFiles;
 use super::{WantedRows, files};
-use crate::ModelSource;
 use candle_core::{Device, Tensor};
 use candle_nn::ops::{rms_norm, softmax_last_dim};
 use candle_nn::rotary_emb::rope_slow;
@@ -24,24 +24,24 @@ const HEAD_ROWS: usize = 64;
 type Weights = HashMap<String, Tensor>;
 
 pub(super) struct LayerWitness {
-    source: ModelSource,
+    files: WeightFiles,
     facts: Facts,
     device: Device,
 }
 
 impl LayerWitness {
-    pub(super) fn new(source: &ModelSource, facts: Facts, device: Device) -> WitnessResult<Self> {
+    pub(super) fn new(files: WeightFiles, facts: Facts, device: Device) -> WitnessResult<Self> {
         if facts.rotation == Rotation::Other {
             return unknown("the layers of the witness lack its RoPE scaling");
         }
-        Ok(Self { source: source.clone(), facts, device })
+        Ok(Self { files, facts, device })
     }
 
     /// Most bytes in memory at a time: the largest of the embedding, a layer and the output head
     /// in f32, which is there twice while it is brought into Hugging Face's layout.
-    pub(super) fn bytes(source: &ModelSource, facts: &Facts) -> WitnessResult<u64> {
+    pub(super) fn bytes(files: &WeightFiles, facts: &Facts) -> WitnessResult<u64> {
         let mut parts: HashMap<String, u64> = HashMap::new();
-        for (name, values) in files::names(source, facts)?.into_values() {
+        for (name, values) in files::names(files, facts)?.into_values() {
             *parts.entry(layer_of(&name).unwrap_or(&name).to_owned()).or_default() += values;
         }
         Ok(8 * parts.into_values().max().unwrap_or(0))
@@ -58,7 +58,7 @@ impl LayerWitness {
         }
         for layer in 0..facts.layers {
             let prefix = format!("model.layers.{layer}.");
-            let weights = files::tensors_of(&self.source, facts, &self.device, &|name| {
+            let weights = files::tensors(&self.files, facts, &self.device, &|name| {
                 name.starts_with(&prefix)
             })?;
             let block = Block { facts, weights, prefix, layer };
@@ -83,7 +83,7 @@ impl LayerWitness {
     }
 
     fn whole(&self, name: &str) -> WitnessResult<Tensor> {
-        let found = files::tensors_of(&self.source, &self.facts, &self.device, &|own| own == name)?
+        let found = files::tensors(&self.files, &self.facts, &self.device, &|own| own == name)?
             .remove(name);
         found.map_or_else(|| unknown(format!("its file has no {name}")), Ok)
     }

@@ -5,7 +5,7 @@ use super::facts::{Facts, open};
 use super::lacking;
 use super::lacking::QuantisedFolder;
 use crate::{FileLayout, ModelSource};
-use candle_core::quantized::gguf_file::TensorInfo;
+use candle_core::quantized::gguf_file::{Content, TensorInfo};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,14 +14,35 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+/// The files of a release. The header of a GGUF file is read once: it has the vocabulary.
+pub(super) struct WeightFiles {
+    source: ModelSource,
+    /// As candle has it, with the tensors whose type candle lacks.
+    gguf: Option<(Content, BTreeMap<String, lacking::TensorInfo>)>,
+}
+
+impl WeightFiles {
+    pub(super) fn open(source: &ModelSource) -> WitnessResult<Self> {
+        let gguf = match source.layout() {
+            FileLayout::Gguf(path) => {
+                Some((open(path)?.0, lacking::tensors(path).map_err(Absence::Failed)?))
+            }
+            FileLayout::HfFolder(_) => None,
+        };
+        Ok(Self { source: source.clone(), gguf })
+    }
+}
+
 /// The tensors of a release by their stored names, with the number of their values.
-fn sizes(source: &ModelSource) -> WitnessResult<Vec<(String, u64)>> {
+fn sizes(files: &WeightFiles) -> WitnessResult<Vec<(String, u64)>> {
     let mut found = Vec::new();
+    let source = &files.source;
     match source.layout() {
-        FileLayout::Gguf(path) => {
-            let (content, _) = open(path)?;
+        FileLayout::Gguf(_) => {
+            let content = files.gguf.iter().map(|(content, _)| content);
             let count = |info: &TensorInfo| info.shape.elem_count() as u64;
-            found.extend(content.tensor_infos.iter().map(|(name, t)| (name.clone(), count(t))));
+            let all = content.flat_map(|content| &content.tensor_infos);
+            found.extend(all.map(|(name, t)| (name.clone(), count(t))));
         }
         FileLayout::HfFolder(folder) => {
             for file in shards(folder)? {
@@ -113,17 +134,18 @@ fn shards(folder: &Path) -> WitnessResult<Vec<PathBuf>> {
 /// Calls `each` with the stored name and the f32 values of every tensor whose stored name is
 /// wanted, one at a time.
 fn for_each(
-    source: &ModelSource,
+    files: &WeightFiles,
     wanted: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(&str, Tensor) -> WitnessResult<()>,
 ) -> WitnessResult<()> {
+    let source = &files.source;
     match source.layout() {
         FileLayout::Gguf(path) => {
-            let (content, mut reader) = open(path)?;
+            let Some((content, lacking)) = &files.gguf else { return Ok(()) };
+            let mut reader = File::open(path)?;
             let mut names: Vec<_> = content.tensor_infos.iter().collect();
             names.retain(|(name, _)| wanted(name));
             names.sort_by_key(|(_, info)| info.offset);
-            let lacking = lacking::tensors(path).map_err(Absence::Failed)?;
             for (name, _) in names {
                 let values = if let Some(info) = lacking.get(name) {
                     lacking::values(&mut reader, info)?
@@ -153,26 +175,18 @@ fn for_each(
     Ok(())
 }
 
-/// Tensors on the device by Hugging Face's name and in its layout.
+/// Tensors on the device by Hugging Face's name and in its layout: those whose name there is
+/// wanted.
 pub(super) fn tensors(
-    source: &ModelSource,
-    facts: &Facts,
-    device: &Device,
-) -> WitnessResult<HashMap<String, Tensor>> {
-    tensors_of(source, facts, device, &|_| true)
-}
-
-/// Those whose name, as Hugging Face has it, is wanted.
-pub(super) fn tensors_of(
-    source: &ModelSource,
+    files: &WeightFiles,
     facts: &Facts,
     device: &Device,
     wanted: &dyn Fn(&str) -> bool,
 ) -> WitnessResult<HashMap<String, Tensor>> {
-    let names = names(source, facts)?;
+    let names = names(files, facts)?;
     let of = |stored: &str| names.get(stored).filter(|(name, _)| wanted(name));
     let mut found = HashMap::new();
-    for_each(source, &|stored| of(stored).is_some(), &mut |stored, values| {
+    for_each(files, &|stored| of(stored).is_some(), &mut |stored, values| {
         let (name, _) = &names[stored];
         found.insert(name.clone(), in_hf_layout(name, values, facts)?.to_device(device)?);
         Ok(())
@@ -182,12 +196,12 @@ pub(super) fn tensors_of(
 
 /// By its stored name: the name of each tensor of the model, and the number of its values.
 pub(super) fn names(
-    source: &ModelSource,
+    files: &WeightFiles,
     facts: &Facts,
 ) -> WitnessResult<HashMap<String, (String, u64)>> {
-    let own = sizes(source)?.into_iter().filter(|(stored, _)| !is_derived(stored));
+    let own = sizes(files)?.into_iter().filter(|(stored, _)| !is_derived(stored));
     own.map(|(stored, values)| {
-        let name = hf_name(&stored, source, facts)?;
+        let name = hf_name(&stored, &files.source, facts)?;
         Ok((stored, (name, values)))
     })
     .collect()
@@ -277,7 +291,8 @@ pub struct TensorStats {
 /// Describes each tensor of a release, in the order of the file.
 pub fn tensor_stats(source: &ModelSource) -> crate::Result<Vec<TensorStats>> {
     let mut all = Vec::new();
-    let read = for_each(source, &|_| true, &mut |name, values| {
+    let files = WeightFiles::open(source).map_err(crate::Error::from)?;
+    let read = for_each(&files, &|_| true, &mut |name, values| {
         let values = values.flatten_all()?.to_vec1::<f32>()?;
         let (mut max, mut squares) = (0f32, 0f64);
         for value in &values {

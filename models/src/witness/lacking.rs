@@ -5,7 +5,8 @@
 use super::absence::{Absence, WitnessResult};
 use crate::ModelSource;
 use crate::arch;
-use crate::loader::gguf::{GgufFile, TensorInfo, Value};
+pub(super) use crate::loader::gguf::TensorInfo;
+use crate::loader::gguf::{GgufFile, Value};
 use crate::loader::safetensors::Checkpoint;
 use crate::loader::store::Raw;
 use candle_core::quantized::gguf_file::{self, Content, VersionedMagic};

@@ -28,6 +28,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::{gemma2, gemma3, llama, mistral, qwen2, qwen3};
 use facts::{Facts, Family, Rotation};
+use files::WeightFiles;
 use std::collections::HashMap;
 
 /// Tokens of a forward pass whose model gives the states of all of them.
@@ -48,7 +49,7 @@ pub struct Witness {
 
 enum Computation {
     Whole(Whole),
-    ByLayer(LayerWitness),
+    ByLayer(Box<LayerWitness>),
 }
 
 /// One of candle's models.
@@ -81,7 +82,8 @@ impl Witness {
     ) -> WitnessResult<Self> {
         let device = gpu.map_or(Ok(Device::Cpu), Device::new_cuda)?;
         let mut facts = facts::read(source)?;
-        let names = files::names(source, &facts)?;
+        let files = WeightFiles::open(source)?;
+        let names = files::names(&files, &facts)?;
         // A head that is stored is the model's, whatever the config says.
         facts.tied &= !names.values().any(|(name, _)| name == "lm_head.weight");
         let bytes = 4 * names.values().map(|(_, n)| n).sum::<u64>();
@@ -91,7 +93,7 @@ impl Witness {
                 found => return found,
             }
         }
-        let mut tensors = files::tensors(source, &facts, &device)?;
+        let mut tensors = files::tensors(&files, &facts, &device, &|_| true)?;
         let embedding = "model.embed_tokens.weight";
         let head = tensors.get("lm_head.weight").or_else(|| tensors.get(embedding)).cloned();
         let Some(head) = head else { return unknown("its file has no embedding") };
@@ -111,7 +113,8 @@ impl Witness {
         max_bytes: u64,
         device: Device,
     ) -> WitnessResult<Self> {
-        let bytes = LayerWitness::bytes(source, &facts)?;
+        let files = WeightFiles::open(source)?;
+        let bytes = LayerWitness::bytes(&files, &facts)?;
         if bytes > max_bytes {
             return unknown(format!(
                 "its largest layer takes {} MiB in f32, more than the {} MiB of \
@@ -120,7 +123,7 @@ impl Witness {
                 max_bytes >> 20
             ));
         }
-        let computation = Computation::ByLayer(LayerWitness::new(source, facts, device)?);
+        let computation = Computation::ByLayer(LayerWitness::new(files, facts, device)?.into());
         Ok(Self { computation, name: "candle layer by layer".into(), bytes })
     }
 
