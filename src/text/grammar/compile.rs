@@ -28,7 +28,7 @@ const DEEP_STACK: usize = 256 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
 /// Work of compiling a format's terminals. The library does 50 000 units a millisecond.
-const COMPILING_WORK: u64 = 500_000;
+const COMPILING_WORK: u64 = 600_000;
 /// Items of a row of a grammar whose rules a client wrote. Rules that are read in many ways cost
 /// the square of it for each byte.
 const ITEMS_OF_RULES: usize = 500;
@@ -150,9 +150,7 @@ impl Grammars {
         let compiled = match self.compile_grammar(format, Bounds::Added) {
             // Bounds of a number may be closer to each other than the unit is long, and the library
             // counts no members beside optional ones.
-            Err(why) if why != FormatRefused::costly() && format.may_be_bounded() => {
-                self.compile_grammar(format, Bounds::AsWritten)
-            }
+            Err(_) if format.may_be_bounded() => self.compile_grammar(format, Bounds::AsWritten),
             compiled => compiled,
         };
         let grammar = compiled.map_err(|why| self.innermost(format, why))?;
