@@ -34,7 +34,9 @@ fn begin(grammar: &CompiledGrammar, ends: &[u32], seed: u64) -> Result<(), Strin
 /// One of the tokens of a mask without the `ends`, counted around. `None`: there is none.
 fn any_of(mask: &[u32], ends: &[u32], number: usize) -> Option<u32> {
     let mut mask = mask.to_vec();
-    ends.iter().for_each(|id| mask[*id as usize / 32] &= !(1 << (id % 32)));
+    for id in ends {
+        mask[*id as usize / 32] &= !(1 << (id % 32));
+    }
     let count: usize = mask.iter().map(|word| word.count_ones() as usize).sum();
     let mut left = number.checked_rem(count)?;
     for (at, word) in mask.iter().enumerate() {
