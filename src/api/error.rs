@@ -88,6 +88,11 @@ pub enum ApiError {
     )]
     GenerationFailed,
     #[error(
+        "The answer's format came to cost more than it may, and ended the answer. The prompt and the tokens until then were \
+         charged. Make the format smaller, and use a new Idempotency-Key."
+    )]
+    FormatTooCostly,
+    #[error(
         "The node failed on this request as often as it may be tried; nothing was charged. Use a new Idempotency-Key, and \
          another input if this one is refused again."
     )]
@@ -223,6 +228,7 @@ impl ApiError {
             }),
             Self::ConcurrencyLimit { limit: 8 },
             Self::GenerationFailed,
+            Self::FormatTooCostly,
             Self::AttemptsExhausted,
             Self::ControlPlaneUnavailable,
             Self::Overloaded { retry_after: SOON },
@@ -282,6 +288,7 @@ impl ApiError {
                 retry: true,
                 ..row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER)
             },
+            Self::FormatTooCostly => row(S::UNPROCESSABLE_ENTITY, "format_too_costly", INVALID),
             Self::AttemptsExhausted => row(S::INTERNAL_SERVER_ERROR, "generation_failed", SERVER),
             Self::ControlPlaneUnavailable => {
                 retriable(S::SERVICE_UNAVAILABLE, "control_plane_unavailable", SERVER, LATER)
@@ -398,6 +405,7 @@ impl From<RequestError> for ApiError {
             RequestError::Draining => Self::Draining,
             RequestError::DeadlineExceeded => Self::DeadlineExceeded,
             RequestError::GenerationFailed => Self::GenerationFailed,
+            RequestError::FormatTooCostly => Self::FormatTooCostly,
             RequestError::LedgerUnavailable => Self::ControlPlaneUnavailable,
         }
     }
@@ -420,6 +428,7 @@ impl From<Refusal> for ApiError {
             Refusal::FingerprintMismatch => Self::IdempotencyKeyReused,
             Refusal::ResultExpired => Self::RequestResultExpired,
             Refusal::AttemptsExhausted => Self::AttemptsExhausted,
+            Refusal::FormatTooCostly => Self::FormatTooCostly,
             Refusal::ConcurrencyLimit { limit } => Self::ConcurrencyLimit { limit },
             Refusal::LimitReached(limit) => Self::LimitReached(limit),
             Refusal::RateReached { rate, retry_after_ms } => Self::RateLimited {
@@ -520,6 +529,7 @@ mod tests {
         check(full, 429, "conversation_rate_limit", "false", Some("60"));
         check(E::ConcurrencyLimit { limit: 1 }, 429, "concurrency_limit", "true", Some("1"));
         check(E::GenerationFailed, 500, "generation_failed", "true", None);
+        check(E::FormatTooCostly, 422, "format_too_costly", "false", None);
         check(E::AttemptsExhausted, 500, "generation_failed", "false", None);
         check(E::ControlPlaneUnavailable, 503, "control_plane_unavailable", "true", Some("5"));
         check(

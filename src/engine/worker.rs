@@ -234,7 +234,12 @@ impl Worker {
                 Ok(sampled) => self.append(id, sampled),
                 Err(error) => {
                     let kind = error.kind();
-                    tracing::error!(sequence = id.0, kind, reason = %error, "a row failed");
+                    // What a client asked for is no fault of the node.
+                    if let EngineError::Grammar(_) = error {
+                        tracing::info!(sequence = id.0, reason = %error, "a format ended its answer");
+                    } else {
+                        tracing::error!(sequence = id.0, kind, reason = %error, "a row failed");
+                    }
                     self.finish(id, StopCause::Failed(error));
                 }
             }

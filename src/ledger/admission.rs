@@ -117,6 +117,7 @@ pub fn judge(
         AttemptState::Queued | AttemptState::Running => Ok(Seen::InProgress),
         AttemptState::Completed => Ok(Seen::Completed),
         AttemptState::Cancelled => Ok(Seen::Cancelled),
+        AttemptState::Failed if !latest.failed_on_the_node() => Err(Refusal::FormatTooCostly),
         AttemptState::Failed if record.is_exhausted() => Err(Refusal::AttemptsExhausted),
         AttemptState::Failed => Ok(Seen::MayRetry),
     }

@@ -76,7 +76,7 @@ pub enum Command {
         key: RequestKey,
         attempt: AttemptId,
     },
-    /// Ends with a charge: completed, or ended by the client while running.
+    /// Ends with a charge: completed, or ended by the client, or by its format, while running.
     Settle {
         key: RequestKey,
         attempt: AttemptId,
@@ -156,6 +156,8 @@ pub struct AccountChange {
 pub enum SettleEnd {
     Completed(FinishReason),
     Cancelled,
+    /// Failed by the format that the client asked for.
+    FormatTooCostly,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +269,8 @@ pub enum Refusal {
     ResultExpired,
     #[error("no further attempt is allowed for this request")]
     AttemptsExhausted,
+    #[error("the request's format cost more than it may")]
+    FormatTooCostly,
     #[error("{limit} requests of this account are in flight already")]
     ConcurrencyLimit { limit: u32 },
     #[error(transparent)]

@@ -263,8 +263,8 @@ pub enum FinishReason {
     ToolCalls,
 }
 
-/// Why an attempt failed on the node's side, as clients may see it. Every one of these charges
-/// nothing.
+/// Why an attempt failed, as clients may see it. All but `FormatTooCostly` are on the node's side,
+/// and charge nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureCode {
@@ -274,6 +274,9 @@ pub enum FailureCode {
     Overloaded,
     Draining,
     ControlPlaneUnavailable,
+    /// The format that the client asked for came to cost more than it may. What was computed is
+    /// charged, and the request runs no more.
+    FormatTooCostly,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -305,6 +308,11 @@ impl Attempt {
             .usage
             .map_or(0, |usage| u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens));
         Consumption { units: self.charged.total(), tokens }
+    }
+
+    /// Whether it failed for a reason that a client is not charged for.
+    pub fn failed_on_the_node(&self) -> bool {
+        self.state == AttemptState::Failed && self.failure != Some(FailureCode::FormatTooCostly)
     }
 
     /// Whether the node turned the attempt away after admission: it had no room, no time before a

@@ -52,7 +52,11 @@ pub(super) fn settle(
     (latest.state, latest.finish_reason) = match end {
         SettleEnd::Completed(reason) => (AttemptState::Completed, Some(reason)),
         SettleEnd::Cancelled => (AttemptState::Cancelled, None),
+        SettleEnd::FormatTooCostly => (AttemptState::Failed, None),
     };
+    if end == SettleEnd::FormatTooCostly {
+        latest.failure = Some(FailureCode::FormatTooCostly);
+    }
     let fingerprint = record.fingerprint;
     let entry = |key, attempt| EntryKind::Settle { key, attempt };
     let (record, alerts) = finish(state, record, true, now, entry)?;
@@ -247,7 +251,7 @@ fn finish(
 ) -> ApplyResult<(RequestRecord, Vec<BudgetAlert>)> {
     let key = record.key;
     record.latest_mut().finished_at = Some(now);
-    let Attempt { id, reserved, charged, state: ended, .. } = *record.latest();
+    let Attempt { id, reserved, charged, .. } = *record.latest();
     let reservation = state.reservation(&key)?;
     let reservation = invariants::check_reservation(reservation, record.latest(), &key)?;
     let (account, credential, alerts) = count_out(state, record.latest(), &reservation)?;
@@ -261,7 +265,7 @@ fn finish(
         EntryKind::Release { .. } => reserved,
         _ => charged,
     };
-    if ended == AttemptState::Failed && charged != BucketAmounts::ZERO {
+    if record.latest().failed_on_the_node() && charged != BucketAmounts::ZERO {
         return Err(invariants::broken("a failed attempt is charged", &key).into());
     }
     state.put_account(&account)?;

@@ -40,8 +40,8 @@ words! {
     FinishReason [Stop, Length, ToolCalls];
     FailureCode [
         GenerationFailed, NodeRestarted, DeadlineExceeded, Overloaded, Draining,
-        ControlPlaneUnavailable
+        ControlPlaneUnavailable, FormatTooCostly
     ] {
-        "description": "Why an attempt failed on the node's side, as clients may see it. Every one of these charges nothing."
+        "description": "Why an attempt failed, as clients may see it. All but format_too_costly are on the node's side, and charge nothing."
     };
 }

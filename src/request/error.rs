@@ -10,7 +10,8 @@ use std::time::Duration;
 pub(super) const SOON: Duration = Duration::from_secs(1);
 
 /// A refusal before anything ran, or the failure that ended an attempt. None of them charges
-/// anything, except that a cancelled request pays for what was computed.
+/// anything, except that a request which was cancelled, or whose format cost too much, pays for
+/// what was computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RequestError {
     /// The account's plan does not have the model, or the node does not serve it.
@@ -58,6 +59,9 @@ pub enum RequestError {
     DeadlineExceeded,
     #[error("the generation failed on the node's side")]
     GenerationFailed,
+    /// The format of the answer came to cost more than it may, while the answer was made.
+    #[error("the answer's format cost more than it may")]
+    FormatTooCostly,
     /// The ledger cannot confirm what it stores. The same request may be sent again.
     #[error("the ledger cannot be reached")]
     LedgerUnavailable,
@@ -100,6 +104,7 @@ impl From<FailureCode> for RequestError {
             FailureCode::Overloaded => Self::Overloaded { retry_after: SOON },
             FailureCode::Draining => Self::Draining,
             FailureCode::ControlPlaneUnavailable => Self::LedgerUnavailable,
+            FailureCode::FormatTooCostly => Self::FormatTooCostly,
         }
     }
 }

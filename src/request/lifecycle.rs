@@ -20,7 +20,7 @@ use super::trace::GenerationTrace;
 use super::transcript::Transcript;
 use bytes::Bytes;
 use cresset_base::{UnixMillis, failpoint};
-use cresset_engine::{Finished, SequenceEvent, StopCause};
+use cresset_engine::{EngineError, Finished, SequenceEvent, StopCause};
 use cresset_ledger::{
     AskedGeneration, Command, FailureCode, FinishReason, Microcredits, Outcome, ReceiptFacts,
     Refusal, ReleaseCause, RequestKey, RequestRecord, SettleEnd, Usage,
@@ -100,6 +100,8 @@ async fn check_room(services: &Services, live: &LiveRequest) -> Result<(), Reque
 enum RequestEnd {
     Completed(FinishReason, Usage),
     Cancelled(Usage),
+    /// The format that the client asked for came to cost too much.
+    FormatTooCostly(Usage),
     CancelledInQueue,
     /// The node let the request wait and then had no place or no time for it. Nothing was computed.
     TurnedAway(FailureCode),
@@ -289,6 +291,10 @@ impl RunningRequest {
                 let settled = self.settle(usage, SettleEnd::Cancelled, None).await;
                 settled.map(|_| Err(RequestError::Cancelled))
             }
+            RequestEnd::FormatTooCostly(usage) => {
+                let settled = self.settle(usage, SettleEnd::FormatTooCostly, None).await;
+                settled.map(|_| Err(RequestError::FormatTooCostly))
+            }
             RequestEnd::CancelledInQueue => {
                 let released = self.release(ReleaseCause::CancelledInQueue).await;
                 released.map(|()| Err(RequestError::Cancelled))
@@ -469,6 +475,7 @@ impl RunningRequest {
         let (word, reason, failure) = match end {
             RequestEnd::Completed(reason, _) => ("completed", Some(reason), None),
             RequestEnd::Cancelled(_) | RequestEnd::CancelledInQueue => ("cancelled", None, None),
+            RequestEnd::FormatTooCostly(_) => ("failed", None, Some(FailureCode::FormatTooCostly)),
             RequestEnd::TurnedAway(code) | RequestEnd::Failed(code) => ("failed", None, Some(code)),
         };
         self.services.metrics.request_ended(word);
@@ -527,6 +534,9 @@ fn outcome_of(
         (StopCause::Stopped, Some(StopRequest::Cancelled)) => RequestEnd::CancelledInQueue,
         (StopCause::Stopped, Some(StopRequest::Shutdown)) => not_served(FailureCode::Draining),
         (StopCause::TurnedAway, _) => not_served(FailureCode::Overloaded),
+        (StopCause::Failed(EngineError::Grammar(_)), _) if started => {
+            RequestEnd::FormatTooCostly(usage)
+        }
         (StopCause::Stopped, None) | (StopCause::Failed(_), _) => {
             RequestEnd::Failed(FailureCode::GenerationFailed)
         }
@@ -538,7 +548,6 @@ mod tests {
     use super::super::tests::Setup;
     use super::*;
     use cresset_base::{AccountId, CredentialId};
-    use cresset_engine::EngineError;
     use cresset_ledger::Prices;
 
     /// Ends a request that the ledger charges nothing for, with a lifecycle that computes the
@@ -652,6 +661,11 @@ mod tests {
         check(Cause::Stopped, None, false, cancelled, End::CancelledInQueue);
         check(Cause::Stopped, None, true, shutdown, End::Failed(Code::Draining));
         check(Cause::Stopped, None, true, None, End::Failed(Code::GenerationFailed));
+        let costly = || Cause::Failed(EngineError::Grammar("too many states".into()));
+        check(costly(), None, true, None, End::FormatTooCostly(usage(5)));
+        check(costly(), None, true, shutdown, End::FormatTooCostly(usage(5)));
+        check(costly(), None, false, None, End::Failed(Code::GenerationFailed));
+        check(costly(), Some(3), true, None, cut);
         check(Cause::DeadlineExceeded, None, true, cancelled, End::Failed(Code::DeadlineExceeded));
         // What was refused before it began leaves no record.
         check(Cause::Stopped, None, false, shutdown, End::TurnedAway(Code::Draining));

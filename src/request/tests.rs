@@ -202,6 +202,13 @@ async fn requests_in_the_ledger_are_answered_from_it() {
     let found = setup.find(&request).await;
     assert!(matches!(found, Ok(AnswerSource::Stored { body, stream: false }) if body == "body"));
 
+    let request = setup.incoming();
+    let (key, attempt) = (request.key, setup.admit(&request).await);
+    let end = SettleEnd::FormatTooCostly;
+    store.submit(Command::Settle { key, attempt, usage, end }).await.unwrap();
+    let costly = RequestError::Ledger(Refusal::FormatTooCostly);
+    assert_eq!(setup.find(&request).await.err(), Some(costly));
+
     for (cause, expect) in [
         (ReleaseCause::CancelledInQueue, RequestError::Cancelled),
         (ReleaseCause::Failed(FailureCode::GenerationFailed), RequestError::ModelNotFound),

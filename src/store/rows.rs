@@ -54,6 +54,7 @@ codes!(FailureCode {
     3 => Overloaded,
     4 => Draining,
     5 => ControlPlaneUnavailable,
+    6 => FormatTooCostly,
 });
 
 row!(BucketAmounts { trial, premium });

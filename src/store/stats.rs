@@ -71,6 +71,7 @@ pub(super) fn label(cause: ReleaseCause) -> &'static str {
             FailureCode::Overloaded => "overloaded",
             FailureCode::Draining => "draining",
             FailureCode::ControlPlaneUnavailable => "control_plane_unavailable",
+            FailureCode::FormatTooCostly => "format_too_costly",
         },
     }
 }

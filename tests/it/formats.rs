@@ -166,6 +166,7 @@ fn refusals() -> Vec<(Value, &'static str)> {
     let partial =
         json!({ "type": "object", "properties": { "a": {} }, "additionalProperties": false });
     let path = "response_format.json_schema.schema";
+    let optional: Value = (0..990).map(|at| (format!("p{at}"), json!(true))).collect();
     vec![
         (json!({ "response_format": { "type": "xml" } }), "response_format.type"),
         (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
@@ -186,6 +187,8 @@ fn refusals() -> Vec<(Value, &'static str)> {
         (strict(partial), path),
         (json!({ "guided_regex": "(" }), "guided_regex"),
         (json!({ "guided_regex": "" }), "guided_regex"),
+        (json!({ "guided_regex": "((a{1,1000}){1,1000}){1,1000}" }), "guided_regex"),
+        (of(json!({ "properties": optional })), "guided_json"),
         (json!({ "guided_choice": [] }), "guided_choice"),
         (json!({ "guided_grammar": "root ::= \"x" }), "guided_grammar"),
         (json!({ "grammar": "start: \"a\" start" }), "grammar"),
@@ -260,18 +263,32 @@ async fn a_plan_may_leave_formats_out() {
     assert!(refused.text().contains("plan"), "{}", refused.text());
 }
 
-/// A grammar that grows beyond its bounds ends its own request, uncharged. The model is not at
-/// fault, however many such requests there are.
+/// A grammar that grows beyond its bounds ends its own request, which is charged for what was
+/// computed and never runs again. The model is not at fault, however many such requests there are.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_grammar_that_fails_costs_nothing_and_harms_nobody() {
+async fn a_grammar_that_grows_is_paid_for_and_harms_nobody() {
     let world = World::with(|setup| setup.reply = "a").await;
     let hostile = json!({ "guided_regex": "(.*a.{200}){5}.*b.{300}c", "max_tokens": 1000 });
+    let costly = (422, "format_too_costly".to_owned());
     for _ in 0..8 {
         let id = Uuid::new_v4();
         let answer = world.post(id, &asking(&world, &hostile)).await;
-        assert_eq!(answer.error(), (500, "generation_failed".into()), "{}", answer.text());
-        assert_eq!(world.request(id).await["chargedUnits"], "0");
+        assert_eq!(answer.error(), costly, "{}", answer.text());
+        assert_eq!(answer.header("x-should-retry"), "false");
+        let ended = world.request(id).await;
+        let end = (&ended["state"], &ended["failure_code"], &ended["attempt_count"]);
+        assert_eq!(end, (&json!("failed"), &json!("format_too_costly"), &json!(1)));
+        assert!(
+            ended["usage"]["completion_tokens"].as_u64() > Some(0) && ended["chargedUnits"] != "0"
+        );
+        assert_eq!(world.post(id, &asking(&world, &hostile)).await.error(), costly);
+        assert_eq!(world.request(id).await, ended, "it ran or was charged again");
     }
+    let mut streamed = asking(&world, &hostile);
+    streamed["stream"] = json!(true);
+    let events = world.post(Uuid::new_v4(), &streamed).await.events();
+    assert!(events[events.len() - 2].contains("format_too_costly"), "{events:?}");
+    assert!(world.node.recent_errors.all().is_empty());
     let answer = world.post(Uuid::new_v4(), &asking(&world, &json!({}))).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
 }

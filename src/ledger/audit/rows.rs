@@ -214,7 +214,7 @@ fn has_right_usage(attempt: &Attempt) -> bool {
     match attempt.state {
         AttemptState::Completed => attempt.usage.is_some() && attempt.started_at.is_some(),
         AttemptState::Cancelled => attempt.usage.is_none() || attempt.started_at.is_some(),
-        AttemptState::Failed => attempt.usage.is_none(),
+        AttemptState::Failed => attempt.usage.is_none() == attempt.failed_on_the_node(),
         AttemptState::Queued => attempt.usage.is_none() && attempt.started_at.is_none(),
         AttemptState::Running => attempt.usage.is_none() && attempt.started_at.is_some(),
     }

@@ -221,6 +221,7 @@ impl World {
                 end: match end {
                     "stop" => SettleEnd::Completed(FinishReason::Stop),
                     "length" => SettleEnd::Completed(FinishReason::Length),
+                    "costly" => SettleEnd::FormatTooCostly,
                     _ => SettleEnd::Cancelled,
                 },
             },

@@ -54,6 +54,17 @@ fn a_client_that_ends_a_running_request_pays_for_what_ran() {
 }
 
 #[test]
+fn a_format_that_costs_too_much_is_paid_for_and_never_run_again() {
+    check(
+        "admit a r 1 k 10 30          -> admitted #1 queued 40+0
+         start a r 1                  -> #1 running 40+0
+         settle a r 1 10 0 3 costly   -> #1 failed 13+0
+         settle a r 1 10 0 3 costly   -> already #1 failed 13+0
+         admit a r 2 k 10 30          -> refused FormatTooCostly",
+    );
+}
+
+#[test]
 fn a_failure_of_the_node_is_free_and_may_be_tried_again() {
     check(
         "admit a r 1 k 10 30            -> admitted #1 queued 40+0

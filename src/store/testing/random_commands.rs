@@ -67,21 +67,24 @@ fn admission() -> impl Strategy<Value = Command> {
 
 fn ending() -> impl Strategy<Value = Command> {
     let usage = (0..=10_u32, 0..=10_u32, 0..=10_u32);
-    (request(), attempt(), usage, 0..4).prop_map(|(key, attempt, usage, kind)| {
+    (request(), attempt(), usage, 0..5).prop_map(|(key, attempt, usage, kind)| {
         let usage = Usage {
             prompt_tokens: usage.0,
             cached_tokens: usage.1.min(usage.0),
             completion_tokens: usage.2,
         };
-        let (stopped, cancelled) = (SettleEnd::Completed(FinishReason::Stop), SettleEnd::Cancelled);
-        let end = if kind == 0 { stopped } else { cancelled };
-        let cause = if kind == 2 {
+        let end = match kind {
+            0 => SettleEnd::Completed(FinishReason::Stop),
+            1 => SettleEnd::Cancelled,
+            _ => SettleEnd::FormatTooCostly,
+        };
+        let cause = if kind == 3 {
             ReleaseCause::CancelledInQueue
         } else {
             ReleaseCause::Failed(FailureCode::GenerationFailed)
         };
         match kind {
-            0 | 1 => Command::Settle { key, attempt, usage, end },
+            0..=2 => Command::Settle { key, attempt, usage, end },
             _ => Command::Release { key, attempt, cause },
         }
     })

@@ -2,7 +2,8 @@
 
 use super::gbnf;
 use super::schema::{
-    SchemaRefused, Terminals, Writing, fault_of_expression, parts_of, prepare, reason_in,
+    SchemaRefused, TOO_COSTLY, Terminals, Writing, fault_of_expression, parts_of, prepare,
+    reason_in,
 };
 use super::tagged_text::{TagContent, TaggedText};
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -67,6 +68,8 @@ impl<T: Into<String>> From<T> for SchemaFormat {
 #[error("{0}")]
 pub struct FormatRefused(pub String);
 
+/// What the library says of formats that are beyond its limits.
+const TOO_MUCH: [&str; 5] = ["too many", "Too many", "too big", "fuel", "items; max is"];
 const ONE_OF: &str = "has a oneOf whose schemas may hold at once, which cannot be kept to: \
     use anyOf";
 
@@ -206,6 +209,9 @@ impl AnswerFormat {
             return FormatRefused(format!("cannot be kept to: {why}"));
         }
         let line = reason_in(why);
+        if TOO_MUCH.iter().any(|words| line.contains(words)) {
+            return FormatRefused::costly();
+        }
         if line == "NoExtensionBias" {
             return FormatRefused("cannot be kept to: no text keeps to it".into());
         }
@@ -250,6 +256,13 @@ fn nested(
         }
     }
     Ok(whole)
+}
+
+impl FormatRefused {
+    /// The refusal of a format whose masks, or whose compilation, cost too much.
+    pub(super) fn costly() -> Self {
+        Self(format!("cannot be kept to: {TOO_COSTLY}"))
+    }
 }
 
 impl From<SchemaRefused> for FormatRefused {

@@ -4,6 +4,7 @@
 use super::answer_format::{AnswerFormat, FormatRefused};
 use super::endless::endless_rule;
 use super::schema::{Bounds, Terminals, Writing};
+use super::trial;
 use crate::settings::FormatSettings;
 use crate::tokenizer::Tokenizer;
 use llguidance::api::{GrammarInit, ParserLimits};
@@ -12,7 +13,7 @@ use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Logger, Matcher, ParserFactory};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::error::Error;
@@ -26,10 +27,16 @@ const MAX_KEPT_BYTES: usize = 4 << 20;
 const DEEP_STACK: usize = 256 << 20;
 /// States of a grammar's lexer, 1 to 2 KiB each.
 const LEXER_STATES: usize = 16_384;
+/// Work of compiling a format's terminals. The library does 50 000 units a millisecond.
+const COMPILING_WORK: u64 = 600_000;
+/// Items of a row of a grammar whose rules a client wrote. Rules that are read in many ways cost
+/// the square of it for each byte.
+const ITEMS_OF_RULES: usize = 500;
 /// Parts of a refused format that are tried by themselves, to find the one that is at fault.
 const MOST_TRIES: usize = 40;
-/// Work of one answer's lexer: for all its masks together, and for each of its tokens. The library
-/// does 14 000 units a millisecond, and a token of an ordinary schema takes a hundredth of that.
+/// Work of one answer's masks: for all of them together, and for each of its tokens. The library
+/// does 14 000 units of a lexer's work a millisecond, and 20 000 items of a grammar's rows. A token
+/// of an ordinary schema takes a hundredth of that.
 const ANSWER_WORK: u64 = 1_400_000;
 const TOKEN_WORK: u64 = 28_000;
 
@@ -40,9 +47,11 @@ pub(crate) struct Grammars {
     settings: FormatSettings,
     /// Held while a format is compiled, so that formats never take more than one thread.
     compiling: Mutex<()>,
-    /// The latest used last.
-    kept: Mutex<VecDeque<(AnswerFormat, Arc<CompiledGrammar>)>>,
+    /// The latest used last. Refusals are kept as well, because they may cost as much.
+    kept: Mutex<VecDeque<(AnswerFormat, Compiled)>>,
 }
+
+type Compiled = Result<Arc<CompiledGrammar>, FormatRefused>;
 
 /// A format that is ready for any number of answers.
 pub struct CompiledGrammar {
@@ -74,6 +83,7 @@ impl Grammars {
         factory.quiet();
         *factory.limits_mut() = ParserLimits {
             max_lexer_states: LEXER_STATES,
+            initial_lexer_fuel: COMPILING_WORK,
             verbose_errors: false,
             ..ParserLimits::default()
         };
@@ -82,34 +92,34 @@ impl Grammars {
 
     /// The grammar of a format. Blocking: a format that is not kept takes up to tenths of a second,
     /// and waits for others that are being compiled.
-    pub(crate) fn compile(
-        &self,
-        format: &AnswerFormat,
-    ) -> Result<Arc<CompiledGrammar>, FormatRefused> {
-        if let Some(grammar) = self.find(format) {
-            return Ok(grammar);
+    pub(crate) fn compile(&self, format: &AnswerFormat) -> Compiled {
+        if let Some(compiled) = self.find(format) {
+            return compiled;
         }
         let _alone = self.compiling.lock();
-        if let Some(grammar) = self.find(format) {
-            return Ok(grammar);
+        if let Some(compiled) = self.find(format) {
+            return compiled;
         }
-        let grammar = Arc::new(self.compile_anew(format)?);
-        self.keep(format.key(), grammar.clone());
-        Ok(grammar)
+        let Some(compiled) = self.compile_anew(format) else {
+            return Err(FormatRefused("cannot be compiled now".into()));
+        };
+        let compiled = compiled.map(Arc::new);
+        self.keep(format.key(), compiled.clone());
+        compiled
     }
 
-    fn find(&self, format: &AnswerFormat) -> Option<Arc<CompiledGrammar>> {
+    fn find(&self, format: &AnswerFormat) -> Option<Compiled> {
         let mut kept = self.kept.lock();
         let at = kept.iter().position(|(known, _)| known == format)?;
         let entry = kept.remove(at)?;
-        let grammar = entry.1.clone();
+        let compiled = entry.1.clone();
         kept.push_back(entry);
-        Some(grammar)
+        Some(compiled)
     }
 
-    fn keep(&self, format: AnswerFormat, grammar: Arc<CompiledGrammar>) {
+    fn keep(&self, format: AnswerFormat, compiled: Compiled) {
         let mut kept = self.kept.lock();
-        kept.push_back((format, grammar));
+        kept.push_back((format, compiled));
         let bytes = |kept: &VecDeque<_>| -> usize {
             kept.iter().map(|(format, _): &(AnswerFormat, _)| format.bytes()).sum()
         };
@@ -118,20 +128,24 @@ impl Grammars {
         }
     }
 
-    /// The library follows a client's rules one inside the other, as deep as they lead.
-    fn compile_anew(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
+    /// The library follows a client's rules one inside the other, as deep as they lead. `None`:
+    /// there is no thread for that.
+    fn compile_anew(
+        &self,
+        format: &AnswerFormat,
+    ) -> Option<Result<CompiledGrammar, FormatRefused>> {
         if !format.has_rules() {
-            return self.compile_here(format);
+            return Some(self.compile_here(format));
         }
         std::thread::scope(|scope| {
             let deep = std::thread::Builder::new().name("grammar".into()).stack_size(DEEP_STACK);
             let compiling = deep.spawn_scoped(scope, || self.compile_here(format));
-            let compiled = compiling.ok().and_then(|thread| thread.join().ok());
-            compiled.unwrap_or_else(|| Err(FormatRefused("cannot be compiled now".into())))
+            compiling.ok().and_then(|thread| thread.join().ok())
         })
     }
 
-    /// Compiles a format and computes what may come first: some grammars only fail there.
+    /// Compiles a format, computes what may come first and tries what follows: some grammars only
+    /// fail there.
     fn compile_here(&self, format: &AnswerFormat) -> Result<CompiledGrammar, FormatRefused> {
         let compiled = match self.compile_grammar(format, Bounds::Added) {
             // Bounds of a number may be closer to each other than the unit is long, and the library
@@ -139,11 +153,17 @@ impl Grammars {
             Err(_) if format.may_be_bounded() => self.compile_grammar(format, Bounds::AsWritten),
             compiled => compiled,
         };
-        compiled.map_err(|why| self.innermost(format, why))
+        let grammar = compiled.map_err(|why| self.innermost(format, why))?;
+        let ends = self.factory.tok_env().tok_trie().eos_tokens();
+        trial::try_out(&grammar, ends).map(|()| grammar)
     }
 
-    /// The refusal of the innermost part of a format that is refused by itself.
+    /// The refusal of the innermost part of a format that is refused by itself. Parts of what costs
+    /// too much are not compiled again.
     fn innermost(&self, format: &AnswerFormat, why: FormatRefused) -> FormatRefused {
+        if why == FormatRefused::costly() {
+            return why;
+        }
         let (mut parts, mut why, mut left) = (format.parts(), why, MOST_TRIES);
         while let Some((place, part)) = parts.pop().filter(|_| left > 0) {
             left -= 1;
@@ -170,6 +190,14 @@ impl Grammars {
         Writing { bounds, open_objects, max_members }
     }
 
+    fn limits(&self, format: &AnswerFormat) -> ParserLimits {
+        let mut limits = self.factory.limits().clone();
+        if format.has_rules() {
+            limits.max_items_in_row = ITEMS_OF_RULES;
+        }
+        limits
+    }
+
     fn compile_grammar(
         &self,
         format: &AnswerFormat,
@@ -178,19 +206,21 @@ impl Grammars {
         let mut terminals = Terminals::default();
         let grammar = format.grammar(self.writing(bounds), &mut terminals)?;
         let refusal = |why: &str| format.refusal(why);
+        let limits = self.limits(format);
         let internal = catch_unwind(AssertUnwindSafe(|| {
             let env = Some(self.factory.tok_env().clone());
-            GrammarInit::Serialized(grammar).to_internal(env, self.factory.limits().clone())
+            GrammarInit::Serialized(grammar).to_internal(env, limits.clone())
         }));
         let (grammar, mut lexer) = internal.map_err(|why| refusal(&why.to_string()))?;
         terminals.put_into(&mut lexer).map_err(|why| refusal(&why))?;
-        let endless =
-            format.has_rules().then(|| endless_rule(&grammar, &lexer, self.factory.limits()));
+        let endless = format.has_rules().then(|| endless_rule(&grammar, &lexer, &limits));
         if let Some(rule) = endless.flatten() {
             return Err(format.endless(&rule));
         }
         let grammar = GrammarInit::Internal(grammar, lexer);
-        let mut matcher = Matcher::new(self.factory.create_parser_from_init_default(grammar));
+        let (logger, abilities) = (Logger::new(0, 0), InferenceCapabilities::default());
+        let parser = self.factory.create_parser_from_init_ext(grammar, logger, abilities, limits);
+        let mut matcher = Matcher::new(parser);
         let first = matcher.compute_mask_or_eos().map_err(|why| refusal(&why.to_string()))?;
         Ok(CompiledGrammar { matcher, first: first.as_slice().into() })
     }
@@ -247,6 +277,11 @@ impl GrammarPlace {
         }
         Ok(cursor.allowed.clone())
     }
+
+    /// Units of work that its masks took so far.
+    pub(super) fn work(&self) -> u64 {
+        self.0.lock().work
+    }
 }
 
 impl GrammarCursor {
@@ -255,7 +290,8 @@ impl GrammarCursor {
         let mask: SimpleVob = self.matcher.compute_mask_or_eos()?;
         self.taken += new.len();
         self.allowed = mask.as_slice().into();
-        self.work += self.matcher.last_step_stats()?.lexer_cost;
+        let spent = self.matcher.last_step_stats()?;
+        self.work += spent.lexer_cost + spent.all_items as u64;
         if self.work > ANSWER_WORK + TOKEN_WORK * self.taken as u64 {
             return Err("its masks cost more than they may".into());
         }
@@ -266,6 +302,8 @@ impl GrammarCursor {
 /// Characters that are shown of the library's reason.
 const MOST_OF_A_REASON: usize = 200;
 
+#[cfg(test)]
+mod costs;
 #[cfg(test)]
 mod generated;
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod schema;
 mod tagged;
 mod tagged_text;
 mod tool_calls;
+mod trial;
 
 pub use answer_format::{AnswerFormat, FormatRefused, SchemaFormat};
 pub(crate) use compile::Grammars;

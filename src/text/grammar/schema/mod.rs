@@ -7,12 +7,14 @@ mod exact;
 mod finite;
 mod formats;
 mod numbers;
+mod patterns;
 mod ranges;
 mod rules;
 mod tree;
 
 pub(super) use exact::{odd_number, parse, write};
 pub(super) use numbers::Terminals;
+pub(super) use patterns::TOO_COSTLY;
 
 use super::answer_format::SchemaFormat;
 use serde_json::{Value, json};
@@ -109,6 +111,7 @@ pub(super) fn prepare(
         Some(simplified) => Value::clone(simplified),
         None => simplified(&format.text)?,
     };
+    patterns::check(&schema)?;
     close::close(&mut schema, writing.open_objects && !format.closed)?;
     if writing.bounds == Bounds::Added {
         close::bound_members(&mut schema, writing.max_members)?;
