@@ -76,7 +76,9 @@ impl BackgroundProofs {
             let Some((model, engine, due)) = due else { continue };
             // It ends with its engine, so that nobody waits for the thread.
             let Some(proving) = self.begin(model.clone(), engine, due) else { continue };
-            if let Some(Ok(Err(why))) = stop.run_until_cancelled(proving).await {
+            let Some(outcome) = stop.run_until_cancelled(proving).await else { return };
+            // One that panicked has dropped its end of the channel.
+            if let Err(why) = outcome.map_err(NodeError::new).flatten() {
                 let name = &model.qualified.manifest().name;
                 tracing::warn!(name, ?due, %why, "a proof in the background could not be run");
                 self.faults.insert(model.qualified.id(), Instant::now());
@@ -133,7 +135,7 @@ fn take_over(assembly: &Assembly, pool: &Arc<ModelPool>, model: &ServedModel) {
             if tokens > model.qualified.qualified_context_tokens() {
                 tracing::info!(name, tokens, "a longer context is proven");
             }
-            pool.describe_anew(now);
+            pool.renew_proof(now);
         }
         Err(why) => {
             if pool.withhold(id, why.to_string()) {

@@ -166,6 +166,14 @@ impl ModelPool {
         }
     }
 
+    /// Replaces the proof of a model, under the terms that are in force.
+    pub fn renew_proof(&self, proven: QualifiedModel) {
+        if let Some(entry) = self.state.lock().entries.get_mut(&proven.id()) {
+            let qualified = proven.described_by(entry.model.qualified.manifest());
+            entry.model = Arc::new(ServedModel { qualified, ..(*entry.model).clone() });
+        }
+    }
+
     /// The model with this id, loaded or not, offered or not.
     pub fn get(&self, id: ModelId) -> Option<Arc<ServedModel>> {
         self.state.lock().entries.get(&id).map(|entry| entry.model.clone())

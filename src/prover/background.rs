@@ -72,13 +72,9 @@ impl Prover<'_> {
             if again.failure().is_some() {
                 let records = catalogue.records(name).map_err(NodeError::new)?;
                 let record = records.iter().find(|r| r.id.to_string() == qualified.record_id());
-                let contradicted = record.map(|record| record.contradicted_by(&again));
-                return match contradicted {
-                    Some(record) => {
-                        catalogue.save_record(&record).map(drop).map_err(NodeError::new)
-                    }
-                    None => Ok(()),
-                };
+                let record = record.ok_or_else(|| NodeError::new("its record has gone"))?;
+                let contradicted = record.contradicted_by(&again);
+                return catalogue.save_record(&contradicted).map(drop).map_err(NodeError::new);
             }
         }
         catalogue.keep_context_proof(&proof).map_err(NodeError::new)
