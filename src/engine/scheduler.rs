@@ -161,7 +161,7 @@ impl StepRow {
     }
 }
 
-/// Counters since the start.
+/// Counters since the start. What runs in the background counts in none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub prompt_tokens: u64,
@@ -317,7 +317,7 @@ impl Scheduler {
         for row in &rows {
             let Some(sequence) = self.sequences.get_mut(&row.id) else { continue };
             sequence.rows_in_flight -= 1;
-            self.totals.prompt_tokens += sequence.count_prompt(row.end()) as u64;
+            self.totals.prompt_tokens += sequence.count_prompt(row.end());
             // After a preemption the blocks belong to other sequences.
             if sequence.state == SequenceState::Running {
                 self.blocks.commit(&mut sequence.table, &sequence.tokens[..row.end()]);
@@ -348,8 +348,8 @@ impl Scheduler {
     /// Appends the next token that a row of the step committed last gave a sequence that awaits it.
     /// A returned cause means that the sequence is complete and must be finished.
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
-        self.totals.generated_tokens += 1;
         let sequence = sequence_mut(&mut self.sequences, id);
+        self.totals.generated_tokens += u64::from(!sequence.request.background);
         let (computed, drafted) = (sequence.num_computed_tokens, !sequence.drafts().is_empty());
         let proposed = sequence.awaits_proposed();
         let cause = sequence.append(token, self.options.max_context);
@@ -592,9 +592,11 @@ impl Scheduler {
         let cached = self.blocks.adopt(&mut sequence.table, prefix);
         if sequence.start(cached) {
             step.started.push(id);
-            self.totals.prefix_hit_tokens += cached as u64;
+            if !sequence.request.background {
+                self.totals.prefix_hit_tokens += cached as u64;
+            }
         }
-        self.totals.prompt_tokens += sequence.count_prompt(cached) as u64;
+        self.totals.prompt_tokens += sequence.count_prompt(cached);
         self.running.insert(id);
         true
     }

@@ -239,12 +239,12 @@ impl Sequence {
     }
 
     /// Notes that the first `count` tokens are computed or were found in the cache. Returns how
-    /// many prompt tokens are counted for the first time by that.
-    pub fn count_prompt(&mut self, count: usize) -> usize {
+    /// many prompt tokens are counted for the first time by that; none of a background sequence.
+    pub fn count_prompt(&mut self, count: usize) -> u64 {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
         self.prompt_tokens = before.max(count.min(self.prompt_len));
-        self.prompt_tokens - before
+        if self.request.background { 0 } else { (self.prompt_tokens - before) as u64 }
     }
 
     /// Appends the token that was pending longest. A cause means that it is the last one. If it is

@@ -350,6 +350,8 @@ fn what_runs_in_the_background_is_stopped_by_a_drain_and_fills_no_queue() {
     }
     assert_eq!(engine.submit(behind()).unwrap_err(), Refused::Draining);
     idle(&engine);
+    let stats = engine.stats();
+    assert_eq!((stats.prompt_tokens, stats.generated_tokens), (10, 2), "it counts in no metric");
 }
 
 #[test]
