@@ -249,9 +249,11 @@ impl Subject for EngineSubject {
         self.is_deterministic
     }
 
-    /// Where the witness finds no room on the GPU beside the engine, it computes on the CPU.
+    /// Where the witness finds no room on the GPU beside the engine, it computes on the CPU. It does
+    /// so, too, while the engine serves, because nothing preempts work on a GPU.
     fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> SubjectResult<Witnessed> {
-        let on_gpu = self.gpu.map(|_| self.witness_on(self.gpu, ids, wanted));
+        let gpu = self.gpu.filter(|_| !self.in_background);
+        let on_gpu = gpu.map(|_| self.witness_on(gpu, ids, wanted));
         match on_gpu {
             Some(Ok(found)) => Ok(found),
             Some(Err(_)) | None => self.witness_on(None, ids, wanted),
