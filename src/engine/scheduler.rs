@@ -349,7 +349,7 @@ impl Scheduler {
     /// A returned cause means that the sequence is complete and must be finished.
     pub fn append(&mut self, id: SequenceId, token: u32) -> Option<StopCause> {
         let sequence = sequence_mut(&mut self.sequences, id);
-        self.totals.generated_tokens += u64::from(!sequence.request.background);
+        self.totals.generated_tokens += sequence.counted(1);
         let (computed, drafted) = (sequence.num_computed_tokens, !sequence.drafts().is_empty());
         let proposed = sequence.awaits_proposed();
         let cause = sequence.append(token, self.options.max_context);
@@ -592,9 +592,7 @@ impl Scheduler {
         let cached = self.blocks.adopt(&mut sequence.table, prefix);
         if sequence.start(cached) {
             step.started.push(id);
-            if !sequence.request.background {
-                self.totals.prefix_hit_tokens += cached as u64;
-            }
+            self.totals.prefix_hit_tokens += sequence.counted(cached);
         }
         self.totals.prompt_tokens += sequence.count_prompt(cached);
         self.running.insert(id);

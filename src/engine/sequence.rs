@@ -244,7 +244,12 @@ impl Sequence {
         assert!(count <= self.tokens.len());
         let before = self.prompt_tokens;
         self.prompt_tokens = before.max(count.min(self.prompt_len));
-        if self.request.background { 0 } else { (self.prompt_tokens - before) as u64 }
+        self.counted(self.prompt_tokens - before)
+    }
+
+    /// So many tokens as the engine's totals count them: none of a background sequence.
+    pub fn counted(&self, tokens: usize) -> u64 {
+        if self.request.background { 0 } else { tokens as u64 }
     }
 
     /// Appends the token that was pending longest. A cause means that it is the last one. If it is

@@ -249,8 +249,8 @@ impl Subject for EngineSubject {
         self.is_deterministic
     }
 
-    /// Where the witness finds no room on the GPU beside the engine, it computes on the CPU. It does
-    /// so, too, while the engine serves, because nothing preempts work on a GPU.
+    /// Where the witness finds no room on the GPU beside the engine, it computes on the CPU. It
+    /// does so, too, while the engine serves, because nothing preempts work on a GPU.
     fn witness(&mut self, ids: &[u32], wanted: &[Vec<u32>]) -> SubjectResult<Witnessed> {
         let gpu = self.gpu.filter(|_| !self.in_background);
         let on_gpu = gpu.map(|_| self.witness_on(gpu, ids, wanted));
