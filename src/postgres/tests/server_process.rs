@@ -110,10 +110,9 @@ impl ServerProcess {
         let first = file.lines().next().unwrap().to_owned();
         let children = format!("/proc/{first}/task/{first}/children");
         let children = std::fs::read_to_string(children).unwrap();
-        let all = children.split_whitespace().map(str::to_owned).chain([first]);
-        for process in all {
-            // A child may have ended meanwhile.
-            let _ = Command::new("kill").args([&format!("-{name}"), &process]).status();
-        }
+        // All at once: a session that goes on after the others would end their nodes. A child may
+        // have ended meanwhile.
+        let all = [&*first].into_iter().chain(children.split_whitespace());
+        let _ = Command::new("kill").arg(format!("-{name}")).args(all).status();
     }
 }
