@@ -38,15 +38,24 @@ impl Proving for BackgroundProver {
     ) -> Result<(), NodeError> {
         give_way();
         let computing = rayon::ThreadPoolBuilder::new().build().map_err(NodeError::new)?;
-        let prover = Prover(assembly);
-        computing.install(|| match due {
-            DueProof::Context(tokens) => prover.prove_context(served, engine, tokens),
-            DueProof::Renewal => prover.renew(served, engine),
-        })
+        computing.install(|| Prover(assembly).prove_due(served, engine, due))
     }
 }
 
 impl Prover<'_> {
+    /// As `Proving::prove`, at the priority of the thread that calls.
+    pub(super) fn prove_due(
+        &self,
+        served: &ServedModel,
+        engine: EngineHandle,
+        due: DueProof,
+    ) -> Result<(), NodeError> {
+        match due {
+            DueProof::Context(tokens) => self.prove_context(served, engine, tokens),
+            DueProof::Renewal => self.renew(served, engine),
+        }
+    }
+
     /// Proves a longer context. Where that fails, what was proven is tried again: if that fails,
     /// too, the record is contradicted.
     fn prove_context(

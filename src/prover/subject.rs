@@ -267,6 +267,9 @@ impl Subject for EngineSubject {
     }
 
     fn call_api(&mut self, body: &Value) -> SubjectResult<ApiAnswer> {
+        if self.interruption().is_here() {
+            return Err(SubjectError::Failed("the engine takes no more requests".into()));
+        }
         let opened = self.surface.client(&self.text, &self.engine);
         opened.map_err(|why| SubjectError::Failed(why.to_string()))?.complete(body)
     }

@@ -1,7 +1,7 @@
 //! What a qualification means for a load.
 
+use crate::Prover;
 use crate::subject::EngineSubject;
-use crate::{BackgroundProver, Prover};
 use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::Manifest;
 use cresset_engine::{EngineHandle, EngineSettings};
@@ -9,7 +9,7 @@ use cresset_kernels::gpu::Emulator;
 use cresset_models::loader::gguf::Value;
 use cresset_models::testing::{GgufWriter, TinyLlama};
 use cresset_node::config::Config;
-use cresset_node::{Assembly, ComputeDevice, DueProof, Proving, card, inspect};
+use cresset_node::{Assembly, ComputeDevice, DueProof, card, inspect};
 use cresset_qualification::subject::ScorePath;
 use cresset_qualification::{Record, Subject, Suite, Verdict};
 use std::collections::BTreeMap;
@@ -105,7 +105,7 @@ fn a_context_rises_and_a_record_is_renewed_over_the_engine_that_serves() {
     let now = || assembly.qualified(&manifest, &assembly.host()).unwrap();
     let prove = |due, engine: &EngineHandle| {
         let served = assembly.served_model(now()).unwrap();
-        BackgroundProver.prove(&assembly, &served, engine.clone(), due).unwrap();
+        Prover(&assembly).prove_due(&served, engine.clone(), due).unwrap();
     };
     let engine = assembly.load_qualified(&manifest).unwrap().engine;
     assert_eq!(now().qualified_context_tokens(), 300);

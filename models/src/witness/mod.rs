@@ -48,7 +48,7 @@ pub struct Witness {
 }
 
 enum Computation {
-    Whole(Whole),
+    Whole(Box<Whole>),
     ByLayer(Box<LayerWitness>),
 }
 
@@ -103,7 +103,7 @@ impl Witness {
             Err(Absence::Unknown(_)) => return Self::by_layer(source, facts, max_bytes, device),
             Err(failed) => return Err(failed),
         };
-        let computation = Computation::Whole(Whole { network, head, window });
+        let computation = Computation::Whole(Whole { network, head, window }.into());
         Ok(Self { computation, name: format!("candle's {name}"), bytes })
     }
 
