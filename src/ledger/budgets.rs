@@ -93,7 +93,8 @@ pub struct PeriodUse {
 }
 
 /// Periods that are remembered of each kind. After a step of the clock, uses go on exactly where
-/// they were in the latest of this many days and months that had any.
+/// they were in the latest of this many days and months that had any. Periods with open attempts
+/// are remembered beyond it, so that each end finds what it frees.
 pub(super) const REMEMBERED_PERIODS: usize = 8;
 
 /// The uses of an account or a key in periods of one kind.
@@ -104,7 +105,7 @@ pub struct PeriodUses {
     pub latest: u32,
     /// No use is missing in periods after this one; 0 where none is missing at all.
     pub forgotten: u32,
-    /// Ordered by number; at most `REMEMBERED_PERIODS`.
+    /// Ordered by number; at most `REMEMBERED_PERIODS`, and those in which attempts are open.
     pub uses: Vec<PeriodUse>,
 }
 
@@ -127,10 +128,14 @@ impl PeriodUses {
         Some(after)
     }
 
-    /// Forgets the earliest period but that of the last admission, if there are too many.
+    /// Forgets the earliest periods in which nothing is open, but that of the last admission, while
+    /// there are too many.
     fn forget_earliest(&mut self) {
-        if self.uses.len() > REMEMBERED_PERIODS {
-            let first = usize::from(self.uses[0].number == self.latest);
+        while self.uses.len() > REMEMBERED_PERIODS {
+            let ended = |used: &PeriodUse| {
+                used.number != self.latest && used.reserved == Consumption::default()
+            };
+            let Some(first) = self.uses.iter().position(ended) else { return };
             self.forgotten = self.forgotten.max(self.uses.remove(first).number);
         }
     }
@@ -142,6 +147,7 @@ impl PeriodUses {
         };
         used.reserved = used.reserved.checked_sub(reserved)?;
         used.spent = used.spent.checked_add(spent)?;
+        after.forget_earliest();
         Some(after)
     }
 }

@@ -77,7 +77,8 @@ fn check_steps(steps: &[(u64, bool, u32)]) {
         open.push((number, units));
         if units % 3 > 0 {
             for (number, units) in open.drain(..) {
-                world.run(&format!("settle a r{number} {number} {units} 0 0 stop"));
+                let settled = world.run(&format!("settle a r{number} {number} {units} 0 0 stop"));
+                assert!(settled.contains("completed"), "{settled}");
             }
         }
     }
@@ -85,7 +86,8 @@ fn check_steps(steps: &[(u64, bool, u32)]) {
     let account = AuditSource::account(&world.state, AccountId(uuid("a"))).unwrap().unwrap();
     for period in BudgetPeriod::ALL {
         let (sums, used) = (journalled(&world, period), account.used.of(period));
-        assert!(used.uses.len() <= REMEMBERED_PERIODS);
+        let ended = used.uses.iter().filter(|of| of.reserved == Consumption::default());
+        assert!(ended.count() <= REMEMBERED_PERIODS);
         for used in used.uses.iter().filter(|of| of.number > used.forgotten) {
             let sum = sums.get(&used.number).copied().unwrap_or_default();
             assert_eq!(used.spent.units.get(), sum, "{period:?} {}", used.number);
@@ -97,6 +99,16 @@ fn check_steps(steps: &[(u64, bool, u32)]) {
         let now = used.of(period.number_at(UnixMillis(world.now.0)));
         assert_eq!(now.number, used.latest);
     }
+}
+
+/// An attempt that is open over more periods than are remembered, in a day that comes back.
+#[test]
+fn open_attempts_keep_their_period() {
+    let days = [4, 9, 10, 11, 12, 13, 14, 15, 16, 17, 4];
+    let mut steps: Vec<_> = days.map(|day| (day, false, 3)).into();
+    check_steps(&steps);
+    steps.push((4, false, 1));
+    check_steps(&steps);
 }
 
 proptest! {
