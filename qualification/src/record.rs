@@ -144,6 +144,15 @@ pub enum CheckState {
     Passed,
     Failed,
     NotRun,
+    /// The model lacks a capability, which is not offered. Nothing else depends on it.
+    Withheld,
+}
+
+impl CheckState {
+    /// Whether the check found what it looks for.
+    pub fn is_red(self) -> bool {
+        matches!(self, Self::Failed | Self::Withheld)
+    }
 }
 
 impl Record {

@@ -393,6 +393,10 @@ pub trait Subject {
     }
     /// Sends a chat completion's body over HTTP; the subject adds the model. Refusals are answers.
     fn call_api(&mut self, body: &Value) -> Result<ApiAnswer>;
+    /// Sends all bodies at the same time, as `call_api` each. Answers are in the bodies' order.
+    fn call_api_all(&mut self, bodies: &[Value]) -> Result<Vec<ApiAnswer>> {
+        bodies.iter().map(|body| self.call_api(body)).collect()
+    }
     /// What takes memory now: a part's name and its bytes.
     fn memory(&self) -> Vec<(String, u64)> {
         Vec::new()

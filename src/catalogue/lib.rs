@@ -43,7 +43,7 @@ pub use host_identity::describe_host;
 pub use manifest::{Manifest, ManifestLimits, ReleaseFile, Source, Upstream};
 pub use node_key::{NODE_KEY, NODE_KEYS};
 pub use price_history::{NotedPrices, PRICE_HISTORY};
-pub use qualified::{DoorRules, Evidence, NotQualified, QualifiedModel};
+pub use qualified::{DoorRules, Evidence, NotQualified, ProvenCalls, QualifiedModel};
 pub use receipts::{NodePublicKey, ReceiptSigner, claimed};
 pub use settings::HubSettings;
 

@@ -15,7 +15,10 @@ use cresset_qualification::statement::key_id;
 use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict};
 
 /// The check that proves calls of tools.
-const TOOL_CHECK: &str = "tool_calls";
+const CALLS_CHECK: &str = "tool_calls";
+
+/// The check that proves when a model calls by its own choice.
+const CHOICE_CHECK: &str = "tool_choice";
 
 /// A release that was proven on this hardware with this build. It can only be made from a matching
 /// record.
@@ -34,7 +37,7 @@ pub struct QualifiedModel {
     /// None while it is being qualified.
     receipt_proof: Option<ReceiptProof>,
     canary: Vec<CanaryCase>,
-    proves_tools: bool,
+    calls: ProvenCalls,
 }
 
 /// The record that proves a model, in short, for clients and operators.
@@ -61,6 +64,28 @@ pub struct DoorRules {
     pub max_age_days: u64,
     /// The weakest grade that opens.
     pub require: Grade,
+    /// Whether models that choose their calls badly may choose them all the same.
+    pub any_tool_choice: bool,
+}
+
+/// The calls of tools that a model's record proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ProvenCalls {
+    None,
+    /// Those that a request demands: they are what the template writes and the schemas allow.
+    Forced,
+    /// Those that the model chooses, too: it calls where a question needs it, and only there.
+    Chosen,
+}
+
+impl ProvenCalls {
+    fn of(record: &Record, rules: DoorRules) -> Self {
+        match record.has_passed(CALLS_CHECK) {
+            false => Self::None,
+            true if rules.any_tool_choice || record.has_passed(CHOICE_CHECK) => Self::Chosen,
+            true => Self::Forced,
+        }
+    }
 }
 
 /// Why a release may not be served here. Each message names the command that resolves it.
@@ -170,9 +195,8 @@ impl QualifiedModel {
     pub fn canary(&self) -> &[CanaryCase] {
         &self.canary
     }
-    /// Whether the record proves that its calls of tools are what the template writes.
-    pub fn proves_tools(&self) -> bool {
-        self.proves_tools
+    pub fn proven_calls(&self) -> ProvenCalls {
+        self.calls
     }
     pub fn evidence(&self) -> &Evidence {
         &self.evidence
@@ -227,7 +251,7 @@ impl Catalogue {
             evidence,
             receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
-            proves_tools: record.has_passed(TOOL_CHECK),
+            calls: ProvenCalls::of(record, rules),
         })
     }
 
@@ -286,7 +310,7 @@ impl Catalogue {
             receipt_proof: None,
             canary: Vec::new(),
             // Its checks ask for calls.
-            proves_tools: true,
+            calls: ProvenCalls::Chosen,
         })
     }
 
@@ -389,7 +413,8 @@ mod tests {
         rules: DoorRules,
     }
 
-    const RULES: DoorRules = DoorRules { max_age_days: 90, require: Grade::SelfOnly };
+    const RULES: DoorRules =
+        DoorRules { max_age_days: 90, require: Grade::SelfOnly, any_tool_choice: false };
 
     impl Place {
         fn new() -> Self {
@@ -605,6 +630,27 @@ mod tests {
         place.ask(0).unwrap();
         fs::remove_file(place.data.path().join("node.key")).unwrap();
         assert!(place.refusal(0).contains("has signed none"));
+    }
+
+    #[test]
+    fn a_check_that_withholds_calls_keeps_the_rest() {
+        use CheckState::{NotRun, Passed, Withheld};
+        let mut place = Place::new();
+        for (state, choice, any, calls) in [
+            (Passed, Passed, false, ProvenCalls::Chosen),
+            (Passed, Withheld, false, ProvenCalls::Forced),
+            (Passed, NotRun, false, ProvenCalls::Forced),
+            (Passed, Withheld, true, ProvenCalls::Chosen),
+            (NotRun, NotRun, true, ProvenCalls::None),
+        ] {
+            let mut record = place.record(Verdict::Qualified);
+            for (id, state) in [(CALLS_CHECK, state), (CHOICE_CHECK, choice)] {
+                record.checks.iter_mut().find(|check| check.id == id).unwrap().state = state;
+            }
+            place.save(&record);
+            place.rules.any_tool_choice = any;
+            assert_eq!(place.ask(0).unwrap().proven_calls(), calls, "{state:?} {choice:?} {any}");
+        }
     }
 
     #[test]

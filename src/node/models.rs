@@ -113,6 +113,7 @@ impl Assembly {
         let rules = DoorRules {
             max_age_days: self.max_age_days.load(Ordering::Relaxed),
             require: grade(self.config.qualification.require),
+            any_tool_choice: self.config.qualification.any_tool_choice,
         };
         self.catalogue().qualified(manifest, host, rules, SystemClock.now())
     }

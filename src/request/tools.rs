@@ -4,6 +4,7 @@
 use super::error::RequestError;
 use super::generation_input::{AskedFormat, AskedTools, GenerationInput, ToolChoice};
 use crate::settings::Plan;
+use cresset_catalogue::ProvenCalls;
 use cresset_engine::{TokenGrammar, TokenMask};
 use cresset_ledger::{Sha256Bytes, TokenDigest};
 use cresset_pool::ServedModel;
@@ -21,17 +22,20 @@ pub enum Capability {
     Formats,
     /// Calls of tools.
     Tools,
+    /// Calls of tools where the request demands them, of a model that was not proven to choose.
+    ForcedTools,
     /// What the model thinks is told apart from its answer.
     Reasoning,
 }
 
 impl Capability {
-    pub const ALL: [Self; 3] = [Self::Formats, Self::Tools, Self::Reasoning];
+    pub const ALL: [Self; 4] = [Self::Formats, Self::Tools, Self::ForcedTools, Self::Reasoning];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Formats => "json_schema",
             Self::Tools => "tools",
+            Self::ForcedTools => "tools_forced",
             Self::Reasoning => "reasoning",
         }
     }
@@ -44,10 +48,8 @@ impl Capability {
     fn is_of(self, model: &ServedModel) -> bool {
         match self {
             Self::Formats => model.keeps_formats,
-            // Calls are kept to their form by a grammar.
-            Self::Tools => {
-                model.keeps_formats && model.qualified.proves_tools() && model.text.calls.is_some()
-            }
+            Self::Tools => proven_calls(model) == ProvenCalls::Chosen,
+            Self::ForcedTools => proven_calls(model) == ProvenCalls::Forced,
             Self::Reasoning => model.text.thinking.is_some(),
         }
     }
@@ -55,7 +57,7 @@ impl Capability {
     fn is_in(self, plan: &Plan) -> bool {
         match self {
             Self::Formats => plan.structured_output,
-            Self::Tools => plan.tools,
+            Self::Tools | Self::ForcedTools => plan.tools,
             Self::Reasoning => plan.reasoning,
         }
     }
@@ -75,7 +77,12 @@ impl Capability {
         }
         let why = match self {
             Self::Formats => "is not available for this model on this node",
-            Self::Tools => {
+            Self::Tools if proven_calls(model) == ProvenCalls::Forced => {
+                "are not left to this model's choice, because its qualification withheld that: \
+                 send `tool_choice` \"required\" or one function, or turn tool calling off in \
+                 the client; the node's operator may set qualification.any_tool_choice"
+            }
+            Self::Tools | Self::ForcedTools => {
                 "is not supported: this model generates text only; turn tool calling off in the \
                  client"
             }
@@ -83,6 +90,12 @@ impl Capability {
         };
         Err(RequestError::refused(field, why))
     }
+}
+
+/// The calls that the model's record proves, where a grammar can keep them to their form.
+fn proven_calls(model: &ServedModel) -> ProvenCalls {
+    let is_kept = model.keeps_formats && model.text.calls.is_some();
+    if is_kept { model.qualified.proven_calls() } else { ProvenCalls::None }
 }
 
 impl AskedFormat {
@@ -171,7 +184,10 @@ impl GenerationInput {
             Capability::Formats.check(asked.field, model, plan)?;
         }
         if let Some(asked) = &self.tools {
-            Capability::Tools.check("tools", model, plan)?;
+            let forced = proven_calls(model) == ProvenCalls::Forced
+                && asked.as_ref().is_ok_and(|asked| asked.choice != ToolChoice::Auto);
+            let needed = if forced { Capability::ForcedTools } else { Capability::Tools };
+            needed.check("tools", model, plan)?;
             asked.as_ref().map_err(Clone::clone)?;
         }
         // A call begins with a header there, which cannot stand inside a message.

@@ -610,6 +610,24 @@ async fn rules_that_a_family_cannot_write_are_left_out_and_named() {
     }
 }
 
+/// A model whose qualification withheld the choice calls where it has to.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_chooses_badly_is_not_left_the_choice() {
+    let reply =
+        "<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>";
+    let world = node(CALLER, reply, |setup| setup.withheld = &["tool_choice"]).await;
+    let model = &world.get("/v1/models").await.json()["data"][0];
+    assert_eq!(model["capabilities"], json!(["json_schema", "tools_forced"]));
+    for choice in [json!({}), json!({ "tool_choice": "auto" })] {
+        refused(&world, &with_tools(&choice), "tools", "send `tool_choice`").await;
+    }
+    for (choice, reason) in [("required", "tool_calls"), ("none", "stop")] {
+        let parts = ask(&world, &with_tools(&json!({ "tool_choice": choice }))).await;
+        assert_eq!(parts.reason, reason, "{choice}: {parts:?}");
+    }
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tools_are_refused_where_they_are_not_to_be_had() {
     let plain = World::new().await;

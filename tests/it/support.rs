@@ -67,6 +67,8 @@ pub struct Setup {
     pub context_tokens: u32,
     /// Texts that are tokens of their own.
     pub marks: &'static [&'static str],
+    /// Checks that withhold what they prove.
+    pub withheld: &'static [&'static str],
 }
 
 impl Default for Setup {
@@ -92,6 +94,7 @@ impl Default for Setup {
             template: None,
             context_tokens: 1024,
             marks: &[],
+            withheld: &[],
         }
     }
 }
@@ -436,7 +439,7 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     let mut gguf = tiny_gguf(seed, setup.template, setup.marks);
     let context = setup.context_tokens.max(2048);
     gguf.set("llama.context_length", Metadata::U32(context));
-    let qualified = qualified_as(folder, seed, &gguf, setup.context_tokens);
+    let qualified = qualified_as(folder, seed, &gguf, setup.context_tokens, setup.withheld);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
     let mut script = text.tokenizer.encode(setup.reply, !setup.marks.is_empty()).unwrap();
     if setup.ends {
@@ -516,7 +519,7 @@ fn answering(text: Arc<TextModel>, answer: Arc<Answerer>) -> ScriptedRunner {
 
 /// A tiny model with a record that says it was qualified here, without any check.
 pub fn qualified(folder: &std::path::Path, seed: u64) -> QualifiedModel {
-    qualified_as(folder, seed, &tiny_gguf(seed, None, &[]), 1024)
+    qualified_as(folder, seed, &tiny_gguf(seed, None, &[]), 1024, &[])
 }
 
 /// Marks take the places of bytes that no test writes: those from 0x0E on.
@@ -549,8 +552,9 @@ fn qualified_as(
     seed: u64,
     gguf: &GgufWriter,
     context: u32,
+    withheld: &[&str],
 ) -> QualifiedModel {
-    testing::qualified(folder, &format!("tiny-{seed}"), &gguf.to_bytes(), context)
+    testing::qualified_but(folder, &format!("tiny-{seed}"), &gguf.to_bytes(), context, withheld)
 }
 
 /// Connects an HTTP/2 client with prior knowledge.

@@ -31,11 +31,14 @@ mod sampler;
 mod structure;
 mod text;
 mod texts;
+mod tool_choice;
 mod tools;
 mod witness;
 
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use texts::PLAIN_TEXTS;
+#[cfg(test)]
+pub(crate) use tool_choice::due as due_calls;
 
 use crate::goldens::Goldens;
 use crate::http;
@@ -192,6 +195,12 @@ pub const ALL: &[Check] = &[
         stage: "S6",
         proves: "tools are told to the model, and its calls are read as the template writes them",
         run: tools::calls,
+    },
+    Check {
+        id: "tool_choice",
+        stage: "S6",
+        proves: "the model calls a tool where a question needs one, and only there",
+        run: tool_choice::choice,
     },
     Check {
         id: "batch_invariance",

@@ -75,7 +75,7 @@ fn told_otherwise(
 }
 
 /// Conversations with one to three tools, of which one is called.
-fn cases() -> Vec<ToolCase> {
+pub(super) fn cases() -> Vec<ToolCase> {
     let mut cases = Vec::new();
     for (at, (name, argument)) in FUNCTIONS.iter().enumerate() {
         for (number, value) in ARGUMENTS.iter().enumerate() {

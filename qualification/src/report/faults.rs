@@ -56,6 +56,7 @@ const FAULTS: &[(&str, &[&str])] = &[
             "whether a call is demanded has no effect",
         ],
     ),
+    ("tool_choice", &["the model never calls by its own choice", "the model always calls"]),
     ("sampler_law", &["one token more than top_k is drawn", "temperatures above 1 count as 1"]),
     ("prompt_cuts", &["a prompt of several chunks is computed otherwise beside others"]),
     ("cancelled_neighbour", &["what is left of a cancelled request changes its neighbours"]),

@@ -63,10 +63,11 @@ fn summary(report: &Report) -> String {
     let seconds: f64 = report.checks.iter().map(|check| check.seconds).sum();
     let _ = writeln!(
         out,
-        "<p>{} passed, {} failed, {} not run, in {seconds:.0} s.</p>",
+        "<p>{} passed, {} failed, {} not run, {} withheld, in {seconds:.0} s.</p>",
         count(CheckState::Passed),
         count(CheckState::Failed),
-        count(CheckState::NotRun)
+        count(CheckState::NotRun),
+        count(CheckState::Withheld)
     );
     let red = report.checks.iter().find(|check| check.state == CheckState::Failed);
     out += &red.map(|red| first_failed(report, red)).unwrap_or_default();
@@ -118,7 +119,7 @@ fn state_class(state: CheckState) -> &'static str {
     match state {
         CheckState::Passed => "passed",
         CheckState::Failed => "failed",
-        CheckState::NotRun => "not_run",
+        CheckState::NotRun | CheckState::Withheld => "not_run",
     }
 }
 

@@ -29,6 +29,7 @@ impl CheckState {
             Self::Passed => "passed",
             Self::Failed => "FAILED",
             Self::NotRun => "not run",
+            Self::Withheld => "withheld",
         }
     }
 }

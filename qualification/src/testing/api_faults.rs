@@ -24,6 +24,10 @@ pub fn spoil_call(fault: PlantedFault, calls: u64, body: &mut Value) {
         PlantedFault::PenaltyIgnored => drop_member(body, "presence_penalty"),
         PlantedFault::PromptCut => cut(body),
         PlantedFault::ToolChoiceIgnored => drop_member(body, "tool_choice"),
+        PlantedFault::NeverCalls => drop_member(body, "tools"),
+        PlantedFault::AlwaysCalls if body["tools"].is_array() => {
+            body["tool_choice"] = "required".into();
+        }
         _ => {}
     }
 }

@@ -2,6 +2,7 @@
 //! the mistakes that such engines have.
 
 use super::fake::{Fake, VOCABULARY, certain, token_bytes};
+use crate::checks::due_calls;
 use crate::subject::{
     ApiAnswer, ApiManner, ChatTurn, PositionLogprob, Request, Result, Subject, SubjectError,
 };
@@ -213,18 +214,24 @@ impl Fake {
     }
 }
 
-/// The answer to a request that demands a call: the first tool with what its schema allows first.
+/// The answer to a request that demands a call: the first tool with what its schema allows first;
+/// or to one of the conversations that the fake knows by heart.
 fn called(body: &Value) -> Option<Value> {
-    body.get("tool_choice")?;
+    let answer = |calls: Vec<Value>| {
+        let reason = if calls.is_empty() { "stop" } else { "tool_calls" };
+        let message = json!({ "role": "assistant", "content": null, "tool_calls": calls });
+        json!({ "choices": [{ "message": message, "finish_reason": reason }] })
+    };
+    if body.get("tool_choice").is_none() {
+        return due_calls(body).map(answer);
+    }
     let tool = &body["tools"][0]["function"];
     let properties = tool["parameters"]["properties"].as_object()?;
     let arguments =
         properties.iter().map(|(name, schema)| (name.clone(), schema["enum"][0].clone()));
     let arguments = Value::Object(arguments.collect()).to_string();
     let function = json!({ "name": tool["name"], "arguments": arguments });
-    let call = json!([{ "id": "c", "type": "function", "function": function }]);
-    let message = json!({ "role": "assistant", "content": null, "tool_calls": call });
-    Some(json!({ "choices": [{ "message": message, "finish_reason": "tool_calls" }] }))
+    Some(answer(vec![json!({ "id": "c", "type": "function", "function": function })]))
 }
 
 fn events(chunks: impl Iterator<Item = String>, before: &str, after: &str) -> String {

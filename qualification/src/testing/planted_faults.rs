@@ -137,6 +137,9 @@ pub enum PlantedFault {
     CallMisread,
     /// Over HTTP, whether a call is demanded has no effect.
     ToolChoiceIgnored,
+    /// The model never calls by its own choice, or always.
+    NeverCalls,
+    AlwaysCalls,
 }
 
 /// The faults that a check must find, whether others find them too or not.
@@ -176,6 +179,7 @@ pub fn planted_for(check_id: &str) -> &'static [PlantedFault] {
         "http_seeds" => &[Fault::ApiSeedIgnored],
         "parameters" => &[Fault::HighTemperatureIgnored, Fault::TopPIgnored, Fault::PenaltyIgnored],
         "tool_calls" => &[Fault::ToolsUntold, Fault::CallMisread, Fault::ToolChoiceIgnored],
+        "tool_choice" => &[Fault::NeverCalls, Fault::AlwaysCalls],
         "seeds" => &[Fault::SeedIgnored, Fault::SeedShared],
         "sampler_law" => &[Fault::TopKOffByOne, Fault::TemperatureCapped],
         "batch_invariance" => &[Fault::BatchDependent],

@@ -37,6 +37,9 @@ pub struct QualificationSettings {
     /// reference outputs, `like` one with those of a sister release, `self` none, and then the
     /// operator's acceptance.
     pub require: GradeSetting = GradeSetting::SelfOnly,
+    /// Lets models choose when to call tools although their qualification withheld it, because they
+    /// often call needlessly or not at all. Otherwise they call only where a request demands it.
+    pub any_tool_choice: bool = false,
     /// Between two looks of a running node at the records and files of the models that it serves,
     /// seconds. A model whose record has gone or is too old is not offered until there is one.
     #[schemars(range(min = 1, max = 86_400))]

@@ -230,7 +230,7 @@ impl<'a> FaultBench<'a> {
     fn beside_a_sister(&self, subject: &mut EngineSubject, fault: &FileFault) -> SelfTestLine {
         let ids = SISTER_CHECKS.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         let results = self.results(subject, &ids, Reference::Sister);
-        let red = results.iter().find(|result| result.state == CheckState::Failed);
+        let red = results.iter().find(|result| result.state.is_red());
         SelfTestLine {
             place: "file, --like".to_owned(),
             fault: fault.what.to_owned(),
@@ -277,7 +277,7 @@ impl<'a> FaultBench<'a> {
         let ids = if is_harmless { all_of_harmless() } else { vec![check.to_owned()] };
         let reference = if check == "digests" { Reference::Release } else { Reference::Own };
         let results = self.results(subject, &ids, reference);
-        let red = results.iter().find(|result| result.state == CheckState::Failed);
+        let red = results.iter().find(|result| result.state.is_red());
         let passed = passed_of(&results);
         let right = if is_harmless { passed == self.passed } else { red.is_some() };
         let told = match red.or(results.first().filter(|_| !is_harmless)) {
