@@ -26,6 +26,7 @@ mod server_sent_events;
 pub mod settings;
 mod shown_text;
 pub mod text_table;
+mod thread_priority;
 
 pub use clock::{Clock, SystemClock, UnixMillis, built_at, shown_now};
 pub use disk_reserve::{DiskReserve, NoSpace};
@@ -40,3 +41,4 @@ pub use mutate::{Mutation, mutated};
 pub use recent::Recent;
 pub use server_sent_events::{EventReader, ServerEvent};
 pub use shown_text::{escaped, is_direction_mark, is_unseen};
+pub use thread_priority::lower_thread_priority;

@@ -4,7 +4,7 @@
 use crate::qualify::Examined;
 use crate::subject::EngineSubject;
 use crate::{Prover, Scoring, UnqualifiedModel};
-use cresset_base::{Clock, SystemClock, failpoint};
+use cresset_base::{Clock, SystemClock, failpoint, lower_thread_priority};
 use cresset_catalogue::FileDigests;
 use cresset_engine::EngineHandle;
 use cresset_node::{Assembly, DueProof, NodeError, Proving};
@@ -12,15 +12,10 @@ use cresset_pool::ServedModel;
 use cresset_qualification::context_proof::ContextProof;
 use cresset_qualification::{Identity, Suite, SuiteScope};
 
-/// The nice value of these threads: every other thread that has work goes before them.
-const LOWEST_PRIORITY: i32 = 19;
-
-/// Lets every other thread go before this one and those that it starts. On Linux a nice value
-/// belongs to a thread; elsewhere it would be the whole process's.
+/// Lets the threads that answer requests go before those of a proof.
 fn give_way() {
     failpoint!("prover::priority", |_| ());
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
+    if let Err(error) = lower_thread_priority() {
         tracing::debug!(%error, "a proof keeps its priority");
     }
 }

@@ -6,6 +6,7 @@
 
 use super::shared::StoreShared;
 use super::{AuditReport, StoreResult};
+use cresset_base::lower_thread_priority;
 use cresset_ledger::audit::AuditProgress;
 use cresset_ledger::{StateError, StateResult};
 use std::cell::Cell;
@@ -24,8 +25,6 @@ const EVERYTHING_MS: u64 = 24 * 3_600_000;
 const RETRY: Duration = Duration::from_hours(1);
 /// Rows read between two looks at the time and at whether to stop: a millisecond or two of work.
 const STRIDE: u64 = 256;
-/// What the thread adds to its nice value: every other thread that has work goes before it.
-const LOWEST_PRIORITY: i32 = 19;
 
 /// The auditing thread, which runs until it is dropped.
 pub(super) struct Auditor {
@@ -70,7 +69,9 @@ impl AuditTurns {
     }
 
     fn run(self) {
-        give_way();
+        if let Err(error) = lower_thread_priority() {
+            tracing::debug!(%error, "the auditor keeps its priority");
+        }
         let mut next_whole = Instant::now();
         self.next_news.set(Some(next_whole + NEWS));
         while self.go_on_at(self.next_news.get()) {
@@ -164,13 +165,4 @@ impl AuditTurns {
 /// Whether it is time to look at the clock and at whether to stop.
 fn is_look(progress: AuditProgress) -> bool {
     progress.done.is_multiple_of(STRIDE)
-}
-
-/// Lets every other thread go first. On Linux a nice value belongs to a thread; elsewhere it would
-/// be the whole process's.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, LOWEST_PRIORITY) {
-        tracing::debug!(%error, "the auditor keeps its priority");
-    }
 }
