@@ -265,6 +265,18 @@ impl Catalogue {
         records::stored(&self.data, name)
     }
 
+    /// The release of this name or id, or the one that was pulled from this place of the hub. One
+    /// that no longer is as its files say is an error.
+    pub fn known_as(&self, wanted: &str) -> Result<Option<Manifest>> {
+        match (self.find(wanted), fetch::HubTarget::parse(wanted)) {
+            (Err(Error::Unknown { .. }), Some(target)) => {
+                Ok(self.manifests()?.into_iter().find(|manifest| target.gave(manifest)))
+            }
+            (Err(Error::Unknown { .. }), None) => Ok(None),
+            (found, _) => found.map(Some),
+        }
+    }
+
     /// Fetches the files of a known release, or adds a release from a hub repository
     /// (`OWNER/REPOSITORY[/FILE.gguf][@REVISION]`) if `inspect` finds nothing against it. Files
     /// already here with the right digest are not fetched again.

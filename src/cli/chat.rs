@@ -20,9 +20,19 @@ An empty line is skipped, /new begins a new conversation, Ctrl-D ends.")]
 pub(super) struct Arguments {
     /// Model, by name or id [default: the default release if it is served, else the first model]
     model: Option<String>,
+    /// The same, as other programs have it
+    #[arg(long = "model", value_name = "NAME", hide = true, conflicts_with = "model")]
+    model_option: Option<String>,
     /// Key to use [default: CRESSET_KEY, or the one that `cresset quickstart` made]
     #[arg(long)]
     key: Option<String>,
+    #[command(flatten)]
+    talk: TalkArguments,
+}
+
+/// What a conversation begins with.
+#[derive(Args, Debug)]
+pub(super) struct TalkArguments {
     /// Longest answer, tokens
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
@@ -34,17 +44,28 @@ pub(super) struct Arguments {
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal()?;
     let key = KeyChoice::Given(arguments.key.clone().or_else(client_key));
-    let opening = node_client::open(&context, arguments.model.as_deref(), &key);
+    let model = arguments.model.as_deref().or(arguments.model_option.as_deref());
+    let opening = node_client::open(&context, model, &key);
     let client = shutdown::unless_interrupted(&shutdown, opening).await?;
-    let talked = talk(&context, &client.api, &arguments, &shutdown).await;
+    let talked = talk(&context, &client.api, &arguments.talk, &shutdown).await;
     client.close().await;
     talked
 }
 
-async fn talk(
+/// Asks one question.
+pub(super) async fn ask_once(
     context: &Context,
     api: &ApiClient,
-    arguments: &Arguments,
+    arguments: &TalkArguments,
+    question: &str,
+) -> CommandResult {
+    Conversation::begin(api.clone(), arguments).turn(context, question).await
+}
+
+pub(super) async fn talk(
+    context: &Context,
+    api: &ApiClient,
+    arguments: &TalkArguments,
     shutdown: &CancellationToken,
 ) -> CommandResult {
     let mut conversation = Conversation::begin(api.clone(), arguments);
@@ -74,7 +95,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn begin(api: ApiClient, arguments: &Arguments) -> Self {
+    fn begin(api: ApiClient, arguments: &TalkArguments) -> Self {
         let system =
             arguments.system.iter().map(|text| json!({ "role": "system", "content": text }));
         let api = ApiClient { session: uuid::Uuid::new_v4(), ..api };

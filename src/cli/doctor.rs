@@ -353,6 +353,9 @@ fn servable(context: &Context) -> CommandResult<Vec<QualifiedModel>> {
 
 fn models(context: &Context) -> Finding {
     match servable(context) {
+        Ok(models) if models.is_empty() => {
+            Finding::warning("models", "there is no model to serve", "cresset run NAME")
+        }
         Ok(models) => {
             let name = |model: &QualifiedModel| model.manifest().name.clone();
             let first = models.iter().min_by_key(|model| model.proof_ends_at());

@@ -39,6 +39,7 @@ mod reload;
 #[cfg(feature = "prover")]
 mod requalify;
 mod requests;
+mod run;
 mod serve;
 mod service;
 mod status;
@@ -67,6 +68,7 @@ use without::relay;
 
 const EXAMPLES: &str = "Examples:
   cresset quickstart                                   from nothing to an answer, then keep serving
+  cresset run OWNER/REPOSITORY:Q4_K_M                  ask a model of the hub
   cresset init && cresset serve                        a node on a data folder of its own
   cresset accounts create --name acme --trial 5_000_000
   cresset keys create --account ID --expires-in 30d
@@ -106,6 +108,8 @@ struct Cli {
 enum CliCommand {
     /// Go from nothing to an answer: model, account, key, qualification, node
     Quickstart(quickstart::Arguments),
+    /// Fetch, prove and serve a model, and ask it
+    Run(run::Arguments),
     /// Run the node
     Serve(serve::Arguments),
     /// Have another program take the place of the running node, without refusing a request
@@ -182,6 +186,60 @@ enum CliCommand {
         /// The shell
         shell: clap_complete::Shell,
     },
+    #[command(flatten)]
+    Peer(PeerCommand),
+}
+
+/// The words that other programs have for commands of this one.
+#[derive(Debug, Subcommand)]
+enum PeerCommand {
+    /// The same as `cresset models pull`
+    #[command(hide = true)]
+    Pull {
+        /// As `cresset models pull` takes it
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// The same as `cresset models list`
+    #[command(hide = true, alias = "ls")]
+    List,
+    /// The same as `cresset status`
+    #[command(hide = true)]
+    Ps(status::Arguments),
+    /// The same as `cresset models show`
+    #[command(hide = true)]
+    Show {
+        /// The release, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// The same as `cresset models unload`
+    #[command(hide = true)]
+    Stop {
+        /// The model, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+    /// The same as `cresset models remove`
+    #[command(hide = true)]
+    Rm {
+        /// The release, by name or id
+        #[arg(value_name = "NAME")]
+        release: String,
+    },
+}
+
+impl PeerCommand {
+    fn meant(self) -> CliCommand {
+        CliCommand::Models(match self {
+            Self::Pull { release } => ModelsCommand::Pull { release },
+            Self::List => ModelsCommand::List,
+            Self::Ps(arguments) => return CliCommand::Status(arguments),
+            Self::Show { release } => ModelsCommand::Show { release },
+            Self::Stop { release } => ModelsCommand::Unload { release },
+            Self::Rm { release } => ModelsCommand::Remove { release },
+        })
+    }
 }
 
 impl CliCommand {
@@ -246,6 +304,10 @@ fn run(cli: Cli) -> CommandResult {
         return completions(Output { json: cli.globals.json }, shell);
     }
     let Cli { globals, command } = cli;
+    let command = match command {
+        CliCommand::Peer(command) => command.meant(),
+        command => command,
+    };
     if let CliCommand::Qualify(arguments) = &command {
         arguments.lower_priority();
     }
@@ -278,6 +340,7 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
     logging::start(&context.config.log)?;
     match command {
         CliCommand::Quickstart(arguments) => Box::pin(quickstart::run(context, arguments)).await,
+        CliCommand::Run(arguments) => Box::pin(run::run(context, arguments)).await,
         CliCommand::Serve(arguments) => serve::run(context, arguments).await,
         CliCommand::Upgrade(arguments) => upgrade::run(&context, arguments).await,
         CliCommand::Reload => reload::run(&context).await,
@@ -305,7 +368,10 @@ async fn dispatch(globals: Globals, command: CliCommand) -> CommandResult {
         CliCommand::Relay(arguments) => relay::run(&context, arguments).await,
         CliCommand::Connect(arguments) => connect::run(&context, arguments).await,
         CliCommand::Launch(arguments) => Box::pin(launch::run(&context, arguments)).await,
-        CliCommand::Config(_) | CliCommand::Doctor | CliCommand::Completions { .. } => {
+        CliCommand::Config(_)
+        | CliCommand::Doctor
+        | CliCommand::Completions { .. }
+        | CliCommand::Peer(_) => {
             unreachable!("invariant: handled before a context is loaded")
         }
     }

@@ -101,11 +101,8 @@ pub(super) async fn run(context: &Context, command: ModelsCommand) -> CommandRes
             changed(context, document, pulled_text).await
         }
         ModelsCommand::Add { path, name } => {
-            let what = format!("reading {}", path.display());
-            let added = with_bytes(context, what, move |catalogue, on_bytes| {
-                catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
-            });
-            let document = with_card(context, &catalogue, &added.await?);
+            let added = add(context, path, name).await?;
+            let document = with_card(context, &catalogue, &added);
             changed(context, document, added_text).await
         }
         ModelsCommand::Accept { release, reason, revoke } => {
@@ -200,7 +197,12 @@ fn remove(catalogue: &Catalogue, wanted: &str) -> CommandResult<Value> {
 }
 
 /// Writes down that a release without reference outputs is to be served, or is no more.
-fn accept(assembly: &Assembly, wanted: &str, reason: &str, accepted: bool) -> CommandResult<Value> {
+pub(super) fn accept(
+    assembly: &Assembly,
+    wanted: &str,
+    reason: &str,
+    accepted: bool,
+) -> CommandResult<Value> {
     let (catalogue, host) = (assembly.catalogue(), assembly.host());
     let manifest = catalogue.find(wanted)?;
     let name = &manifest.name;
@@ -247,6 +249,19 @@ pub(super) async fn pull(context: &Context, release: String) -> CommandResult<Ma
     let options = FetchOptions { endpoint, token, python, max_bytes, ..FetchOptions::default() };
     with_bytes(context, format!("fetching {release}"), move |catalogue, on_bytes| {
         catalogue.pull(&release, &inspect, &options, on_bytes)
+    })
+    .await
+}
+
+/// Adds a file or folder of this machine.
+pub(super) async fn add(
+    context: &Context,
+    path: PathBuf,
+    name: Option<String>,
+) -> CommandResult<Manifest> {
+    let what = format!("reading {}", path.display());
+    with_bytes(context, what, move |catalogue, on_bytes| {
+        catalogue.add(&path, name.as_deref(), &inspect, on_bytes)
     })
     .await
 }

@@ -1,16 +1,13 @@
 //! `cresset quickstart`: from nothing to an answer. It skips every step that is done already.
 
+use super::run::prepare;
 use super::serve::lost_device;
 use super::support::context::Context;
-use super::support::local_key::KeyChoice;
 use super::support::output::{CommandResult, Style, note, print, print_generated, style};
 use super::support::{local_key, node_client, shutdown, text};
-use crate::qualify;
 use clap::Args;
-use cresset_catalogue::Manifest;
 use cresset_client::{ApiClient, ChatAnswer};
-use cresset_node::{RunningNode, ledger};
-use cresset_store::Store;
+use cresset_node::RunningNode;
 use serde_json::{Value, json};
 
 const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
@@ -19,11 +16,15 @@ const MAX_TOKENS: u32 = 128;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cresset quickstart
+  cresset quickstart --model qwen2.5-coder-1.5b-instruct
   cresset quickstart --once --data-dir /tmp/try --question 'Why is the sky blue?'")]
 pub(super) struct Arguments {
     /// Stop after the answer
     #[arg(long)]
     once: bool,
+    /// Model, as `cresset models pull` names it [default: the default release]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
     /// Question to ask the model
     #[arg(long, value_name = "TEXT", default_value = QUESTION)]
     question: String,
@@ -31,7 +32,11 @@ pub(super) struct Arguments {
 
 pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult {
     let shutdown = shutdown::on_signal_or_hangup()?;
-    let mut client = shutdown::unless_interrupted(&shutdown, prepare(&context)).await?;
+    let mut client = shutdown::unless_interrupted(
+        &shutdown,
+        prepare(&context, arguments.model.as_deref(), false),
+    )
+    .await?;
     if !arguments.once {
         open_gateway(&mut client).await?;
     }
@@ -49,17 +54,6 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     }
     client.close().await;
     outcome
-}
-
-/// Makes or finds the folder, the model with its qualification, the node, the account and the key.
-async fn prepare(context: &Context) -> CommandResult<node_client::NodeClient> {
-    if !Store::exists(&ledger::place(&context.data_dir, &context.config)?) {
-        ledger::create(&context.data_dir, &context.config)?;
-        note(&format!("made {}", context.data_dir.display()));
-    }
-    let release = Manifest::default_release().name;
-    qualify::ensure_qualified(context, context.assembly()?, &release).await?;
-    node_client::open(context, Some(&release), &KeyChoice::Quickstart).await
 }
 
 #[cfg(not(feature = "gateway"))]

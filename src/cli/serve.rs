@@ -10,7 +10,7 @@ use clap::Args;
 use cresset_node::PortFallback;
 use cresset_node::config::Override;
 use serde_json::json;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Args, Debug)]
@@ -43,6 +43,9 @@ pub(super) struct Arguments {
     /// free one
     #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     listen: Option<SocketAddr>,
+    /// The port of --listen, on this machine alone
+    #[arg(long, value_name = "PORT", hide = true, conflicts_with = "listen")]
+    port: Option<u16>,
     /// Address of the operator surface: health, readiness, metrics
     #[arg(long, value_name = "ADDR", value_parser = values::listen_address)]
     operator: Option<SocketAddr>,
@@ -64,8 +67,9 @@ impl Arguments {
         let flag = |key: &str, address: Option<SocketAddr>| {
             address.map(|at| (key.to_owned(), at.to_string()))
         };
+        let port = self.port.map(|port| (Ipv4Addr::LOCALHOST, port).into());
         let flags = [
-            flag("listen.public", self.listen),
+            flag("listen.public", self.listen.or(port)),
             flag("listen.operator", self.operator),
             flag("gateway.listen", self.gateway),
         ];
@@ -119,6 +123,9 @@ pub(super) async fn run(context: Context, arguments: Arguments) -> CommandResult
     // node.
     if !arguments.take_over {
         told?;
+    }
+    if running.models().is_empty() {
+        note("no model is served yet: `cresset run NAME` fetches, proves and serves one");
     }
     service_manager::ready();
     #[cfg(feature = "prover")]

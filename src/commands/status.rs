@@ -15,6 +15,9 @@ pub fn not_ready_because(live: &Live) -> Option<String> {
     live.start.not_ready_because().or_else(|| unavailable_because(&live.node).map(str::to_owned))
 }
 
+const NO_MODEL: &str = "no model is served yet: `cresset run NAME` fetches, proves and serves one, \
+                        and `cresset models list` shows those that are here";
+
 fn unavailable_because(node: &Services) -> Option<&'static str> {
     if node.is_draining() {
         Some("the node is draining: it finishes what runs and then stops")
@@ -28,6 +31,8 @@ fn unavailable_because(node: &Services) -> Option<&'static str> {
         Some("a model's engine does not finish its step: see `cresset status` and the log")
     } else if node.pool.is_ready() {
         None
+    } else if node.pool.views().is_empty() {
+        Some(NO_MODEL)
     } else if node.pool.views().iter().any(|view| view.failure.is_some()) {
         Some("no model is loaded, and one failed: see `cresset status` and the log")
     } else {

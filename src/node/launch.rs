@@ -116,6 +116,11 @@ impl Assembly {
         self.prepare(watcher);
         let pool = self.new_pool();
         let offered = self.offer_all(&pool, pinned, watcher).await?;
+        // The node that runs serves on.
+        if offered.is_empty() {
+            return Err(NodeError::new("there is no model to serve")
+                .remedy("prove one with this program: `cresset qualify NAME`"));
+        }
         load_first(&pool, offered, pinned, &|_| (), watcher).await?;
         let listeners = handover::take(&self.data_dir)?;
         watcher(StartEvent::TookOver);
@@ -225,6 +230,9 @@ impl Assembly {
         pinned: usize,
         watcher: Watcher<'_>,
     ) -> Result<Vec<(ModelId, String)>, NodeError> {
+        if models.is_empty() {
+            return Ok(Vec::new());
+        }
         let (mut offered, mut unreadable) = (Vec::new(), None);
         for (index, model) in models.into_iter().enumerate() {
             let pinned = index < pinned;

@@ -134,19 +134,10 @@ impl Assembly {
                 models.push(model);
             }
         }
-        if !models.is_empty() {
-            if !names.is_empty() {
-                refused.clear();
-            }
-            return Ok(Servable { models, refused });
+        if !names.is_empty() {
+            refused.clear();
         }
-        if refused.is_empty() {
-            return Err(NodeError::new("there is no model to serve").remedy(
-                "fetch one with `cresset models pull NAME` and prove it with `cresset qualify NAME`",
-            ));
-        }
-        let reasons = refused.join("\n  ");
-        Err(NodeError::new(format!("there is no model to serve:\n  {reasons}")))
+        Ok(Servable { models, refused })
     }
 
     /// The pulled releases that are qualified on `host`, and why each other one is not.

@@ -95,7 +95,6 @@ fn exit_codes_tell_failure_from_wrong_usage() {
     check(&["applications", "token", "--application", NOBODY], 1, "no such application");
     check(&["requests", "show", NOBODY], 1, "no such request");
     check(&["requests", "cancel", NOBODY], 1, "no such request");
-    check(&["serve"], 1, "no model to serve");
     check(&["status", "--ready"], 1, "no node runs");
     check(&["status"], 0, "cresset serve");
 }
@@ -620,8 +619,7 @@ fn a_model_that_did_not_qualify_here_is_not_served() {
         "--name",
         "another",
     ]);
-    let message =
-        folder.fails(&["serve", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"], 1);
+    let message = folder.unserved();
     let both = ["tiny", "another"].map(|name| message.contains(&format!("cresset qualify {name}")));
     assert_eq!(both, [true, true], "{message}");
 }

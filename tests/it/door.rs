@@ -213,7 +213,7 @@ fn a_model_without_a_reference_is_served_when_the_operator_says_so_and_as_long()
     let last = said.trim_end().lines().last().unwrap();
     assert!(last.contains("cresset models accept own --reason"), "{said}");
     assert!(said.contains("own is qualified, grade self"), "{said}");
-    let refused = folder.fails(&["serve", "--listen", "127.0.0.1:0"], 1);
+    let refused = folder.unserved();
     assert!(refused.contains("cresset models accept own"), "{refused}");
     assert_eq!(folder.run(&["models", "accept", "own"]).code, Some(2), "it asks for a reason");
     let accepted = folder.json(&["models", "accept", "own", "--reason", "tried by hand"]);
@@ -248,8 +248,8 @@ fn a_model_without_a_reference_is_served_when_the_operator_says_so_and_as_long()
     assert!(node.terminate().success());
     let mut stricter = folder.serve_command(&[]);
     stricter.env("CRESSET_QUALIFICATION__REQUIRE", "like");
-    let refused = crate::process::Finished::of(stricter.output().unwrap());
-    assert!(refused.stdout.contains("qualification.require"), "{refused:?}");
+    let refused = crate::process::Served::start(stricter).unserved();
+    assert!(refused.contains("qualification.require"), "{refused}");
 }
 
 #[test]

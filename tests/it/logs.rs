@@ -73,7 +73,7 @@ fn every_line_is_json_and_each_request_has_one_with_its_figures() {
 
 #[test]
 fn a_failure_is_json_too() {
-    let folder = Folder::initialised();
+    let folder = Folder::empty();
     let mut command = folder.serve_command(&[]);
     command.env("CRESSET_LOG__FORMAT", "json");
     let output = command.output().unwrap();
@@ -82,6 +82,6 @@ fn a_failure_is_json_too() {
     let lines = lines(&log);
     let last = lines.last().unwrap();
     assert_eq!(last["level"], "ERROR");
-    assert!(last["message"].as_str().unwrap().contains("no model to serve"), "{last}");
-    assert!(last["remedy"].as_str().unwrap().contains("cresset models pull"), "{last}");
+    assert!(last["message"].as_str().unwrap().contains("no ledger"), "{last}");
+    assert!(last["remedy"].as_str().unwrap().contains("cresset init"), "{last}");
 }

@@ -31,6 +31,7 @@ mod door;
 mod edge;
 mod embed;
 mod families;
+mod first_commands;
 mod formats;
 mod gateway_bounds;
 

@@ -134,6 +134,11 @@ impl Folder {
         self.command(&[&arguments[..], more].concat())
     }
 
+    /// What a node says of the models that it does not serve; it serves none.
+    pub fn unserved(&self) -> String {
+        Served::start(self.serve_command(&[])).unserved()
+    }
+
     /// A node with the given `FAILPOINTS`.
     pub fn serve_failing(&self, points: &str) -> Served {
         let mut command = self.serve_command(&[]);
@@ -169,7 +174,7 @@ impl Served {
             child,
             listen: text(&ready["listen"]),
             operator: text(&ready["operator"]),
-            model: text(&ready["models"][0]["id"]),
+            model: ready["models"][0]["id"].as_str().unwrap_or_default().to_owned(),
             log,
             reader: Some(reader),
         }
@@ -202,7 +207,7 @@ pub struct Served {
     child: Child,
     pub listen: String,
     pub operator: String,
-    /// Id of the only model.
+    /// Id of the only model; empty without one.
     pub model: String,
     log: std::sync::Arc<Mutex<String>>,
     reader: Option<std::thread::JoinHandle<()>>,
@@ -240,6 +245,14 @@ impl Served {
             reader.join().unwrap();
         }
         status
+    }
+
+    /// Ends a node that serves no model, and returns its log.
+    pub fn unserved(mut self) -> String {
+        assert_eq!(self.model, "");
+        self.signal("TERM");
+        assert!(self.wait().success());
+        self.log()
     }
 
     pub fn log(&self) -> String {

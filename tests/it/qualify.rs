@@ -342,16 +342,12 @@ fn an_upgraded_node_serves_by_the_quick_suite_while_the_full_one_runs() {
         command.env(BACKGROUND.0, "false");
         command
     };
-    let refused = |arguments: &[&str]| {
-        let finished = Finished::of(upgraded(arguments).output().unwrap());
-        assert_eq!(finished.code, Some(1), "{finished:?}");
-        finished.document()["error"]["message"].as_str().unwrap().to_owned()
-    };
+    let unserved = |arguments: &[&str]| Served::start(upgraded(arguments)).unserved();
     let serve = ["serve", "--json", "--listen", "127.0.0.1:0", "--operator", "127.0.0.1:0"];
-    assert!(refused(&serve).contains("another serving setting"));
+    assert!(unserved(&serve).contains("another serving setting"));
     let requalify = [&serve[..], &["--requalify"]].concat();
     // One without reference outputs needs its operator anew.
-    assert!(refused(&requalify).contains("models accept"));
+    assert!(unserved(&requalify).contains("models accept"));
     let accept = ["models", "accept", MODEL, "--reason", "it is a test's"];
     assert!(upgraded(&accept).output().unwrap().status.success());
 

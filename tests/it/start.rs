@@ -68,7 +68,7 @@ fn operators_are_answered_and_obeyed_in_every_phase_of_a_start() {
 #[test]
 fn a_start_that_fails_leaves_the_ledger_in_order() {
     let folder = Folder::initialised();
-    folder.fails(&["serve"], 1);
+    folder.fails(&["serve", "--model", "absent"], 1);
     let next = folder.run(&["accounts", "list"]);
     assert!(!next.stderr.contains("not orderly"), "{}", next.stderr);
 }

@@ -1,5 +1,7 @@
 //! A repository on the hub as users name it.
 
+use crate::{Manifest, Source};
+
 /// Hosts of the public hub, as they stand in addresses that users copy.
 const HOSTS: [&str; 3] = ["huggingface.co/", "www.huggingface.co/", "hf.co/"];
 /// The parts of the hub's own addresses that come between a repository and a revision.
@@ -16,6 +18,26 @@ pub(in super::super) struct HubTarget {
 }
 
 impl HubTarget {
+    /// Whether a release was pulled from here. A version that is not named is any.
+    pub(crate) fn gave(&self, manifest: &Manifest) -> bool {
+        let asked = |path: &String| match (&self.file, &self.quantisation) {
+            (Some(file), _) => path == file,
+            (None, Some(tag)) => {
+                let stem = path.strip_suffix(".gguf").unwrap_or(path).to_ascii_lowercase();
+                stem.ends_with(&tag.to_ascii_lowercase())
+            }
+            (None, None) => true,
+        };
+        manifest.sources.iter().any(|source| match source {
+            Source::Hub { repo, revision, files } => {
+                *repo == self.repo
+                    && (self.revision == "main" || *revision == self.revision)
+                    && files.values().any(asked)
+            }
+            _ => false,
+        })
+    }
+
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let path = without_host(text)?;
         let path = path.split(['?', '#']).next()?.trim_end_matches('/');
