@@ -38,18 +38,24 @@ impl Capability {
 
     /// Whether both the model and the plan have it.
     pub fn holds(self, model: &ServedModel, plan: &Plan) -> bool {
-        self.is_of(model) && self.is_in(plan)
+        self.lack(model).is_none() && self.is_in(plan)
     }
 
-    fn is_of(self, model: &ServedModel) -> bool {
-        match self {
-            Self::Formats => model.keeps_formats,
-            // Calls are kept to their form by a grammar.
-            Self::Tools => {
-                model.keeps_formats && model.qualified.proves_tools() && model.text.calls.is_some()
-            }
-            Self::Reasoning => model.text.thinking.is_some(),
-        }
+    /// Why the model does not have it, if so.
+    fn lack(self, model: &ServedModel) -> Option<&'static str> {
+        let (has, why) = match self {
+            Self::Formats => return None,
+            Self::Tools => (
+                model.qualified.proves_tools() && model.text.calls.is_some(),
+                "is not supported: this model generates text only; turn tool calling off in the \
+                 client",
+            ),
+            Self::Reasoning => (
+                model.text.thinking.is_some(),
+                "is not supported: this model does not think before it answers",
+            ),
+        };
+        (!has).then_some(why)
     }
 
     fn is_in(self, plan: &Plan) -> bool {
@@ -70,18 +76,7 @@ impl Capability {
         if !self.is_in(plan) {
             return Err(RequestError::refused(field, "is not part of your plan"));
         }
-        if self.is_of(model) {
-            return Ok(());
-        }
-        let why = match self {
-            Self::Formats => "is not available for this model on this node",
-            Self::Tools => {
-                "is not supported: this model generates text only; turn tool calling off in the \
-                 client"
-            }
-            Self::Reasoning => "is not supported: this model does not think before it answers",
-        };
-        Err(RequestError::refused(field, why))
+        self.lack(model).map_or(Ok(()), |why| Err(RequestError::refused(field, why)))
     }
 }
 

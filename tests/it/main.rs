@@ -32,6 +32,7 @@ mod edge;
 mod embed;
 mod families;
 mod formats;
+mod formats_on_gpu;
 mod gateway_bounds;
 
 mod hostile;
