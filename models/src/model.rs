@@ -1,7 +1,7 @@
 //! A loaded model, as the engine calls it: on the CPU or on devices.
 
 use crate::cache_kinds::CacheKinds;
-use crate::{ForwardBatch, ModelConfig, Result};
+use crate::{Error, ForwardBatch, ModelConfig, Result};
 use cresset_kernels::sampling::{RowSampling, SampleResult};
 
 /// A sequence whose next tokens are to be guessed.
@@ -41,7 +41,17 @@ pub trait Model: Send {
     ///
     /// On the CPU, and on a GPU with `deterministic`, a row's result has the same bits whatever
     /// else is in the batch and however its prompt was chunked.
+    ///
+    /// If the format of a row waits for a token (`RowSampling::awaits_mask`), the step is not
+    /// sampled yet: `sample` must be called before the next launch.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()>;
+
+    /// Samples the step launched last, of which a format waited for a token. Its rows are given
+    /// again, with all tokens before; `None` stands for one whose sequence has ended since, which
+    /// gets no result if it has a format. Fails if no such step waits.
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<()> {
+        Err(Error::Batch(format!("no step waits for the formats of {} rows", rows.len())))
+    }
 
     /// Whether the model has a head that guesses tokens.
     fn guesses(&self) -> bool {

@@ -43,6 +43,13 @@ pub fn forward_batch(
     (batch, rows)
 }
 
+/// The sampled rows of the only step in flight, with all tokens before, which are known by now;
+/// `None` for those of sequences that have ended since it was launched.
+pub fn known_rows(scheduler: &Scheduler) -> Vec<Option<RowSampling>> {
+    let rows = scheduler.in_flight().iter().flatten().filter(|row| row.samples);
+    rows.map(|row| Some(scheduler.get(row.id)?.row_sampling(None, 0))).collect()
+}
+
 /// A batch of rows, each of some positions of the sequence with these blocks. It lacks the tokens,
 /// and which of them give logits.
 pub(super) fn placed(

@@ -47,6 +47,10 @@ pub enum EnginePhase {
     Launching {
         sequences: usize,
     },
+    /// The grammars of a step are asked, and its sampler is launched.
+    Sampling {
+        rows: usize,
+    },
     /// The runner's results of a step are awaited.
     Collecting {
         sequences: usize,
@@ -63,6 +67,7 @@ impl fmt::Display for EnginePhase {
             Self::Launching { sequences } => {
                 write!(f, "launching a step with {sequences} sequences")
             }
+            Self::Sampling { rows } => write!(f, "asking the grammars of a step with {rows} rows"),
             Self::Collecting { sequences } => {
                 write!(f, "collecting the results of a step with {sequences} sequences")
             }

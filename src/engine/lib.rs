@@ -8,7 +8,9 @@
 //!
 //! A runner may have two steps in flight: the next one is scheduled and launched while the device
 //! computes the last one, whose sampled tokens are fed back on the device. The end of a sequence is
-//! therefore found one step late. The extra token is dropped: it is neither sent nor counted.
+//! therefore found one step late. The extra token is dropped: it is neither sent nor counted. Where
+//! an answer keeps to a grammar, the next step is launched up to its logits. It is sampled once the
+//! last one's tokens, and so what may follow them, are known.
 //!
 //! `sequence`, `block_manager`, `scheduler`, `speculation`, `fair_queue`, `queue_limits`,
 //! `grammar`, `rate` and `error` are pure: no tensors, no tasks, and time is an argument. `batch`
@@ -50,7 +52,7 @@ mod worker;
 #[cfg(test)]
 mod tests;
 
-pub use batch::forward_batch;
+pub use batch::{forward_batch, known_rows};
 pub use cresset_base::EngineStats;
 pub use cresset_kernels::sampling::params::{
     NumberField, RowSampling, SAMPLING_NUMBERS, SamplingNumber, SamplingParams, TokenLogprobs,

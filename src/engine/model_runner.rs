@@ -47,6 +47,11 @@ impl Runner for ModelRunner {
         self.model.launch(batch, rows).map_err(failed)
     }
 
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        let failed = |error| step_error("the step cannot be sampled", &error);
+        self.model.sample(rows).map_err(failed)
+    }
+
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let failed = |error| step_error("the step failed", &error);
         let results = self.model.collect().map_err(failed)?;

@@ -19,7 +19,17 @@ pub trait Runner: Send {
     /// - If the named result is that of a failed row, any token may be used: the sequence has
     ///   ended.
     /// - `rows[i].tokens` must not be kept beyond the call, or appending to it becomes a copy.
+    /// - If the grammar of a row waits for a token (`RowSampling::awaits_mask`), the step is not
+    ///   sampled before `sample`.
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError>;
+
+    /// Lets the step launched last be sampled, if a grammar waited for a token of the step before:
+    /// called once that was collected, and before the next launch. The rows are given again, with
+    /// all tokens before; `None` stands for one whose sequence has ended since, and any result may
+    /// be given for it. `rows[i].tokens` must not be kept.
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        Err(EngineError::Shape(format!("no step waits for the grammars of {} rows", rows.len())))
+    }
 
     /// Waits for the results of the oldest launched step: one for each of its rows.
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError>;

@@ -6,7 +6,7 @@
 use super::error::EngineError;
 use super::runner::{RowResult, Runner, nothing_launched};
 use super::scheduler::EngineOptions;
-use cresset_kernels::sampling::params::{RowSampling, Sampled, TokenLogprobs};
+use cresset_kernels::sampling::params::{RowMask, RowSampling, Sampled, TokenLogprobs};
 use cresset_models::ForwardBatch;
 use cresset_models::cache_kinds::CacheKinds;
 use std::collections::{HashMap, VecDeque};
@@ -74,15 +74,15 @@ pub struct ScriptedRunner {
 struct Launched {
     step: u64,
     rows: Vec<RowSampling>,
+    /// What the grammars of the rows said; `None` until they can be asked.
+    masks: Option<Vec<RowMask>>,
     done: Instant,
 }
 
 /// The token, or one of those that the row's grammar allows instead. Which one changes with the
 /// seed and the position.
-fn allowed_or(token: u32, row: &RowSampling) -> Result<u32, EngineError> {
-    let Some(grammar) = &row.grammar else { return Ok(token) };
-    let mask =
-        grammar.allowed_after(&row.tokens[row.prompt_len..]).map_err(EngineError::Grammar)?;
+fn allowed_or(token: u32, row: &RowSampling, mask: RowMask) -> Result<u32, EngineError> {
+    let Some(mask) = mask.transpose()? else { return Ok(token) };
     let holds =
         |id: &u32| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1);
     let allowed: Vec<u32> = (0..mask.len() as u32 * 32).filter(holds).collect();
@@ -143,9 +143,9 @@ impl ScriptedRunner {
         self.error.clone().unwrap_or_else(|| kind(text))
     }
 
-    fn sample(&mut self, row: &RowSampling) -> RowResult {
+    fn draw(&mut self, row: &RowSampling, mask: RowMask) -> RowResult {
         let row = with_pending(row, &self.previous);
-        let token = allowed_or((self.script)(&row), &row)?;
+        let token = allowed_or((self.script)(&row), &row, mask)?;
         let certain = |top: u8| TokenLogprobs {
             chosen: 0.0,
             top: vec![(token, 0.0); usize::from(top.min(1))],
@@ -162,17 +162,31 @@ impl Runner for ScriptedRunner {
             let text = format!("scripted failure to launch step {step}");
             return Err(self.failure(EngineError::Compute, text));
         }
+        assert!(self.launched.iter().all(|step| step.masks.is_some()), "a step was not sampled");
         self.busy_until = self.busy_until.max(Instant::now()) + self.step_time;
-        self.launched.push_back(Launched { step, rows: rows.to_vec(), done: self.busy_until });
+        let waits = rows.iter().any(RowSampling::awaits_mask);
+        let masks = (!waits).then(|| rows.iter().map(RowSampling::mask).collect());
+        let (rows, done) = (rows.to_vec(), self.busy_until);
+        self.launched.push_back(Launched { step, rows, masks, done });
+        Ok(())
+    }
+
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        let last = self.launched.back_mut().filter(|step| step.masks.is_none());
+        let last = last.expect("a step waits for its grammars");
+        assert_eq!(last.rows.len(), rows.len());
+        last.masks =
+            Some(rows.iter().map(|row| row.as_ref().and_then(RowSampling::mask)).collect());
         Ok(())
     }
 
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
-        let Launched { step, rows, done } =
+        let Launched { step, rows, masks, done } =
             self.launched.pop_front().ok_or_else(nothing_launched)?;
+        let masks = masks.expect("a step is sampled before it is collected");
         std::thread::sleep(done.saturating_duration_since(Instant::now()));
         self.previous = match self.failures.get(&step) {
-            None => rows.iter().map(|row| self.sample(row)).collect(),
+            None => rows.iter().zip(masks).map(|(row, mask)| self.draw(row, mask)).collect(),
             Some(ScriptedFailure::Rows) => {
                 let text = format!("scripted failure in step {step}");
                 vec![Err(self.failure(EngineError::Sampling, text)); rows.len()]

@@ -5,6 +5,7 @@ mod cost;
 mod determinism;
 mod draft_model;
 mod errors;
+mod formats;
 mod lifecycle;
 mod neighbours;
 mod own_guesses;

@@ -1,13 +1,14 @@
 //! The engine thread: it repeats `schedule → launch → collect → commit` and sleeps when there is
 //! nothing to do. With a runner of depth 2 it launches the next step before it collects the results
-//! of the last one, so that the host works while the device computes.
+//! of the last one, so that the host works while the device computes. The grammars of the next step
+//! are asked then, too: it is sampled when the last one's tokens are known.
 
 #![expect(
     clippy::disallowed_methods,
     reason = "the engine thread passes the time to its pure parts"
 )]
 
-use super::batch::forward_batch;
+use super::batch::{forward_batch, known_rows};
 use super::draft_model::DraftModel;
 use super::error::EngineError;
 use super::handle::{Commands, EnginePhase, Inbox, SequenceEvent};
@@ -20,7 +21,7 @@ use super::scheduler::{ScheduledStep, Scheduler, StepRow};
 use super::sequence::{Finished, Sequence, SequenceId, SequenceState, StopCause};
 use super::speculation::{DraftCost, Proposer};
 use cresset_base::{EngineStats, failpoint};
-use cresset_kernels::sampling::params::Sampled;
+use cresset_kernels::sampling::params::{RowSampling, Sampled};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub(super) struct Worker {
     streams: HashMap<SequenceId, Sender<SequenceEvent>>,
     inbox: Arc<Inbox>,
     throughput: Throughput,
+    /// Whether the step launched last waits to be sampled.
+    awaits_masks: bool,
     /// When the runner began with the oldest step in flight.
     busy_since: Instant,
     /// How long it took to schedule that step, guesses included.
@@ -69,6 +72,7 @@ impl Worker {
             streams: HashMap::new(),
             inbox,
             throughput: Throughput::default(),
+            awaits_masks: false,
             busy_since: Instant::now(),
             scheduling: Duration::ZERO,
             counts: EngineStats::default(),
@@ -168,7 +172,9 @@ impl Worker {
         }
         let launched = if step.rows.is_empty() { Ok(()) } else { self.launch(&step, now) };
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
-        let outcome = launched.and_then(|()| if more { Ok(()) } else { self.collect() });
+        let outcome = launched
+            .and_then(|()| if more { Ok(()) } else { self.collect() })
+            .and_then(|()| self.sample());
         outcome.or_else(|error| self.fail(&error))
     }
 
@@ -186,11 +192,23 @@ impl Worker {
             failpoint!("engine::step", |_| Err(EngineError::Compute("a step failed".into())));
             self.runner.launch(&batch, &rows)
         });
+        self.awaits_masks = launched.is_ok() && rows.iter().any(RowSampling::awaits_mask);
         if launched.is_err() && !first {
             // The step launched before it did not fail: its tokens count.
             self.collect()?;
         }
         launched
+    }
+
+    /// Lets the step in flight be sampled if its grammars waited for the one before, which is
+    /// committed by now.
+    fn sample(&mut self) -> Result<(), EngineError> {
+        if !std::mem::take(&mut self.awaits_masks) {
+            return Ok(());
+        }
+        let rows = known_rows(&self.scheduler);
+        self.inbox.enter(EnginePhase::Sampling { rows: rows.len() });
+        catch_panic(|| self.runner.sample(&rows))
     }
 
     /// Waits for the results of the oldest step in flight and commits them.

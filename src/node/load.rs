@@ -44,9 +44,8 @@ impl Assembly {
         let load = Arc::new(move |device| {
             assembly.load_proven(&manifest, header.clone(), draft.as_ref(), device)
         });
-        let keeps_formats = self.keeps_formats();
         let context_rises = self.background_prover().is_some();
-        Ok(ServedModel { qualified, text, max_context, context_rises, keeps_formats, load })
+        Ok(ServedModel { qualified, text, max_context, context_rises, load })
     }
 
     /// Loads a release on the first device if it is qualified at this moment.

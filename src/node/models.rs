@@ -65,11 +65,6 @@ impl Assembly {
         self.device.properties().is_none() || self.config.engine.deterministic
     }
 
-    /// Whether answers can be kept to formats, which the sampler of a device does not do.
-    pub fn keeps_formats(&self) -> bool {
-        self.device.properties().is_none()
-    }
-
     /// The forms in which a device keeps weights: a record tells under which a model was proven.
     fn weight_forms(&self) -> String {
         match (self.device.properties(), self.config.engine.dequantise) {

@@ -85,14 +85,7 @@ mod tests {
         let id = qualified.id();
         let pool = ModelPool::new(&EngineSettings::default(), DeviceBudget::cpu(10));
         pool.offer(
-            ServedModel {
-                qualified,
-                text,
-                max_context: 64,
-                context_rises: false,
-                keeps_formats: true,
-                load,
-            },
+            ServedModel { qualified, text, max_context: 64, context_rises: false, load },
             0,
             false,
         )

@@ -87,8 +87,6 @@ pub struct ServedModel {
     pub max_context: usize,
     /// Whether longer contexts are proven while it is served.
     pub context_rises: bool,
-    /// Whether answers can be kept to formats, which the sampler of a device does not do.
-    pub keeps_formats: bool,
     pub load: EngineLoader,
 }
 

@@ -61,7 +61,6 @@ fn pool_of(
             text: Arc::new(text),
             max_context: 64,
             context_rises: false,
-            keeps_formats: true,
             load,
         };
         pool.offer(model, BYTES, false).unwrap();

@@ -122,7 +122,6 @@ impl PrivateSurface {
             text,
             max_context: context,
             context_rises: false,
-            keeps_formats: assembly.keeps_formats(),
             load: Arc::new(move |_| Ok(LoadedEngine { engine: engine.clone(), bytes: 0 })),
         };
         let id = model.qualified.id();

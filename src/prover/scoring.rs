@@ -185,6 +185,10 @@ impl Runner for ScoringRunner {
         Ok(())
     }
 
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        self.inner.sample(rows)
+    }
+
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let results = self.inner.collect()?;
         let Some(rows) = self.in_flight.pop_front().flatten() else { return Ok(results) };

@@ -99,14 +99,7 @@ impl Setup {
         let qualified = testing::qualified(self.folder.path(), "tiny", &gguf, 64);
         let text = Arc::new(TextModel::load(qualified.source()).unwrap());
         let load = Arc::new(|_| Err(EngineError::NotLoaded("it is never loaded".into())));
-        Arc::new(ServedModel {
-            qualified,
-            text,
-            max_context: 64,
-            context_rises: false,
-            keeps_formats: true,
-            load,
-        })
+        Arc::new(ServedModel { qualified, text, max_context: 64, context_rises: false, load })
     }
 
     /// Makes the request live, without a lifecycle.

@@ -42,16 +42,33 @@ impl Capability {
 
     /// Whether both the model and the plan have it.
     pub fn holds(self, model: &ServedModel, plan: &Plan) -> bool {
-        self.is_of(model) && self.is_in(plan)
+        self.lack(model).is_none() && self.is_in(plan)
     }
 
-    fn is_of(self, model: &ServedModel) -> bool {
-        match self {
-            Self::Formats => model.keeps_formats,
-            Self::Tools => proven_calls(model) == ProvenCalls::Chosen,
-            Self::ForcedTools => proven_calls(model) == ProvenCalls::Forced,
-            Self::Reasoning => model.text.thinking.is_some(),
-        }
+    /// Why the model does not have it, if so.
+    fn lack(self, model: &ServedModel) -> Option<&'static str> {
+        const TEXT_ONLY: &str = "is not supported: this model generates text only; turn tool \
+                                 calling off in the client";
+        let calls = match model.text.calls {
+            Some(_) => model.qualified.proven_calls(),
+            None => ProvenCalls::None,
+        };
+        let (has, why) = match self {
+            Self::Formats => return None,
+            Self::Tools if calls == ProvenCalls::Forced => (
+                false,
+                "are not left to this model's choice, because its qualification withheld that: \
+                 send `tool_choice` \"required\" or one function, or turn tool calling off in \
+                 the client; the node's operator may set qualification.any_tool_choice",
+            ),
+            Self::Tools => (calls == ProvenCalls::Chosen, TEXT_ONLY),
+            Self::ForcedTools => (calls == ProvenCalls::Forced, TEXT_ONLY),
+            Self::Reasoning => (
+                model.text.thinking.is_some(),
+                "is not supported: this model does not think before it answers",
+            ),
+        };
+        (!has).then_some(why)
     }
 
     fn is_in(self, plan: &Plan) -> bool {
@@ -72,30 +89,8 @@ impl Capability {
         if !self.is_in(plan) {
             return Err(RequestError::refused(field, "is not part of your plan"));
         }
-        if self.is_of(model) {
-            return Ok(());
-        }
-        let why = match self {
-            Self::Formats => "is not available for this model on this node",
-            Self::Tools if proven_calls(model) == ProvenCalls::Forced => {
-                "are not left to this model's choice, because its qualification withheld that: \
-                 send `tool_choice` \"required\" or one function, or turn tool calling off in \
-                 the client; the node's operator may set qualification.any_tool_choice"
-            }
-            Self::Tools | Self::ForcedTools => {
-                "is not supported: this model generates text only; turn tool calling off in the \
-                 client"
-            }
-            Self::Reasoning => "is not supported: this model does not think before it answers",
-        };
-        Err(RequestError::refused(field, why))
+        self.lack(model).map_or(Ok(()), |why| Err(RequestError::refused(field, why)))
     }
-}
-
-/// The calls that the model's record proves, where a grammar can keep them to their form.
-fn proven_calls(model: &ServedModel) -> ProvenCalls {
-    let is_kept = model.keeps_formats && model.text.calls.is_some();
-    if is_kept { model.qualified.proven_calls() } else { ProvenCalls::None }
 }
 
 impl AskedFormat {
@@ -184,8 +179,8 @@ impl GenerationInput {
             Capability::Formats.check(asked.field, model, plan)?;
         }
         if let Some(asked) = &self.tools {
-            let forced = proven_calls(model) == ProvenCalls::Forced
-                && asked.as_ref().is_ok_and(|asked| asked.choice != ToolChoice::Auto);
+            let demanded = asked.as_ref().is_ok_and(|asked| asked.choice != ToolChoice::Auto);
+            let forced = demanded && Capability::ForcedTools.lack(model).is_none();
             let needed = if forced { Capability::ForcedTools } else { Capability::Tools };
             needed.check("tools", model, plan)?;
             asked.as_ref().map_err(Clone::clone)?;

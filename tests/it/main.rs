@@ -33,6 +33,7 @@ mod embed;
 mod families;
 mod first_commands;
 mod formats;
+mod formats_on_gpu;
 mod gateway_bounds;
 
 mod hostile;

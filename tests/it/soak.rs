@@ -58,7 +58,6 @@ fn offer(world: &World, seed: u64) -> String {
         text,
         max_context: 256,
         context_rises: false,
-        keeps_formats: true,
         load: Arc::new(load),
     };
     world.node.pool.offer(model, 6 << 20, false).unwrap();

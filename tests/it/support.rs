@@ -5,11 +5,12 @@ use bytes::Bytes;
 use cresset_base::{AccountId, ApplicationId, Clock, CredentialId, SystemClock, UnixMillis};
 use cresset_catalogue::{Catalogue, QualifiedModel, testing};
 use cresset_engine::testing::ScriptedRunner;
-use cresset_engine::{EngineError, EngineHandle, EngineOptions};
+use cresset_engine::{EngineError, EngineHandle, EngineOptions, ModelRunner, Runner};
 use cresset_ledger::{
     AccountStatus, BucketAmounts, Budgets, CalendarUse, Command, Credential, CredentialKind,
     Microcredits, secret,
 };
+use cresset_models::ModelOptions;
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::loader::gguf::Value as Metadata;
 use cresset_models::testing::{GgufWriter, TinyLlama};
@@ -69,6 +70,8 @@ pub struct Setup {
     pub marks: &'static [&'static str],
     /// Checks that withhold what they prove.
     pub withheld: &'static [&'static str],
+    /// Options with which the tiny model itself computes the answers, in place of a script.
+    pub computed: Option<ModelOptions>,
 }
 
 impl Default for Setup {
@@ -95,6 +98,7 @@ impl Default for Setup {
             context_tokens: 1024,
             marks: &[],
             withheld: &[],
+            computed: None,
         }
     }
 }
@@ -441,6 +445,43 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
     gguf.set("llama.context_length", Metadata::U32(context));
     let qualified = qualified_as(folder, seed, &gguf, setup.context_tokens, setup.withheld);
     let text = Arc::new(TextModel::load(qualified.source()).unwrap());
+    let mut options = EngineOptions {
+        max_batched_tokens: setup.max_batched_tokens,
+        background_tokens: 16,
+        max_rows: setup.max_rows,
+        max_waiting: setup.max_waiting,
+        block_size: 16,
+        num_blocks: setup.num_blocks,
+        cache: CacheKinds::default(),
+        max_context: context as usize,
+        speculative_tokens: 0,
+    };
+    let runner: Box<dyn Runner> = match &setup.computed {
+        Some(computed) => {
+            let (runner, info) = ModelRunner::load(qualified.source(), computed).unwrap();
+            options.num_blocks = info.num_blocks;
+            Box::new(runner)
+        }
+        None => Box::new(scripted(setup, &text)),
+    };
+    let (id, max_context) = (qualified.id(), options.max_context);
+    let runner = Mutex::new(Some(runner));
+    let load = Arc::new(move |_| {
+        let runner = runner
+            .lock()
+            .unwrap()
+            .take()
+            .ok_or_else(|| EngineError::NotLoaded("it is loaded only once".into()))?;
+        Ok(LoadedEngine { engine: EngineHandle::start(runner, options.clone()), bytes: 0 })
+    });
+    let model = ServedModel { qualified, text, max_context, context_rises: false, load };
+    // A model of 0 bytes fits any budget.
+    node.pool.offer(model, 0, true).unwrap();
+    node.pool.preload(id).await.unwrap();
+}
+
+/// The runner that gives the reply or the answers of a setup.
+fn scripted(setup: &Setup, text: &Arc<TextModel>) -> ScriptedRunner {
     let mut script = text.tokenizer.encode(setup.reply, !setup.marks.is_empty()).unwrap();
     if setup.ends {
         script.push(text.eos_ids[0]);
@@ -454,48 +495,10 @@ async fn load(node: &Services, setup: &Setup, folder: &std::path::Path, seed: u6
         .failures
         .iter()
         .fold(runner, |runner, (step, failure)| runner.fail_at(*step, *failure));
-    let runner = match setup.error.clone() {
+    match setup.error.clone() {
         Some(error) => runner.fail_with(error),
         None => runner,
-    };
-    let options = EngineOptions {
-        max_batched_tokens: setup.max_batched_tokens,
-        background_tokens: 16,
-        max_rows: setup.max_rows,
-        max_waiting: setup.max_waiting,
-        block_size: 16,
-        num_blocks: setup.num_blocks,
-        cache: CacheKinds::default(),
-        max_context: context as usize,
-        speculative_tokens: 0,
-    };
-    let (id, max_context) = (qualified.id(), options.max_context);
-    let runner = Mutex::new(Some(runner));
-    let load = Arc::new(move |_| {
-        let runner = runner
-            .lock()
-            .unwrap()
-            .take()
-            .ok_or_else(|| EngineError::NotLoaded("it is loaded only once".into()))?;
-        let engine = EngineHandle::start(Box::new(runner), options.clone());
-        Ok(LoadedEngine { engine, bytes: 0 })
-    });
-    // A model of 0 bytes fits any budget.
-    node.pool
-        .offer(
-            ServedModel {
-                qualified,
-                text,
-                max_context,
-                context_rises: false,
-                keeps_formats: true,
-                load,
-            },
-            0,
-            true,
-        )
-        .unwrap();
-    node.pool.preload(id).await.unwrap();
+    }
 }
 
 /// A runner that answers each prompt once, and says where a grammar did not allow its answer.

@@ -78,6 +78,7 @@ fn sampled(gpu: &Arc<dyn Gpu>, m: &Model, n: usize) -> Result<Case> {
             logits: logits.view(),
             vocab_size,
             params: params.view(),
+            masks: none,
             history: History {
                 tokens: none,
                 seq_lens: none.slice(0..1),

@@ -107,12 +107,8 @@ impl Sampler {
     /// or not allowed is minus infinity.
     fn adjust(&mut self, logits: &[f32], row: &RowSampling) -> Result<(), SampleError> {
         self.adjusted.clear();
-        match &row.grammar {
-            Some(grammar) => {
-                let allowed = grammar.allowed_after(&row.tokens[row.prompt_len..]);
-                let allowed = allowed.map_err(SampleError::Grammar)?;
-                take_allowed(logits, &allowed, &mut self.adjusted);
-            }
+        match row.mask().transpose()? {
+            Some(allowed) => take_allowed(logits, &allowed, &mut self.adjusted),
             None => self.adjusted.extend_from_slice(logits),
         }
         if row.params.has_penalties() {

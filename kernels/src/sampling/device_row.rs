@@ -13,6 +13,9 @@ pub struct DeviceRow {
     /// the later ones.
     pub prompt_len: u32,
     pub specials: Vec<Special>,
+    /// Whether only some tokens may be drawn. Which ones is uploaded apart, because it may be known
+    /// only when the row's logits are being computed already.
+    pub masked: bool,
 }
 
 /// A token that a row treats differently from others: a value is added to its logit; minus infinity
@@ -25,18 +28,16 @@ pub struct Special {
 
 impl DeviceRow {
     pub fn new(row: &RowSampling, vocab_size: usize) -> Result<Self, SampleError> {
-        if row.grammar.is_some() {
-            return Err(SampleError::GrammarOnDevice);
-        }
         let (position, prompt_len) = (row.position() as u32, row.prompt_len as u32);
-        let specials = specials(row, vocab_size)?;
-        Ok(Self { params: row.params.clone(), position, prompt_len, specials })
+        let (specials, masked) = (specials(row, vocab_size)?, row.grammar.is_some());
+        Ok(Self { params: row.params.clone(), position, prompt_len, specials, masked })
     }
 
     /// A greedy row, as padding rows are.
     pub fn greedy() -> Self {
         let params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        Self { params: Arc::new(params), position: 0, prompt_len: 0, specials: Vec::new() }
+        let (params, specials) = (Arc::new(params), Vec::new());
+        Self { params, position: 0, prompt_len: 0, specials, masked: false }
     }
 }
 

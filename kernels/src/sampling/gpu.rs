@@ -32,6 +32,9 @@ pub struct Sample {
     pub vocab_size: usize,
     /// The words that `encode` wrote for as many padded rows, uploaded: u32.
     pub params: View,
+    /// `[masked rows, mask_words]` u32: the tokens that may be drawn in each row which is masked,
+    /// in the order of the rows, as `write_mask` writes them. Others are not read.
+    pub masks: View,
     pub history: History,
     /// `[rows]` u32.
     pub tokens: View,
@@ -67,6 +70,18 @@ pub fn encoded_words(rows: usize, specials: usize) -> usize {
     rows * ROW_WORDS + specials * SPECIAL_WORDS
 }
 
+/// Words of a row's mask: a bit for each id.
+pub fn mask_words(vocab_size: usize) -> usize {
+    vocab_size.div_ceil(32)
+}
+
+/// Writes a row's mask: ids beyond `allowed` may not be drawn.
+pub fn write_mask(allowed: &[u32], to: &mut [u32]) {
+    let known = allowed.len().min(to.len());
+    to[..known].copy_from_slice(&allowed[..known]);
+    to[known..].fill(0);
+}
+
 /// Writes the parameters of each row, of which the i-th belongs to sequence `sequence_of(i)`. Then
 /// it skips `between` words (an even number), and writes the rows' special tokens. Rows beyond
 /// those given are a graph's padding, and are greedy.
@@ -85,19 +100,22 @@ pub fn encode(
     let (heads, specials) = words.split_at_mut(padded_rows * ROW_WORDS);
     let (heads, _) = heads.as_chunks_mut::<ROW_WORDS>();
     let (entries, _) = specials.as_chunks_mut::<SPECIAL_WORDS>();
-    let mut first = between / SPECIAL_WORDS;
+    let (mut first, mut masks) = (between / SPECIAL_WORDS, 0);
     for (i, (head, row)) in heads.iter_mut().zip(rows).enumerate() {
-        *head = encode_row(row, sequence_of(i), first);
+        masks += u32::from(row.masked);
+        let mask = if row.masked { masks } else { 0 };
+        *head = encode_row(row, sequence_of(i), first, mask);
         for (entry, special) in entries[first..].iter_mut().zip(&row.specials) {
             *entry = [special.token, special.bias.to_bits()];
         }
         first += row.specials.len();
     }
-    heads[rows.len()..].fill(encode_row(&DeviceRow::greedy(), 0, 0));
+    heads[rows.len()..].fill(encode_row(&DeviceRow::greedy(), 0, 0, 0));
 }
 
-fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize) -> [u32; ROW_WORDS] {
-    let DeviceRow { params, position, prompt_len, specials } = row;
+/// `mask` is the number of the row's mask, counted from 1, or 0.
+fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize, mask: u32) -> [u32; ROW_WORDS] {
+    let DeviceRow { params, position, prompt_len, specials, masked: _ } = row;
     let most = |n: u8| 1 + u32::from(n).min(MOST_TOP_LOGPROBS as u32);
     [
         params.temperature.to_bits(),
@@ -116,7 +134,7 @@ fn encode_row(row: &DeviceRow, sequence: u32, first_special: usize) -> [u32; ROW
         *prompt_len,
         first_special as u32,
         specials.len() as u32,
-        0,
+        mask,
     ]
 }
 
@@ -151,9 +169,10 @@ pub fn decode(result: &[u32], logprobs: Option<u8>) -> SampleResult {
 /// Samples as many rows as there are `tokens`. Everything else is read on the device, so a recorded
 /// launch stays right. A row for which no token can be chosen gets 0 in `tokens`.
 pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
-    let &Sample { logits, vocab_size, params, history, tokens, results, workspace: work } = args;
+    let &Sample { logits, vocab_size, params, masks, history, tokens, results, workspace: work } =
+        args;
     let rows = tokens.len();
-    let words = [params, tokens, results].iter().all(|view| view.kind() == Kind::U32);
+    let words = [params, masks, tokens, results].iter().all(|view| view.kind() == Kind::U32);
     let kinds = words
         && logits.kind() == Kind::F32
         && work.kind() == Kind::U8
@@ -179,7 +198,8 @@ pub fn sample(gpu: &dyn Gpu, args: &Sample) -> Result<()> {
             &[&common, own].concat(),
         )
     };
-    launch("sampling_scan_f32", chunks, &history.args())?;
+    let own = [&args![masks, masks.len()][..], &history.args()].concat();
+    launch("sampling_scan_f32", chunks, &own)?;
     launch("sampling_histogram_f32", chunks, &[])?;
     launch("sampling_gumbel_max_f32", chunks, &[])?;
     launch("sampling_choose_f32", [rows as u32, 1, 1], &args![tokens, results])

@@ -22,7 +22,9 @@ mod tests;
 
 pub use device_row::{DeviceRow, Special};
 pub use gumbel::{gumbel_argmax, gumbel_noise};
-pub use params::{RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs};
+pub use params::{
+    RowMask, RowSampling, SampleError, SampleResult, Sampled, SamplingParams, TokenLogprobs,
+};
 pub use philox::philox4x32;
 
 use crate::simd::{Isa, LANES, Lanes, vectorised};

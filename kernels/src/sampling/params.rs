@@ -170,10 +170,25 @@ pub trait TokenMask: std::fmt::Debug + Send + Sync {
     fn allowed_after(&self, output: &[u32]) -> Result<Arc<[u32]>, String>;
 }
 
+/// What a row's grammar said of its next token, if the row has one.
+pub type RowMask = Option<Result<Arc<[u32]>, SampleError>>;
+
 impl RowSampling {
     /// The position of the token to choose in its sequence. It keys the random numbers.
     pub fn position(&self) -> usize {
         self.tokens.len() + usize::from(self.pending.is_some())
+    }
+
+    /// Whether the row's grammar cannot be asked yet, because a token before is not known.
+    pub fn awaits_mask(&self) -> bool {
+        self.grammar.is_some() && self.pending.is_some()
+    }
+
+    /// Asks the row's grammar, if there is one. All tokens before must be known.
+    pub fn mask(&self) -> RowMask {
+        let grammar = self.grammar.as_ref()?;
+        let allowed = grammar.allowed_after(&self.tokens[self.prompt_len..]);
+        Some(allowed.map_err(SampleError::Grammar))
     }
 }
 
@@ -210,9 +225,6 @@ pub enum SampleError {
     /// The grammar cannot be followed any further. The model is not at fault.
     #[error("{0}")]
     Grammar(String),
-    /// The device's sampler draws from all tokens.
-    #[error("a device cannot keep an answer to a format; run the model on the CPU for that")]
-    GrammarOnDevice,
     /// The row's task did not run.
     #[error("the row was not sampled")]
     NotRun,

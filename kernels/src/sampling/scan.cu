@@ -76,17 +76,39 @@ DEVICE float penalised(float x, const RowParams& row, uint32_t count) {
     return count > 0 ? __fadd_rn(x, -row.presence) : x;
 }
 
-// Writes the chunk's logits after penalties, bias and bans.
-DEVICE void adjust(const Args& args, const History& history, const ThreadLogits& x) {
+// The ids that may be drawn in the rows that keep to a format: a bit for each id.
+struct Masks {
+    const uint32_t* words;
+    uint32_t len;
+
+    // The bits of four ids of which the first is a multiple of four.
+    DEVICE uint32_t four(const Args& args, uint32_t first) const {
+        uint32_t mask = args.row().mask, row_words = (args.vocab + 31) / 32;
+        if (mask == 0 || first >= args.vocab) return FULL_MASK;
+        ASSERT(static_cast<uint64_t>(mask) * row_words <= len);
+        return words[static_cast<size_t>(mask - 1) * row_words + first / 32] >> first % 32;
+    }
+};
+
+// Writes the chunk's logits after penalties, mask, bias and bans.
+DEVICE void adjust(
+    const Args& args, const Masks& masks, const History& history, const ThreadLogits& x) {
     SHARED(uint32_t, marks, CHUNK);
     const RowParams& row = args.row();
     mark_history(row, history, marks);
     float* changed = args.adjusted_logits();
-    x.for_each([&](uint32_t id, float x) {
-        uint32_t mark = marks[id % CHUNK];
-        if (id < args.vocab && (mark > 0 || row.keeps_raw()))
-            changed[id] = mark > 0 ? penalised(x, row, mark / 2) : x;
-    });
+#pragma unroll
+    for (uint32_t v = 0; v < VECTORS; v++) {
+        uint32_t allowed = masks.four(args, ThreadLogits::id(v));
+#pragma unroll
+        for (uint32_t i = 0; i < LANES; i++) {
+            uint32_t id = ThreadLogits::id(v) + i, mark = marks[id % CHUNK];
+            bool out = (allowed >> i & 1) == 0;
+            if (id >= args.vocab || !(out || mark > 0 || row.keeps_raw())) continue;
+            float kept = mark > 0 ? penalised(x.at[v][i], row, mark / 2) : x.at[v][i];
+            changed[id] = out ? MINUS_INFINITY : kept;
+        }
+    }
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < row.specials; i += THREADS) {
         Special special = args.specials()[i];
@@ -97,7 +119,7 @@ DEVICE void adjust(const Args& args, const History& history, const ThreadLogits&
     __syncthreads();
 }
 
-DEVICE void scan(const Args& args, const History& history) {
+DEVICE void scan(const Args& args, const Masks& masks, const History& history) {
     launch_dependents_and_wait();
     const RowParams& row = args.row();
     RowWorkspace& workspace = args.workspace();
@@ -108,7 +130,7 @@ DEVICE void scan(const Args& args, const History& history) {
     if (row.logprobs > 0 && max_key != ALL_ONES)
         write_statistics(x, args.vocab, key_value(max_key), row.logprobs - 1, result);
     if (row.adjusts() && max_key != ALL_ONES) {
-        adjust(args, history, x);
+        adjust(args, masks, history, x);
         x.load_from(args.adjusted_logits(), args.vocab);
         max_key = block_max_key(x.max_key(args.vocab));
     }
@@ -122,9 +144,10 @@ DEVICE void scan(const Args& args, const History& history) {
 
 KERNEL(sampling_scan_f32, __launch_bounds__(256, 4), float* logits, uint32_t vocab,
     const uint32_t* params, uint32_t params_len, uint32_t rows, unsigned char* workspace,
-    uint32_t row_bytes, const uint32_t* tokens, const uint32_t* tables, const uint32_t* starts,
-    const uint32_t* seq_lens, uint32_t slots, uint32_t table_len, uint32_t sequences,
-    uint32_t block_size) {
+    uint32_t row_bytes, const uint32_t* masks, uint32_t masks_len, const uint32_t* tokens,
+    const uint32_t* tables, const uint32_t* starts, const uint32_t* seq_lens, uint32_t slots,
+    uint32_t table_len, uint32_t sequences, uint32_t block_size) {
     scan({logits, vocab, params, params_len, rows, workspace, row_bytes, blockIdx.y},
+        {masks, masks_len},
         {tokens, tables, starts, seq_lens, slots, table_len, sequences, block_size});
 }

@@ -1,14 +1,26 @@
-//! The CUDA graphs of a model: recorded steps, by their number of rows.
+//! The CUDA graphs of a model: recorded parts of steps, by their number of rows.
 
 use super::inputs::StepShape;
 use crate::Result;
 use cresset_kernels::gpu::{Gpu, Graph};
 use std::collections::BTreeMap;
 
+/// A part of a step that is launched at once. Between the two a step may wait for the masks of its
+/// formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum StepPart {
+    /// From token ids to logits.
+    Logits,
+    /// From logits to the sampled tokens and their results.
+    Sampling,
+}
+
 #[derive(Default)]
 pub(super) struct Graphs {
-    /// By number of rows; `None` stands for a graph that is not recorded, or was dropped.
-    buckets: BTreeMap<usize, Option<Graph>>,
+    /// The numbers of rows of recorded steps, ascending.
+    buckets: Vec<usize>,
+    /// Those that are not recorded, or were dropped, are missing.
+    recorded: BTreeMap<(usize, StepPart), Graph>,
 }
 
 impl Graphs {
@@ -20,17 +32,17 @@ impl Graphs {
         let steps =
             powers.flat_map(|rows: usize| [Some(rows), (rows >= 16).then_some(rows + rows / 2)]);
         let below = steps.flatten().take_while(|rows| *rows < most);
-        let all = below.chain(Some(most).filter(|most| *most > 0));
-        Self { buckets: all.map(|rows| (rows, None)).collect() }
+        let buckets = below.chain(Some(most).filter(|most| *most > 0)).collect();
+        Self { buckets, recorded: BTreeMap::new() }
     }
 
     pub(super) fn buckets(&self) -> Vec<usize> {
-        self.buckets.keys().copied().collect()
+        self.buckets.clone()
     }
 
     /// The smallest bucket with room for `rows` rows.
     pub(super) fn bucket(&self, rows: usize) -> Option<usize> {
-        self.buckets.keys().copied().find(|bucket| *bucket >= rows.max(1))
+        self.buckets.iter().copied().find(|bucket| *bucket >= rows.max(1))
     }
 
     /// Whether steps of this shape are recorded.
@@ -38,44 +50,42 @@ impl Graphs {
         shape.is_decode() && self.bucket(shape.rows) == Some(shape.rows)
     }
 
-    /// Records what `step` launches.
+    /// Records what `launch` launches.
     pub(super) fn record(
         &mut self,
         gpu: &dyn Gpu,
-        shape: StepShape,
-        step: &dyn Fn() -> Result<()>,
+        (rows, part): (usize, StepPart),
+        launch: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
         let mut outcome = Ok(());
         let graph = gpu.capture(&mut || {
-            outcome = step();
+            outcome = launch();
             Ok(())
         })?;
         outcome?;
-        if let Some(place) = self.buckets.get_mut(&shape.rows) {
-            *place = Some(graph);
-        }
+        self.recorded.insert((rows, part), graph);
         Ok(())
     }
 
-    /// Runs the recorded step, and records it first if that was not done yet.
+    /// Runs the recorded part of a step, and records it first if that was not done yet.
     pub(super) fn replay(
         &mut self,
         gpu: &dyn Gpu,
-        shape: StepShape,
-        step: &dyn Fn() -> Result<()>,
+        key: (usize, StepPart),
+        launch: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        if !matches!(self.buckets.get(&shape.rows), Some(Some(_))) {
-            self.record(gpu, shape, step)?;
+        if !self.recorded.contains_key(&key) {
+            self.record(gpu, key, launch)?;
         }
-        match self.buckets.get(&shape.rows) {
-            Some(Some(graph)) => Ok(gpu.replay(graph)?),
-            _ => step(),
+        match self.recorded.get(&key) {
+            Some(graph) => Ok(gpu.replay(graph)?),
+            None => launch(),
         }
     }
 
     /// Drops all recordings, because buffers that they name have moved.
     pub(super) fn forget(&mut self) {
-        self.buckets.values_mut().for_each(|graph| *graph = None);
+        self.recorded.clear();
     }
 }
 

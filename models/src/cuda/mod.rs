@@ -2,12 +2,15 @@
 //! launched and collected apart.
 //!
 //! A step is one upload, a fixed sequence of kernels over preallocated memory, and one download.
-//! Steps that only decode (every sequence has one token and gets its next one) are recorded once as
-//! CUDA graphs for some numbers of rows, and replayed with padding. All other steps launch the same
-//! kernels one by one, prefill's attention beside decode's if some sequences have one token and
-//! others more. Quantised weights stay quantised (`store`).
+//! Where rows keep to formats, their masks are a second upload in front of the sampler (`formats`).
+//! Steps that only decode (every sequence has one token and gets its next one) are recorded once
+//! for some numbers of rows, and replayed with padding: one CUDA graph for the logits and one for
+//! the sampler. All other steps launch the same kernels one by one, prefill's attention beside
+//! decode's if some sequences have one token and others more. Quantised weights stay quantised
+//! (`store`).
 
 pub(crate) mod cache;
+mod formats;
 mod graphs;
 mod inputs;
 mod plans;
@@ -31,9 +34,10 @@ use cresset_kernels::gpu::{DeviceElement, Kind, Staging, StreamEvent};
 use cresset_kernels::linear::Mode;
 use cresset_kernels::linear::gpu::{LIBRARY_ROWS, ROUNDED_ROWS, uses_scratch};
 use cresset_kernels::rope::E4M3;
-use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, sample};
+use cresset_kernels::sampling::gpu::{History, RESULT_WORDS, Sample, decode, mask_words, sample};
 use cresset_kernels::sampling::{DeviceRow, RowSampling, SampleError, SampleResult};
-use graphs::Graphs;
+use formats::{known_at_launch, masks};
+use graphs::{Graphs, StepPart};
 use inputs::{Inputs, ModelShape, Staged, StepShape};
 use plans::AttentionKinds;
 pub use ranks::TensorParallel;
@@ -78,6 +82,8 @@ impl ModelOptions {
 
 pub struct CudaModel {
     options: ModelOptions,
+    /// The threads that ask formats.
+    compute: Compute,
     decoder: Decoder<DeviceOps>,
     shape: ModelShape,
     attention: AttentionKinds,
@@ -99,12 +105,15 @@ pub struct CudaModel {
 /// The host's buffers of a step. They may be written again once the step has been collected.
 struct StepBuffers {
     inputs: Staging,
+    masks: Staging,
     results: Staging,
 }
 
 struct InFlight {
     lane: usize,
-    done: StreamEvent,
+    shape: StepShape,
+    /// The end of the step, once its sampler is launched.
+    done: Option<StreamEvent>,
     rows: Vec<RowInFlight>,
 }
 
@@ -112,8 +121,9 @@ struct InFlight {
 struct RowInFlight {
     /// The number of log-probabilities that the request asks for, if any.
     logprobs: Option<u8>,
-    /// Why the host rejected the row's sampling parameters, if it did: this overrides the device's
-    /// result.
+    masked: bool,
+    /// Why the host rejected the row's sampling parameters, or has no mask for it: this overrides
+    /// the device's result.
     rejected: Option<SampleError>,
 }
 
@@ -127,7 +137,7 @@ impl CudaModel {
         let dequantises = uses_scratch(mode, options.max_tokens());
         let compute = Compute::new(options.threads);
         let rounded_rows = options.rounded_rows();
-        let mut store = DeviceStore::new(gpu, kind, compute, dequantises, rounded_rows)?;
+        let mut store = DeviceStore::new(gpu, kind, compute.clone(), dequantises, rounded_rows)?;
         let sizes = DecoderOptions {
             kind,
             mode,
@@ -153,6 +163,7 @@ impl CudaModel {
         let padding = CacheSizes::padding(&decoder.config);
         let cache = DeviceCache::new(gpu, &decoder.config, padding, options)?;
         let mut model = Self {
+            compute,
             decoder,
             shape,
             attention,
@@ -211,32 +222,78 @@ impl CudaModel {
         &self.decoder.ops
     }
 
-    /// Starts a step whose rows are encoded.
+    /// Encodes the rows and starts the step.
+    fn start_rows(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()> {
+        let vocab_size = self.decoder.config.vocab_size;
+        let encode = |row: &RowSampling| match DeviceRow::new(row, vocab_size) {
+            Ok(row) => (row, None),
+            Err(error) => {
+                let masked = row.grammar.is_some();
+                (DeviceRow { masked, ..DeviceRow::greedy() }, Some(error))
+            }
+        };
+        let (rows, rejected): (Vec<_>, Vec<_>) = rows.iter().map(encode).unzip();
+        self.start(batch, &rows)?;
+        let started = self.in_flight.back_mut().into_iter().flat_map(|step| &mut step.rows);
+        started.zip(rejected).for_each(|(row, rejected)| row.rejected = rejected);
+        Ok(())
+    }
+
+    /// Starts a step whose rows are encoded. If some are masked, it waits for their masks.
     fn start(&mut self, batch: &ForwardBatch, rows: &[DeviceRow]) -> Result<()> {
         self.check(batch, rows.len())?;
         let shape = self.shape(batch);
         let lane = self.stage(batch, rows, shape)?;
-        if self.graphs.covers(&shape) {
-            self.with_graphs(|model, graphs| {
-                graphs.replay(&**model.gpu(), shape, &|| model.step(&shape))
-            })?;
-        } else {
-            self.step(&shape)?;
-        }
-        let gpu = &*self.decoder.ops;
-        let results = self.workspace.results.view().slice(0..rows.len() * RESULT_WORDS);
-        gpu.download(results, &self.lanes[lane].results, 0)?;
+        self.run(StepPart::Logits, &shape)?;
         self.previous_rows = rows.len();
-        let row = |row: &DeviceRow| RowInFlight { logprobs: row.params.logprobs, rejected: None };
-        let rows = rows.iter().map(row).collect();
-        self.in_flight.push_back(InFlight { lane, done: gpu.record()?, rows });
+        let row = |row: &DeviceRow| RowInFlight {
+            logprobs: row.params.logprobs,
+            masked: row.masked,
+            rejected: None,
+        };
+        let in_flight = rows.iter().map(row).collect();
+        self.in_flight.push_back(InFlight { lane, shape, done: None, rows: in_flight });
+        let waits = rows.iter().any(|row| row.masked);
+        if waits { Ok(()) } else { self.sample_last() }
+    }
+
+    /// Samples the step launched last.
+    fn sample_last(&mut self) -> Result<()> {
+        let Some(&InFlight { lane, shape, ref rows, .. }) = self.in_flight.back() else {
+            return Err(Error::nothing_launched());
+        };
+        let results = self.workspace.results.view().slice(0..rows.len() * RESULT_WORDS);
+        self.run(StepPart::Sampling, &shape)?;
+        let gpu = &*self.decoder.ops;
+        gpu.download(results, &self.lanes[lane].results, 0)?;
+        let done = Some(gpu.record()?);
+        if let Some(step) = self.in_flight.back_mut() {
+            step.done = done;
+        }
         Ok(())
+    }
+
+    /// Launches a part of a step, recorded if steps of this shape are.
+    fn run(&mut self, part: StepPart, shape: &StepShape) -> Result<()> {
+        if !self.graphs.covers(shape) {
+            return self.launch_part(part, shape);
+        }
+        self.with_graphs(|model, graphs| {
+            let launch = || model.launch_part(part, shape);
+            graphs.replay(&**model.gpu(), (shape.rows, part), &launch)
+        })
     }
 
     fn new_lanes(&self) -> Result<Vec<StepBuffers>> {
         let staging = |words: usize| self.gpu().staging(words * Kind::U32.bytes());
-        let (words, results) = (self.inputs.words(), self.options.max_rows * RESULT_WORDS);
-        let lane = |_| Ok(StepBuffers { inputs: staging(words)?, results: staging(results)? });
+        let (rows, vocab_size) = (self.options.max_rows, self.decoder.config.vocab_size);
+        let lane = |_| {
+            Ok(StepBuffers {
+                inputs: staging(self.inputs.words())?,
+                masks: staging(rows * mask_words(vocab_size))?,
+                results: staging(rows * RESULT_WORDS)?,
+            })
+        };
         (0..DEPTH).map(lane).collect()
     }
 
@@ -245,6 +302,9 @@ impl CudaModel {
         let fail = |what: String| Err(Error::Batch(what));
         if self.in_flight.len() == DEPTH {
             return fail(format!("{DEPTH} steps are in flight already"));
+        }
+        if self.in_flight.back().is_some_and(|step| step.done.is_none()) {
+            return fail("the step before waits for its formats".into());
         }
         let (tokens, most) = (batch.input_ids.len(), self.options.max_tokens());
         if tokens > most || batch.seq_lens.len() > most || rows > max_rows {
@@ -322,10 +382,11 @@ impl CudaModel {
         }
         self.gpu().synchronise()?;
         self.graphs.forget();
-        self.inputs = Inputs::new(self.gpu(), words.next_power_of_two())?;
+        let gpu = self.gpu().clone();
+        self.inputs = Inputs::new(&gpu, words.next_power_of_two())?;
         // Results that were not collected yet stay where they are.
-        for (larger, lane) in self.new_lanes()?.into_iter().zip(&mut self.lanes) {
-            lane.inputs = larger.inputs;
+        for lane in &mut self.lanes {
+            lane.inputs = gpu.staging(self.inputs.words() * Kind::U32.bytes())?;
         }
         Ok(())
     }
@@ -370,9 +431,12 @@ impl CudaModel {
         for rows in self.graphs.buckets() {
             let shape = StepShape::decode(rows, self.shape);
             self.run_unsampled(&ForwardBatch::default(), shape)?;
-            self.with_graphs(|model, graphs| {
-                graphs.record(&**model.gpu(), shape, &|| model.step(&shape))
-            })?;
+            for part in [StepPart::Logits, StepPart::Sampling] {
+                self.with_graphs(|model, graphs| {
+                    let launch = || model.launch_part(part, &shape);
+                    graphs.record(&**model.gpu(), (rows, part), &launch)
+                })?;
+            }
         }
         Ok(())
     }
@@ -395,6 +459,18 @@ impl CudaModel {
     /// Launches everything from token ids to the sampled tokens and their results.
     fn step(&self, shape: &StepShape) -> Result<()> {
         self.compute_logits(shape)?;
+        self.sample_logits(shape)
+    }
+
+    fn launch_part(&self, part: StepPart, shape: &StepShape) -> Result<()> {
+        match part {
+            StepPart::Logits => self.compute_logits(shape),
+            StepPart::Sampling => self.sample_logits(shape),
+        }
+    }
+
+    /// Samples the rows from their logits.
+    fn sample_logits(&self, shape: &StepShape) -> Result<()> {
         let rows = shape.rows;
         if rows == 0 {
             return Ok(());
@@ -406,6 +482,7 @@ impl CudaModel {
             logits: w.logits(rows),
             vocab_size: self.decoder.config.vocab_size,
             params: inputs.sampling(shape),
+            masks: w.masks.view(),
             history: History { tokens, seq_lens, tables, table_starts, block_size },
             tokens: w.tokens.view().slice(0..rows),
             results: w.results.view().slice(0..rows * RESULT_WORDS),
@@ -467,21 +544,18 @@ impl Model for CudaModel {
     }
 
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()> {
-        let vocab_size = self.decoder.config.vocab_size;
-        let encode = |row| match DeviceRow::new(row, vocab_size) {
-            Ok(row) => (row, None),
-            Err(error) => (DeviceRow::greedy(), Some(error)),
-        };
-        let (rows, rejected): (Vec<_>, Vec<_>) = rows.iter().map(encode).unzip();
-        self.start(batch, &rows)?;
-        let started = self.in_flight.back_mut().into_iter().flat_map(|step| &mut step.rows);
-        started.zip(rejected).for_each(|(row, rejected)| row.rejected = rejected);
-        Ok(())
+        self.start_rows(batch, rows)?;
+        known_at_launch(rows).map_or(Ok(()), |rows| self.sample(&rows))
+    }
+
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<()> {
+        self.sample_masked(&masks(&self.compute, rows))
     }
 
     fn collect(&mut self) -> Result<Vec<SampleResult>> {
-        let oldest = self.in_flight.pop_front().ok_or_else(Error::nothing_launched)?;
-        self.gpu().wait(&oldest.done)?;
+        let sampled = self.in_flight.pop_front_if(|step| step.done.is_some());
+        let oldest = sampled.ok_or_else(Error::nothing_launched)?;
+        oldest.done.iter().try_for_each(|done| self.gpu().wait(done))?;
         let bytes = oldest.rows.len() * RESULT_WORDS * Kind::U32.bytes();
         let words = u32::decode(&self.lanes[oldest.lane].results.bytes()[..bytes]);
         let results = words.chunks_exact(RESULT_WORDS);

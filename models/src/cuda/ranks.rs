@@ -3,10 +3,11 @@
 //! the same logits to the bit and sample alike, so none waits for another's tokens.
 
 use super::CudaModel;
+use super::formats::{known_at_launch, masks};
 use crate::cache_kinds::CacheKinds;
 use crate::{Error, ForwardBatch, Model, ModelConfig, ModelOptions, ModelSource, Result};
 use cresset_kernels::sampling::{RowSampling, SampleResult};
-use cresset_kernels::{DeviceOps, Error as KernelError};
+use cresset_kernels::{Compute, DeviceOps, Error as KernelError};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use std::thread::{Builder, JoinHandle};
 
 pub struct TensorParallel {
     pub(super) ranks: RankThreads,
+    /// The threads that ask formats, once for all ranks.
+    compute: Compute,
     /// The first rank's sizes, which are those of a share.
     config: ModelConfig,
     cache_kinds: CacheKinds,
@@ -40,6 +43,7 @@ impl TensorParallel {
         let (config, cache_kinds, num_blocks) = first_of(told)?;
         Ok(Self {
             ranks,
+            compute: Compute::new(options.threads),
             config,
             cache_kinds,
             num_blocks,
@@ -77,7 +81,13 @@ impl Model for TensorParallel {
 
     fn launch(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<()> {
         let step = Arc::new((batch.clone(), rows.to_vec()));
-        self.ranks.first(move |model| model.launch(&step.0, &step.1))
+        self.ranks.first(move |model| model.start_rows(&step.0, &step.1))?;
+        known_at_launch(rows).map_or(Ok(()), |rows| self.sample(&rows))
+    }
+
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<()> {
+        let masks = Arc::new(masks(&self.compute, rows));
+        self.ranks.first(move |model| model.sample_masked(&masks))
     }
 
     fn collect(&mut self) -> Result<Vec<SampleResult>> {

@@ -10,6 +10,7 @@ use crate::tests::{Span, assert_close, batch, rows, tokens};
 use cresset_kernels::gpu::{Buffer, Emulator, device_or_emulator};
 use cresset_kernels::sampling::{Sampled, Special};
 
+mod formats;
 mod fp8_cache;
 mod mixed;
 mod quantised;

@@ -20,6 +20,8 @@ pub(super) struct StepWorkspace {
     pub results: Buffer,
     /// Bytes for the sampler.
     pub sampling: Buffer,
+    /// `[rows, sampling::mask_words]` u32: what may be drawn in the rows that keep to formats.
+    pub masks: Buffer,
     vocab_size: usize,
 }
 
@@ -39,6 +41,7 @@ impl StepWorkspace {
             tokens: Buffer::zeros(gpu, Kind::U32, rows)?,
             results: Buffer::new(gpu, Kind::U32, rows * sampling::RESULT_WORDS)?,
             sampling: Buffer::new(gpu, Kind::U8, sampling::workspace(rows, vocab_size))?,
+            masks: Buffer::new(gpu, Kind::U32, rows * sampling::mask_words(vocab_size))?,
             vocab_size,
         })
     }

@@ -8,12 +8,14 @@ use cresset_models::ForwardBatch;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Wraps a runner of depth 1. Each step is computed at its launch. Input tokens that the engine
-/// does not have yet are filled in from this runner's own last results, which the engine sees
-/// later, when it collects.
+/// Wraps a runner of depth 1. Each step is computed at its launch, or when it is sampled if a
+/// grammar has to wait. Input tokens that the engine does not have yet are filled in from this
+/// runner's own last results, which the engine sees later, when it collects.
 pub struct Ahead {
     inner: Box<dyn Runner>,
     previous: Vec<RowResult>,
+    /// The step launched last, if a grammar of it waits.
+    waiting: Option<(ForwardBatch, Vec<RowSampling>)>,
     launched: VecDeque<Vec<RowResult>>,
 }
 
@@ -23,8 +25,18 @@ impl Ahead {
         let inner: Box<dyn Runner> = Box::new(runner);
         match depth {
             1 => inner,
-            _ => Box::new(Self { inner, previous: Vec::new(), launched: VecDeque::new() }),
+            _ => {
+                let (previous, waiting, launched) = (Vec::new(), None, VecDeque::new());
+                Box::new(Self { inner, previous, waiting, launched })
+            }
         }
+    }
+
+    fn compute(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {
+        self.inner.launch(batch, rows)?;
+        self.previous = self.inner.collect()?;
+        self.launched.push_back(self.previous.clone());
+        Ok(())
     }
 }
 
@@ -38,11 +50,29 @@ impl Runner for Ahead {
                 *id = self.previous[index as usize].as_ref().unwrap().token;
             }
         }
+        assert!(self.waiting.is_none(), "the step before was not sampled");
+        let waits = rows.iter().any(RowSampling::awaits_mask);
         let rows: Vec<_> = rows.iter().map(|row| with_pending(row, &self.previous)).collect();
-        self.inner.launch(&batch, &rows)?;
-        self.previous = self.inner.collect()?;
-        self.launched.push_back(self.previous.clone());
-        Ok(())
+        if waits {
+            self.waiting = Some((batch, rows));
+            return Ok(());
+        }
+        self.compute(&batch, &rows)
+    }
+
+    fn sample(&mut self, known: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        let (batch, mut rows) = self.waiting.take().expect("a grammar of the step waits");
+        for (row, known) in rows.iter_mut().zip(known) {
+            match known {
+                Some(known) => {
+                    let both = [&*row, known].map(|row| (row.tokens.clone(), row.banned.clone()));
+                    assert_eq!(both[0], both[1], "it is the same row");
+                    assert_eq!(known.pending, None);
+                }
+                None => row.grammar = None,
+            }
+        }
+        self.compute(&batch, &rows)
     }
 
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
@@ -55,6 +85,7 @@ impl Runner for Ahead {
 
     fn recover(&mut self) -> Result<(), EngineError> {
         self.launched.clear();
+        self.waiting = None;
         self.inner.recover()
     }
 }

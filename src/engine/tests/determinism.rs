@@ -3,7 +3,9 @@
 //! position changes its tokens.
 
 use super::ahead::Ahead;
+use super::formats::Thirds;
 use super::*;
+use crate::grammar::TokenGrammar;
 use crate::model_runner::ModelRunner;
 use crate::runner::{RowResult, Runner};
 use cresset_kernels::sampling::cpu::Sampler;
@@ -141,12 +143,14 @@ fn probe() -> GenerateRequest {
     }
 }
 
-/// Requests of several accounts; many begin like the probe and then differ.
+/// Requests of several accounts; many begin like the probe and then differ, and some keep to a
+/// grammar.
 fn requests(count: u32) -> impl Iterator<Item = GenerateRequest> {
     let own = |i: u32| (i..i + 9).map(|token| token % VOCABULARY as u32);
     (0..count).map(move |i| GenerateRequest {
         account: AccountId(Uuid::from_u128(u128::from(i % 3))),
         sampling: SamplingParams { seed: u64::from(i), ..SamplingParams::default() },
+        grammar: (i % 4 == 1).then(|| Arc::new(Thirds) as Arc<dyn TokenGrammar>),
         ..request((0..i % 37).chain(own(i)), 1 + i % 60)
     })
 }

@@ -184,6 +184,10 @@ impl Runner for Recovering {
         self.0.launch(batch, rows)
     }
 
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        self.0.sample(rows)
+    }
+
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         self.0.collect()
     }

@@ -5,15 +5,17 @@
 //! exactly what happened to the probe.
 
 use super::ahead::Ahead;
+use super::formats::Thirds;
 use super::own_guesses::source_of;
 use super::*;
-use crate::batch::forward_batch;
+use crate::batch::{forward_batch, known_rows};
+use crate::grammar::TokenGrammar;
 use crate::model_runner::ModelRunner;
 use crate::own_guesses::OwnHead;
 use crate::runner::Runner;
 use crate::scheduler::{ScheduledStep, Scheduler};
 use crate::speculation::{DraftCost, Proposer};
-use cresset_kernels::sampling::philox4x32;
+use cresset_kernels::sampling::{RowSampling, philox4x32};
 use cresset_models::cache_kinds::CacheKinds;
 use cresset_models::testing::{guess_goldens, tiny_llama_gguf};
 use cresset_models::{ModelOptions, ModelSource};
@@ -150,6 +152,8 @@ impl Mix {
             priority: self.below(3) as u8,
             background: self.number % 4 == 1 && self.below(2) == 0,
             sampling,
+            grammar: (self.draws.is_multiple_of(3))
+                .then(|| Arc::new(Thirds) as Arc<dyn TokenGrammar>),
             ..request(tokens, max_tokens)
         }
     }
@@ -218,12 +222,17 @@ impl<'a> Stage<'a> {
         let proposer = guesses.then_some(&mut head as &mut dyn Proposer);
         let step = self.scheduler.schedule_with(proposer);
         self.look(&step);
+        let mut waits = false;
         if !step.rows.is_empty() {
             let (batch, rows) = forward_batch(&self.scheduler, &step);
+            waits = rows.iter().any(RowSampling::awaits_mask);
             self.runner.launch(&batch, &rows).unwrap();
         }
         let more = !step.rows.is_empty() && self.scheduler.in_flight().len() < self.runner.depth();
         let going = more || self.collect();
+        if waits {
+            self.runner.sample(&known_rows(&self.scheduler)).unwrap();
+        }
         self.scheduler.check_integrity().unwrap();
         going
     }

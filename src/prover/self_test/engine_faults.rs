@@ -136,6 +136,10 @@ impl Runner for FaultyRunner {
         }
     }
 
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        self.inner.sample(rows)
+    }
+
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let mut results = self.inner.collect()?;
         if self.fault == EngineFault::RowsSwapped && results.len() > 1 {

@@ -5,7 +5,8 @@
 //!   alone or in a batch.
 //! - `on_device device` tells which device it finds, and whether kernels overlap on it.
 //! - `on_device fault` provokes a fault of a kernel, and tells what the device answers afterwards.
-//! - `on_device speed FOLDER`: start, prompts, decoding, a few streams, the host's part of a step;
+//! - `on_device speed FOLDER`: start, prompts, decoding, formats, a few streams, the host's part of
+//!   a step;
 //!   `on_device speed FILE.gguf`: start, prompts and decoding with quantised weights.
 //! - `on_device speed-fp8 FOLDER`: activations of eight bits beside the folder's weights of E4M3,
 //!   and `on_device speed-kv8 FOLDER`: a cache in E4M3; how far answers move, prompts and decoding.
@@ -34,6 +35,7 @@ mod data;
 mod deterministic;
 mod eight_bits;
 mod fault;
+mod formats;
 #[path = "../../../kernels/benches/gpu/measure.rs"]
 mod measure;
 mod model;

@@ -198,6 +198,10 @@ impl Runner for Shared {
         Ok(())
     }
 
+    fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
+        self.watched().runner.sample(rows)
+    }
+
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
         let mut watched = self.watched();
         let results = watched.runner.collect()?;

@@ -1,11 +1,11 @@
-//! Times of one model: start, prompts, decoding at several numbers of rows, a few streams, the
-//! host's part of a step.
+//! Times of one model: start, prompts, decoding at several numbers of rows, formats, a few streams,
+//! the host's part of a step.
 
 use crate::measure::{Ceilings, ceilings};
 use crate::model::{Loaded, Source, Wanted};
 use crate::sequence::{Decode, WARM_UP, decode_seconds, decode_seconds_of, prompt_seconds};
 use crate::targets::{self, DECODE, DECODE_SHARE, HOST, PREFILL_SHARE, predicted_row, row};
-use crate::{Result, answers, median, online, tokens};
+use crate::{Result, answers, formats, median, online, tokens};
 use cresset_engine::EngineOptions;
 use cresset_kernels::gpu::Kind;
 use cresset_models::ModelConfig;
@@ -23,6 +23,8 @@ struct Sizes {
     steps: usize,
     /// Rows of the steps that are timed both with an engine and without.
     exposed_rows: usize,
+    /// Answers at a time that keep to a format, and their tokens.
+    formats: (usize, usize),
 }
 
 const DEVICE: Sizes = Sizes {
@@ -40,6 +42,7 @@ const DEVICE: Sizes = Sizes {
     context: 1000,
     steps: 64,
     exposed_rows: 256,
+    formats: (64, 256),
 };
 const EMULATED: Sizes = Sizes {
     quantised: false,
@@ -49,6 +52,7 @@ const EMULATED: Sizes = Sizes {
     context: 20,
     steps: 4,
     exposed_rows: 3,
+    formats: (3, 6),
 };
 const QUANTISED: Sizes = Sizes {
     quantised: true,
@@ -106,6 +110,7 @@ pub fn speed(source: &Source) -> Result<()> {
     if sizes.quantised {
         return Ok(());
     }
+    formats::formats(&loaded, sizes.formats.0, sizes.formats.1)?;
     online::streams(source, &loaded)?;
     online::warm_prefix(source, &loaded)?;
     exposed(&loaded, &sizes)

@@ -42,6 +42,9 @@ pub const BETWEEN_TOKENS_P99: Target = at_most(2.0, "× median");
 pub const WARM_FIRST_TOKEN: Target = at_most(10.0, "ms");
 /// The host's part of a step with 256 rows.
 pub const HOST: Target = at_most(0.05, "ms");
+/// Answers that keep to formats, many and one, as a share of the rate without.
+pub const FORMATS: Target = at_least(0.97, "of the rate without");
+pub const FORMAT_OF_ONE: Target = at_least(0.95, "of the rate without");
 pub const DETERMINISTIC_COST: Target = at_most(10.0, "%");
 
 impl Target {

@@ -4,8 +4,10 @@ use super::*;
 use crate::gpu::{Buffer, Gpu, Kind, device_or_emulator};
 use crate::sampling::cpu::Sampler;
 use crate::sampling::gpu::{
-    History, RESULT_WORDS, Sample, decode, encode, encoded_words, sample, workspace,
+    History, RESULT_WORDS, Sample, decode, encode, encoded_words, mask_words, sample, workspace,
+    write_mask,
 };
+use crate::sampling::params::TokenMask;
 use crate::sampling::{SampleResult, Sampled, TokenLogprobs, philox4x32};
 use std::iter::repeat;
 use std::sync::Arc;
@@ -60,8 +62,30 @@ fn row(vocab_size: usize, dice: &mut Dice) -> RowSampling {
         prompt_len: prompt.len(),
         tokens: Arc::new([prompt, output].concat()),
         banned: if dice.below(4) == 0 { dice.ids(3, vocab_size + 1).into() } else { [].into() },
-        grammar: None,
+        grammar: (dice.below(3) == 0).then(|| mask(vocab_size, dice)),
     }
+}
+
+/// Allows the same tokens everywhere.
+#[derive(Debug)]
+struct FixedMask(Arc<[u32]>);
+
+impl TokenMask for FixedMask {
+    fn allowed_after(&self, _: &[u32]) -> Result<Arc<[u32]>, String> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Few tokens, half of them, or none; fewer or more words than the vocabulary has.
+fn mask(vocab_size: usize, dice: &mut Dice) -> Arc<dyn TokenMask> {
+    let (words, kind) = (dice.below(mask_words(vocab_size) + 2), dice.below(4));
+    let word = |dice: &mut Dice| match kind {
+        0 => 1 << dice.below(32),
+        1 => 0,
+        _ => dice.below(1 << 32) as u32,
+    };
+    let words: Vec<u32> = (0..words).map(|_| word(dice)).collect();
+    Arc::new(FixedMask(words.into()))
 }
 
 fn logits(vocab_size: usize, dice: &mut Dice) -> Vec<f32> {
@@ -98,6 +122,12 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
     let specials = encoded.iter().map(|row: &DeviceRow| row.specials.len()).sum();
     let mut words = vec![0; encoded_words(rows.len(), specials)];
     encode(&encoded, |row| row as u32, rows.len(), 0, &mut words);
+    let allowed: Vec<_> = rows.iter().filter_map(RowSampling::mask).map(Result::unwrap).collect();
+    let mut masks = vec![7; allowed.len() * mask_words(vocab_size)];
+    for (to, allowed) in masks.chunks_mut(mask_words(vocab_size)).zip(allowed) {
+        write_mask(&allowed, to);
+    }
+    let masks = Buffer::from_slice(gpu, &masks).unwrap();
     let logits = Buffer::from_slice(gpu, &logits.concat()).unwrap();
     let params = Buffer::from_slice(gpu, &words).unwrap();
     let [tokens, results] =
@@ -107,6 +137,7 @@ fn on_device(gpu: &Arc<dyn Gpu>, logits: &[Vec<f32>], rows: &[RowSampling]) -> V
         logits: logits.view(),
         vocab_size,
         params: params.view(),
+        masks: masks.view(),
         history,
         tokens: tokens.view(),
         results: results.view(),
@@ -152,6 +183,43 @@ fn the_device_gives_the_tokens_of_the_cpu() {
             {
                 assert_same(&found, &sampler.sample(logits, row), &format!("{row:?}"));
             }
+        }
+    }
+}
+
+/// Masks that allow one token each, at the first and the last place of words, vectors and chunks.
+#[test]
+fn each_bit_of_a_mask_is_its_token() {
+    let gpu = device_or_emulator(1 << 30, 4);
+    let mut dice = Dice(0);
+    for vocab_size in [31, 32, 33, 4095, 4096, 8192, 8195] {
+        let edges =
+            [1, 4, 32, 1024, 4096, vocab_size].into_iter().flat_map(|edge| [edge - 1, edge]);
+        let ids: Vec<usize> = edges.filter(|id| *id < vocab_size).chain([0]).collect();
+        let only = |id: &usize| {
+            let mut words = vec![0; mask_words(vocab_size)];
+            words[id / 32] = 1 << (id % 32);
+            let grammar: Arc<dyn TokenMask> = Arc::new(FixedMask(words.into()));
+            let params = Arc::new(SamplingParams { seed: *id as u64, ..SamplingParams::default() });
+            let (tokens, banned) = (Arc::new(vec![1]), Arc::default());
+            let grammar = Some(grammar);
+            RowSampling { params, tokens, pending: None, prompt_len: 1, banned, grammar }
+        };
+        // Rows without a format stand between the others and have no mask.
+        let rows = ids.iter().flat_map(|id| [only(id), RowSampling { grammar: None, ..only(id) }]);
+        let rows: Vec<_> = rows.collect();
+        let logits: Vec<_> = rows
+            .iter()
+            .map(|_| (0..vocab_size).map(|_| dice.unit()).collect::<Vec<f32>>())
+            .collect();
+        let found = on_device(&gpu, &logits, &rows);
+        for (at, id) in ids.into_iter().enumerate() {
+            let token = found[2 * at].as_ref().unwrap().token;
+            assert_eq!(token as usize, id, "of {vocab_size}");
+        }
+        let mut sampler = Sampler::default();
+        for ((logits, row), found) in logits.iter().zip(&rows).zip(&found) {
+            assert_same(found, &sampler.sample(logits, row), &format!("{row:?}"));
         }
     }
 }

@@ -54,7 +54,8 @@ fn case(vocab_size: usize, dice: &mut Dice) -> Case {
     let history = history(prompt_len as usize + dice.below(30) as usize, vocab_size, dice);
     let logits = logits(vocab_size, dice);
     let specials = specials(vocab_size, dice);
-    Case { logits, row: DeviceRow { params, position, prompt_len, specials }, history }
+    let row = DeviceRow { params, position, prompt_len, specials, masked: false };
+    Case { logits, row, history }
 }
 
 /// Some tokens occur often; ids outside the vocabulary cannot be chosen anyway.
@@ -151,6 +152,7 @@ fn sampled(gpu: &std::sync::Arc<dyn Gpu>, cases: &[Case]) -> Vec<SampleResult> {
         logits: logits.view(),
         vocab_size,
         params: params.view(),
+        masks: params.view().slice(0..0),
         history: history.views(),
         tokens: tokens.view(),
         results: results.view(),
@@ -303,6 +305,7 @@ fn arguments_that_do_not_fit_are_refused() {
             logits: logits.view(),
             vocab_size,
             params: params.view(),
+            masks: params.view().slice(0..0),
             history: history.views(),
             tokens: tokens.view(),
             results: results.view(),
@@ -313,6 +316,7 @@ fn arguments_that_do_not_fit_are_refused() {
     };
     check(11, |_| (), 20, "rows of 11");
     check(10, |words| words[14] = 1, 20, "params_len");
+    check(10, |words| words[15] = 1, 20, "row_words");
     check(10, |words| words[11] = 1, 20, "sequence < sequences");
     check(10, |_| (), 49, "last - table");
 }

@@ -8,22 +8,29 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A device that records which calls are made of it.
-struct Spy {
+pub(super) struct Spy {
     gpu: Arc<dyn Gpu>,
     noted: Mutex<Noted>,
 }
 
 #[derive(Default)]
-struct Noted {
-    uploads: usize,
-    kernels: Vec<&'static str>,
+pub(super) struct Noted {
+    /// Words of each.
+    pub uploads: Vec<usize>,
+    pub kernels: Vec<&'static str>,
     /// Rows of x rounded up to a power of two, rows and columns of w, and whether there is a bias:
     /// algorithms are chosen by these.
     products: HashSet<(usize, usize, usize, bool)>,
 }
 
+impl Noted {
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
 impl Spy {
-    fn noted(&self) -> MutexGuard<'_, Noted> {
+    pub(super) fn noted(&self) -> MutexGuard<'_, Noted> {
         self.noted.lock().unwrap()
     }
 }
@@ -48,7 +55,7 @@ impl Gpu for Spy {
         self.gpu.staging(bytes)
     }
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
-        self.noted().uploads += 1;
+        self.noted().uploads.push(to.len());
         self.gpu.upload(from, offset, to)
     }
     fn download(&self, from: View, to: &Staging, offset: usize) -> Result<()> {
@@ -95,7 +102,7 @@ impl Gpu for Spy {
     }
 }
 
-fn spied(tiny: &TinyLlama, options: &ModelOptions) -> (CudaModel, Arc<Spy>) {
+pub(super) fn spied(tiny: &TinyLlama, options: &ModelOptions) -> (CudaModel, Arc<Spy>) {
     let spy = Arc::new(Spy { gpu: options.gpu.clone().unwrap(), noted: Mutex::default() });
     let gpu: Arc<dyn Gpu> = spy.clone();
     (load(tiny, &ModelOptions { gpu: Some(gpu), ..options.clone() }).unwrap(), spy)
@@ -132,13 +139,14 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
     ] {
         let mut step = prompts(lens);
         step.logits_indices.truncate(4);
-        *spy.noted() = Noted::default();
+        spy.noted().clear();
         let rows = vec![DeviceRow::greedy(); step.logits_indices.len()];
         model.start(&step, &rows).unwrap();
         model.collect().unwrap();
         let noted = spy.noted();
         let launched = |part| noted.kernels.iter().any(|kernel| kernel.starts_with(part));
-        let found = (launched("attention_decode"), launched("attention_prefill"), noted.uploads);
+        let found =
+            (launched("attention_decode"), launched("attention_prefill"), noted.uploads.len());
         assert_eq!(found, (decodes, prefills, 1), "{lens:?}");
     }
 }

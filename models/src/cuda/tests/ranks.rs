@@ -11,7 +11,7 @@ use cresset_kernels::sampling::params::SamplingParams;
 use std::sync::Arc;
 
 /// Options for emulated devices with so much memory each.
-fn on_ranks(memory: &[usize], options: &ModelOptions) -> ModelOptions {
+pub(super) fn on_ranks(memory: &[usize], options: &ModelOptions) -> ModelOptions {
     let limits: Vec<Properties> =
         memory.iter().map(|bytes| Emulator::card("rtx-3060", *bytes).unwrap()).collect();
     let mut gpus = Emulator::group(&limits);
