@@ -11,11 +11,13 @@
 #![allow(unsafe_code, reason = "the fake driver is a C library")]
 
 use cresset_kernels::gpu::{
-    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch,
+    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch, ProductChoices,
 };
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::process::Command;
@@ -459,13 +461,12 @@ fn products_of_codes_equal_the_emulators() {
 #[test]
 fn the_fastest_algorithm_is_measured_once_and_kept() {
     let fake = Fake::start();
-    let folder = tempfile().join("choices");
+    let kept = RefCell::new(BTreeSet::new());
     let run_failing = |n: usize, failing: &str| {
-        let gpu = gpu::open_with(
-            0,
-            &DeviceOptions { folder: Some(folder.clone()), ..DeviceOptions::default() },
-        )
-        .unwrap();
+        // What a record has of the device before.
+        let products = ProductChoices::of(kept.borrow().iter().map(String::as_str));
+        let options = DeviceOptions { products, ..DeviceOptions::default() };
+        let gpu = gpu::open_with(0, &options).unwrap();
         fake.calls();
         fake.fail(failing, 15);
         product(&gpu, 0, n, true, true);
@@ -479,6 +480,7 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
         let asked = calls.iter().filter(|call| call.starts_with("candidates")).count();
         let products: Vec<String> =
             calls.into_iter().filter(|call| call.starts_with("product")).collect();
+        kept.replace(options.products.lines());
         (asked, products)
     };
     let run = |n: usize| run_failing(n, "nothing");
@@ -500,23 +502,13 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
         (1, vec![guess; 2]),
         "where the choice does not do, the first guess does, unmeasured"
     );
-    let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
-    let whole = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"),
-        "{}",
-        file.display()
-    );
-    let products = || gpu::chosen_products(&folder, gpu::open(0).unwrap().properties());
-    let kept = products();
-    assert_eq!(kept.len(), whole.lines().count() - 1, "one digest for each shape");
-    for damaged in
-        [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()]
-    {
-        std::fs::write(&file, damaged).unwrap();
-        assert_eq!(run(5).0, 1, "measured anew");
-        assert_eq!(run(5).0, 0);
-    }
+    // Another choice of the record is applied, not measured.
+    let slow = |line: &String| line.replace(" 0000000000000002 ", " 0000000000000003 ");
+    let other = kept.borrow().iter().map(slow).collect();
+    kept.replace(other);
+    assert_eq!(run(5), (0, vec!["product by 3, workspace 33554432".to_owned(); 2]));
+    kept.replace(BTreeSet::new());
+    assert_eq!(run(5).0, 1, "measured anew");
 }
 
 #[test]

@@ -144,6 +144,8 @@ mod tests {
         (8, "d6940f1f452848df03fa299bc4ce2db1654b136636ce24b3642dd5d1cb5de9d0"),
         (9, "c1fc6b01f484635d3bc4f5c8f6b2ca0422536706fcbb49109795a5c271a832bf"),
         (10, "f9984af3cdb6e2030a08ef1ff5f981bd51889a3f6e1e0e30a23efc99e84c6cfb"),
+        // The same values: records hold the algorithms of products, where they had digests.
+        (11, "f9984af3cdb6e2030a08ef1ff5f981bd51889a3f6e1e0e30a23efc99e84c6cfb"),
     ];
 
     /// Every threshold, by its name with those of the tables around it.

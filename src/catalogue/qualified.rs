@@ -12,7 +12,8 @@ use cresset_ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
-use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict};
+use cresset_qualification::{CanaryCase, Grade, HostIdentity, Identity, Record, Suite, Verdict};
+use std::collections::BTreeSet;
 
 /// The check that proves calls of tools.
 const TOOL_CHECK: &str = "tool_calls";
@@ -34,6 +35,7 @@ pub struct QualifiedModel {
     /// None while it is being qualified.
     receipt_proof: Option<ReceiptProof>,
     canary: Vec<CanaryCase>,
+    products: BTreeSet<String>,
     proves_tools: bool,
 }
 
@@ -170,6 +172,10 @@ impl QualifiedModel {
     pub fn canary(&self) -> &[CanaryCase] {
         &self.canary
     }
+    /// The algorithms of a device's products that the model was proven with.
+    pub fn products(&self) -> &BTreeSet<String> {
+        &self.products
+    }
     /// Whether the record proves that its calls of tools are what the template writes.
     pub fn proves_tools(&self) -> bool {
         self.proves_tools
@@ -210,8 +216,9 @@ impl Catalogue {
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
-        let evidence = self.evidence(manifest, host, record, rules, now)?;
-        let present = self.identity(manifest, host);
+        let mut present = self.identity(manifest, host);
+        present.host.products.clone_from(&record.identity.host.products);
+        let evidence = self.evidence(&present, record, rules, now)?;
         let not_before = now.seconds().saturating_sub(max_age_days * 86_400);
         let mut context = self.proven_context(&present, &fitting, record, not_before, now)?;
         context.tokens = context.tokens.min(manifest.limits.model_context_tokens);
@@ -227,6 +234,7 @@ impl Catalogue {
             evidence,
             receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
+            products: record.identity.host.products.clone(),
             proves_tools: record.has_passed(TOOL_CHECK),
         })
     }
@@ -234,14 +242,13 @@ impl Catalogue {
     /// Summarises a qualified record. Fails when it does not meet the node's demands.
     fn evidence(
         &self,
-        manifest: &Manifest,
-        host: &HostIdentity,
+        present: &Identity,
         record: &Record,
         rules: DoorRules,
         now: UnixMillis,
     ) -> Result<Evidence, NotQualified> {
-        let (name, grade) = (manifest.name.clone(), record.grade);
-        let acceptance = self.acceptance(&self.identity(manifest, host), now)?;
+        let (name, grade) = (present.release.name.clone(), record.grade);
+        let acceptance = self.acceptance(present, now)?;
         let acceptance = acceptance.filter(|_| grade == Grade::SelfOnly);
         rules.check(&name, grade, acceptance.is_some())?;
         let key = node_key::find(&self.data)?.ok_or(NotQualified::NoRecord { name })?;
@@ -285,6 +292,7 @@ impl Catalogue {
             },
             receipt_proof: None,
             canary: Vec::new(),
+            products: BTreeSet::new(),
             // Its checks ask for calls.
             proves_tools: true,
         })
