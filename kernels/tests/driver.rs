@@ -91,7 +91,14 @@ fn compile() -> Library {
         unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap()
     };
     let fake = open("libcuda.so.1");
-    for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libnccl.so.2"] {
+    let others = [
+        "libcublas.so.13",
+        "libcublasLt.so.13",
+        "libcurand.so.10",
+        "libnccl.so.2",
+        "libnvidia-ml.so.1",
+    ];
+    for name in others {
         cc(&["-o", name, &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "libcuda.so.1"]);
         std::mem::forget(open(name));
     }
@@ -254,6 +261,45 @@ fn a_launch_passes_what_the_kernel_takes() {
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::Device { op: "norm_f32", .. })));
     fake.fail("cuLaunchKernelEx", 719);
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::DeviceLost { op: "norm_f32", .. })));
+}
+
+/// By their numbers: after the first ones no call of the process works any more.
+#[test]
+fn an_error_tells_whether_the_process_can_go_on() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let kind = |code: c_int| {
+        fake.fail("cuStreamSynchronize", code);
+        match gpu.synchronise().unwrap_err() {
+            Error::DeviceLost { .. } => "lost",
+            Error::OutOfMemory { .. } => "out of memory",
+            _ => "other",
+        }
+    };
+    let lost =
+        [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
+    for (codes, expect) in [(&lost[..], "lost"), (&[2], "out of memory"), (&[1, 801], "other")] {
+        for code in codes {
+            assert_eq!(kind(*code), expect, "{code}");
+        }
+    }
+    fake.fail("cuMemHostAlloc", 2);
+    assert!(matches!(gpu.staging(64), Err(Error::OutOfMemory { op: "staging", .. })));
+}
+
+#[test]
+fn a_gpus_condition_is_asked_of_its_place_on_the_bus() {
+    let fake = Fake::start();
+    let sensor = gpu::sensor(0).unwrap();
+    let found = || sensor.read().celsius;
+    assert_eq!(found(), Some(41));
+    fake.fail("nvmlDeviceGetTemperature", 15);
+    assert_eq!((found(), found()), (None, Some(41)), "a refusal is no error");
+    let known = sensor.read();
+    assert_eq!(known, gpu::GpuHealth { celsius: Some(41), ..gpu::GpuHealth::default() });
+    fake.fail("nvmlInit_v2", 9);
+    assert_eq!(gpu::sensor(0).unwrap_err(), "NVML cannot be used (status 9)");
+    assert!(gpu::sensor(1).unwrap_err().contains("cuda:1 is not among the 1 GPUs"));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::config::cache_dir;
 use cresset_engine::DeviceSetting;
 use cresset_engine::EngineError;
 use cresset_engine::EngineSettings;
-use cresset_kernels::gpu::{self, Gpu, ProductChoices, Properties};
+use cresset_kernels::gpu::{self, Gpu, GpuSensor, ProductChoices, Properties};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -117,6 +117,12 @@ impl ComputeDevice {
             found.read_from(&cache_dir(), properties);
         }
         found
+    }
+
+    /// Each GPU's name, with what reads its condition or why nothing is known of that.
+    pub fn sensors(&self) -> Vec<(String, Result<GpuSensor, String>)> {
+        let named = |number: &usize| (format!("cuda:{number}"), gpu::sensor(*number));
+        self.numbers().iter().map(named).collect()
     }
 
     /// The GPUs, ready for work with these algorithms; none on the CPU.

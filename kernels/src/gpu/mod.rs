@@ -12,16 +12,20 @@ mod cuda;
 mod emulator;
 #[cfg(any(feature = "cuda", feature = "emulator"))]
 mod gemm_shape;
+mod health;
 mod memory;
+#[cfg(any(feature = "cuda", test))]
+mod nvml;
 mod products;
 mod rank;
 #[cfg(test)]
 mod tests;
 
 pub use buffer::Buffer;
-pub use cuda::{BUILT, free_memory, open, open_group, open_with, probe};
+pub use cuda::{BUILT, free_memory, open, open_group, open_with, probe, sensor};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
+pub use health::{GpuHealth, GpuSensor, RemappedRows, Slowdown};
 pub use memory::{DeviceElement, Kind, Staging, View};
 pub use products::ProductChoices;
 pub use rank::Rank;

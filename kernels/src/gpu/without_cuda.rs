@@ -1,7 +1,7 @@
 //! Replaces the CUDA device in builds without the feature `cuda`: there is no device, unless tests
 //! have the process emulate some.
 
-use super::{DeviceOptions, Gpu, Properties};
+use super::{DeviceOptions, Gpu, GpuSensor, Properties};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -22,6 +22,14 @@ pub fn probe(number: usize) -> Result<Properties> {
 /// When there is no such device.
 pub fn free_memory(number: usize) -> Result<usize> {
     open(number)?.memory().map(|(free, _)| free)
+}
+
+/// None here: no library tells of an emulator's condition.
+///
+/// # Errors
+/// Always.
+pub fn sensor(_: usize) -> Result<GpuSensor, String> {
+    Err("this build asks no NVML".into())
 }
 
 /// The device with this number.

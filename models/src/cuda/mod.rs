@@ -168,7 +168,7 @@ impl CudaModel {
             memory_bytes: 0,
             options: options.clone(),
         };
-        model.lanes = model.new_lanes()?;
+        model.lanes = model.new_lanes(model.inputs.words())?;
         model.run_largest_steps()?;
         let sizes = model.cache_sizes(free_before, total)?;
         let cache_bytes = sizes.bytes(&model.decoder.config, options.block_size);
@@ -233,9 +233,10 @@ impl CudaModel {
         Ok(())
     }
 
-    fn new_lanes(&self) -> Result<Vec<StepBuffers>> {
+    /// Buffers for inputs of so many words.
+    fn new_lanes(&self, words: usize) -> Result<Vec<StepBuffers>> {
         let staging = |words: usize| self.gpu().staging(words * Kind::U32.bytes());
-        let (words, results) = (self.inputs.words(), self.options.max_rows * RESULT_WORDS);
+        let results = self.options.max_rows * RESULT_WORDS;
         let lane = |_| Ok(StepBuffers { inputs: staging(words)?, results: staging(results)? });
         (0..DEPTH).map(lane).collect()
     }
@@ -315,16 +316,19 @@ impl CudaModel {
         Ok(number)
     }
 
-    /// Makes room for larger inputs. Recorded steps name the old ones, so they are dropped.
+    /// Makes room for larger inputs. Recorded steps name the old ones, so they are dropped. Without
+    /// room the step fails alone: nothing is replaced before all is there.
     fn reserve(&mut self, words: usize) -> Result<()> {
         if words <= self.inputs.words() {
             return Ok(());
         }
+        let words = words.next_power_of_two();
+        let (inputs, lanes) = (Inputs::new(self.gpu(), words)?, self.new_lanes(words)?);
         self.gpu().synchronise()?;
         self.graphs.forget();
-        self.inputs = Inputs::new(self.gpu(), words.next_power_of_two())?;
+        self.inputs = inputs;
         // Results that were not collected yet stay where they are.
-        for (larger, lane) in self.new_lanes()?.into_iter().zip(&mut self.lanes) {
+        for (larger, lane) in lanes.into_iter().zip(&mut self.lanes) {
             lane.inputs = larger.inputs;
         }
         Ok(())

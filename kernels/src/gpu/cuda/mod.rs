@@ -33,7 +33,7 @@ use cublaslt::CublasLt;
 use failure::{failure, not_recording};
 use modules::LoadedKernels;
 use nccl::Seat;
-pub use probe::{free_memory, probe};
+pub use probe::{free_memory, probe, sensor};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
