@@ -327,6 +327,8 @@ fn launches_overlap_where_that_was_found_to_work() {
     }
     fake.capability(8);
     check("capability 8.0", &options, false);
+    fake.capability(12);
+    check("capability 12.0, from PTX", &options, true);
     fake.capability(7);
     assert!(said(gpu::probe(0)).contains("too old: it is sm_70"));
     assert!(said(gpu::open(0)).contains("too old: it is sm_70"));

@@ -313,10 +313,11 @@ int cuFuncLoad(P function) {
     note("load %s\n", (char*)function);
     return 0;
 }
-// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version from which it was made.
+// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version from which it was made:
+// of those in the fat binary the latest that the device can run.
 int cuFuncGetAttribute(int* value, int attribute, P function) {
     (void)function;
-    *value = attribute == 1 ? 1024 : attribute == 5 ? 10 * major : 0;
+    *value = attribute == 1 ? 1024 : attribute == 5 ? (major < 9 ? 80 : 90) : 0;
     return 0;
 }
 int cuFuncSetAttribute(P function, int attribute, int value) {
