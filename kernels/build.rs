@@ -10,6 +10,8 @@
 mod cuda;
 #[path = "build/emulator.rs"]
 mod emulator;
+#[path = "build/nvcc.rs"]
+mod nvcc;
 
 use std::path::{Path, PathBuf};
 

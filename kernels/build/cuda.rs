@@ -1,8 +1,8 @@
-//! Compiles the kernels for devices: nvcc makes one fat binary of each `.cu` file, with the machine
-//! code of some architectures, and PTX of the lowest for all later ones. It also provides stand-ins
-//! for CUDA's libraries, so that the linker does not need them.
+//! Compiles the kernels for devices: nvcc makes one fat binary of each `.cu` file. It also provides
+//! stand-ins for CUDA's libraries, so that the linker does not need them.
 
 use super::exports;
+use super::nvcc::{ARCHITECTURES, DEFAULT, arguments, spilling};
 use std::error::Error;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,6 @@ use std::{env, fs, thread};
 
 type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Names the architectures to compile for.
-const ARCHITECTURES: &str = "CRESSET_CUDA_ARCHITECTURES";
-const DEFAULT: &str = "80,90";
 /// The libraries that candle's bindings and kernels must link. `gpu/cuda/bind.rs` defines the
 /// functions of them that are used; those of CUDA's runtime are used by what
 /// `gpu/cuda/not_linked.rs` keeps out.
@@ -124,36 +121,6 @@ fn headers(folder: &Path) -> Result<String> {
         text.push_str(&fs::read_to_string(path)?);
     }
     Ok(text)
-}
-
-fn arguments(architectures: &str) -> Result<Vec<String>> {
-    let fixed = ["-fatbin", "-std=c++17", "-O3", "--compress-mode=size", "-Xptxas=-v", "-I", "src"];
-    let mut arguments = fixed.map(str::to_owned).to_vec();
-    let mut lowest = u32::MAX;
-    for name in architectures.split(',').map(str::trim) {
-        let number = name.trim_end_matches(|c: char| c.is_ascii_lowercase()).parse::<u32>();
-        let number =
-            number.map_err(|_| format!("{ARCHITECTURES}: {name:?} is not like 80, 90 or 90a"))?;
-        lowest = lowest.min(number);
-        // All devices of sm_90 have the instructions of warp groups, which no later one has.
-        let name = if number == 90 { "90a" } else { name };
-        arguments.push(format!("-gencode=arch=compute_{name},code=sm_{name}"));
-    }
-    arguments.push(format!("-gencode=arch=compute_{lowest},code=compute_{lowest}"));
-    Ok(arguments)
-}
-
-/// The first function that spills registers to memory, by the report of ptxas.
-fn spilling(said: &str) -> Option<&str> {
-    let mut function = "";
-    said.lines().find_map(|line| {
-        if let Some((_, name)) = line.split_once("Function properties for ") {
-            function = name;
-        }
-        let spills = line.contains("bytes spill stores")
-            && !line.contains(" 0 bytes spill stores, 0 bytes spill loads");
-        spills.then_some(function)
-    })
 }
 
 /// Compiles all files, as many at a time as cargo allows.

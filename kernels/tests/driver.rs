@@ -11,11 +11,13 @@
 #![allow(unsafe_code, reason = "the fake driver is a C library")]
 
 use cresset_kernels::gpu::{
-    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch,
+    self, Arg, Buffer, DeviceOptions, Emulator, Gemm, GemmScales, Gpu, Launch, ProductChoices,
 };
 use cresset_kernels::{Error, args};
 use half::bf16;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::Path;
 use std::process::Command;
@@ -89,7 +91,14 @@ fn compile() -> Library {
         unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.unwrap()
     };
     let fake = open("libcuda.so.1");
-    for name in ["libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libnccl.so.2"] {
+    let others = [
+        "libcublas.so.13",
+        "libcublasLt.so.13",
+        "libcurand.so.10",
+        "libnccl.so.2",
+        "libnvidia-ml.so.1",
+    ];
+    for name in others {
         cc(&["-o", name, &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "libcuda.so.1"]);
         std::mem::forget(open(name));
     }
@@ -254,6 +263,45 @@ fn a_launch_passes_what_the_kernel_takes() {
     assert!(matches!(gpu.launch(&NORM, &arguments), Err(Error::DeviceLost { op: "norm_f32", .. })));
 }
 
+/// By their numbers: after the first ones no call of the process works any more.
+#[test]
+fn an_error_tells_whether_the_process_can_go_on() {
+    let fake = Fake::start();
+    let gpu = gpu::open(0).unwrap();
+    let kind = |code: c_int| {
+        fake.fail("cuStreamSynchronize", code);
+        match gpu.synchronise().unwrap_err() {
+            Error::DeviceLost { .. } => "lost",
+            Error::OutOfMemory { .. } => "out of memory",
+            _ => "other",
+        }
+    };
+    let lost =
+        [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999];
+    for (codes, expect) in [(&lost[..], "lost"), (&[2], "out of memory"), (&[1, 801], "other")] {
+        for code in codes {
+            assert_eq!(kind(*code), expect, "{code}");
+        }
+    }
+    fake.fail("cuMemHostAlloc", 2);
+    assert!(matches!(gpu.staging(64), Err(Error::OutOfMemory { op: "staging", .. })));
+}
+
+#[test]
+fn a_gpus_condition_is_asked_of_its_place_on_the_bus() {
+    let fake = Fake::start();
+    let sensor = gpu::sensor(0).unwrap();
+    let found = || sensor.read().celsius;
+    assert_eq!(found(), Some(41));
+    fake.fail("nvmlDeviceGetTemperature", 15);
+    assert_eq!((found(), found()), (None, Some(41)), "a refusal is no error");
+    let known = sensor.read();
+    assert_eq!(known, gpu::GpuHealth { celsius: Some(41), ..gpu::GpuHealth::default() });
+    fake.fail("nvmlInit_v2", 9);
+    assert_eq!(gpu::sensor(0).unwrap_err(), "NVML cannot be used (status 9)");
+    assert!(gpu::sensor(1).unwrap_err().contains("cuda:1 is not among the 1 GPUs"));
+}
+
 #[test]
 fn launches_overlap_where_that_was_found_to_work() {
     let fake = Fake::start();
@@ -279,6 +327,8 @@ fn launches_overlap_where_that_was_found_to_work() {
     }
     fake.capability(8);
     check("capability 8.0", &options, false);
+    fake.capability(12);
+    check("capability 12.0, from PTX", &options, true);
     fake.capability(7);
     assert!(said(gpu::probe(0)).contains("too old: it is sm_70"));
     assert!(said(gpu::open(0)).contains("too old: it is sm_70"));
@@ -459,13 +509,12 @@ fn products_of_codes_equal_the_emulators() {
 #[test]
 fn the_fastest_algorithm_is_measured_once_and_kept() {
     let fake = Fake::start();
-    let folder = tempfile().join("choices");
+    let kept = RefCell::new(BTreeSet::new());
     let run_failing = |n: usize, failing: &str| {
-        let gpu = gpu::open_with(
-            0,
-            &DeviceOptions { folder: Some(folder.clone()), ..DeviceOptions::default() },
-        )
-        .unwrap();
+        // What a record has of the device before.
+        let products = ProductChoices::of(kept.borrow().iter().map(String::as_str));
+        let options = DeviceOptions { products, ..DeviceOptions::default() };
+        let gpu = gpu::open_with(0, &options).unwrap();
         fake.calls();
         fake.fail(failing, 15);
         product(&gpu, 0, n, true, true);
@@ -479,6 +528,7 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
         let asked = calls.iter().filter(|call| call.starts_with("candidates")).count();
         let products: Vec<String> =
             calls.into_iter().filter(|call| call.starts_with("product")).collect();
+        kept.replace(options.products.lines());
         (asked, products)
     };
     let run = |n: usize| run_failing(n, "nothing");
@@ -500,23 +550,13 @@ fn the_fastest_algorithm_is_measured_once_and_kept() {
         (1, vec![guess; 2]),
         "where the choice does not do, the first guess does, unmeasured"
     );
-    let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
-    let whole = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        file.file_name().unwrap().to_str().unwrap().starts_with("products-Fake-70-driver-"),
-        "{}",
-        file.display()
-    );
-    let products = || gpu::chosen_products(&folder, gpu::open(0).unwrap().properties());
-    let kept = products();
-    assert_eq!(kept.len(), whole.lines().count() - 1, "one digest for each shape");
-    for damaged in
-        [whole.replacen("0002", "0003", 1), whole[..whole.len() / 2].to_owned(), String::new()]
-    {
-        std::fs::write(&file, damaged).unwrap();
-        assert_eq!(run(5).0, 1, "measured anew");
-        assert_eq!(run(5).0, 0);
-    }
+    // Another choice of the record is applied, not measured.
+    let slow = |line: &String| line.replace(" 0000000000000002 ", " 0000000000000003 ");
+    let other = kept.borrow().iter().map(slow).collect();
+    kept.replace(other);
+    assert_eq!(run(5), (0, vec!["product by 3, workspace 33554432".to_owned(); 2]));
+    kept.replace(BTreeSet::new());
+    assert_eq!(run(5).0, 1, "measured anew");
 }
 
 #[test]

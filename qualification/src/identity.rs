@@ -45,9 +45,9 @@ pub struct HostIdentity {
     pub engine: EngineBuild,
     pub hardware: Hardware,
     pub settings: ServingSettings,
-    /// The algorithm that a device's library computes each shape of product with, as digests of
-    /// shape and algorithm: they were measured, and another choice rounds differently. Other
-    /// models add shapes of their own, so a verdict holds as long as its own are there.
+    /// The algorithm that a device's library computes each shape of product with. They were
+    /// measured, and another choice rounds differently, so whoever loads the model applies them.
+    /// None while nothing is loaded. Before policy 11 they were digests.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub products: BTreeSet<String>,
 }
@@ -130,9 +130,10 @@ impl Identity {
     }
 }
 
+/// A host without any takes those that are recorded.
 fn lost_products(recorded: &BTreeSet<String>, present: &BTreeSet<String>) -> Option<Difference> {
     let kept = recorded.intersection(present).count();
-    (kept < recorded.len()).then(|| Difference {
+    (kept < recorded.len() && !present.is_empty()).then(|| Difference {
         part: "choice of algorithms for products",
         recorded: format!("{} shapes", recorded.len()),
         present: format!("the same for {kept} of them"),
@@ -173,14 +174,16 @@ mod tests {
     use crate::testing::records;
 
     #[test]
-    fn a_verdict_needs_the_algorithms_it_was_made_with_and_allows_more() {
+    fn a_verdict_needs_the_algorithms_it_was_made_with_and_brings_them_to_a_host_without() {
         let with = |products: &[&str]| {
             let mut identity = records::of(Verdict::Qualified).identity;
             identity.host.products = products.iter().map(|p| (*p).to_owned()).collect();
             identity
         };
         let recorded = with(&["a", "b"]);
-        assert_eq!(recorded.difference(&with(&["a", "b", "c"])), None);
+        for fitting in [&["a", "b", "c"][..], &[]] {
+            assert_eq!(recorded.difference(&with(fitting)), None);
+        }
         let lost = recorded.difference(&with(&["a", "c"])).unwrap();
         assert_eq!(lost.present, "the same for 1 of them");
     }

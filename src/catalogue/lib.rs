@@ -24,6 +24,7 @@ mod host_identity;
 mod manifest;
 mod node_key;
 mod price_history;
+mod products;
 mod qualified;
 mod receipts;
 mod records;

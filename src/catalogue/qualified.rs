@@ -12,7 +12,8 @@ use cresset_ledger::{Prices, ReceiptProof};
 use cresset_models::ModelSource;
 use cresset_qualification::record::POLICY_VERSION;
 use cresset_qualification::statement::key_id;
-use cresset_qualification::{CanaryCase, Grade, HostIdentity, Record, Suite, Verdict};
+use cresset_qualification::{CanaryCase, Grade, HostIdentity, Identity, Record, Suite, Verdict};
+use std::collections::BTreeSet;
 
 /// The check that proves calls of tools.
 const CALLS_CHECK: &str = "tool_calls";
@@ -37,6 +38,7 @@ pub struct QualifiedModel {
     /// None while it is being qualified.
     receipt_proof: Option<ReceiptProof>,
     canary: Vec<CanaryCase>,
+    products: BTreeSet<String>,
     calls: ProvenCalls,
 }
 
@@ -195,6 +197,10 @@ impl QualifiedModel {
     pub fn canary(&self) -> &[CanaryCase] {
         &self.canary
     }
+    /// The algorithms of a device's products that the model was proven with.
+    pub fn products(&self) -> &BTreeSet<String> {
+        &self.products
+    }
     pub fn proven_calls(&self) -> ProvenCalls {
         self.calls
     }
@@ -234,8 +240,9 @@ impl Catalogue {
         if age_days > max_age_days {
             return Err(NotQualified::Expired { name: name(), age_days, max_age_days });
         }
-        let evidence = self.evidence(manifest, host, record, rules, now)?;
-        let present = self.identity(manifest, host);
+        let mut present = self.identity(manifest, host);
+        present.host.products.clone_from(&record.identity.host.products);
+        let evidence = self.evidence(&present, record, rules, now)?;
         let not_before = now.seconds().saturating_sub(max_age_days * 86_400);
         let mut context = self.proven_context(&present, &fitting, record, not_before, now)?;
         context.tokens = context.tokens.min(manifest.limits.model_context_tokens);
@@ -251,6 +258,7 @@ impl Catalogue {
             evidence,
             receipt_proof: receipts::proof(record),
             canary: record.canary.clone(),
+            products: record.identity.host.products.clone(),
             calls: ProvenCalls::of(record, rules),
         })
     }
@@ -258,14 +266,13 @@ impl Catalogue {
     /// Summarises a qualified record. Fails when it does not meet the node's demands.
     fn evidence(
         &self,
-        manifest: &Manifest,
-        host: &HostIdentity,
+        present: &Identity,
         record: &Record,
         rules: DoorRules,
         now: UnixMillis,
     ) -> Result<Evidence, NotQualified> {
-        let (name, grade) = (manifest.name.clone(), record.grade);
-        let acceptance = self.acceptance(&self.identity(manifest, host), now)?;
+        let (name, grade) = (present.release.name.clone(), record.grade);
+        let acceptance = self.acceptance(present, now)?;
         let acceptance = acceptance.filter(|_| grade == Grade::SelfOnly);
         rules.check(&name, grade, acceptance.is_some())?;
         let key = node_key::find(&self.data)?.ok_or(NotQualified::NoRecord { name })?;
@@ -309,6 +316,7 @@ impl Catalogue {
             },
             receipt_proof: None,
             canary: Vec::new(),
+            products: BTreeSet::new(),
             // Its checks ask for calls.
             calls: ProvenCalls::Chosen,
         })

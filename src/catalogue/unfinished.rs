@@ -31,7 +31,7 @@ impl Catalogue {
         Ok(if in_time && !written && run.goes_on(&begun) { run } else { begun })
     }
 
-    fn kept_run(&self, name: &str, suite: Suite) -> Result<Option<UnfinishedRun>> {
+    pub(super) fn kept_run(&self, name: &str, suite: Suite) -> Result<Option<UnfinishedRun>> {
         let path = self.unfinished_path(name, suite);
         let stored = match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -9,7 +9,7 @@ use cresset_base::{Clock, SystemClock, UnixMillis, shown_now};
 use cresset_catalogue::{Catalogue, QualifiedModel};
 use cresset_commands::AdminCommand;
 use cresset_node::config::Config;
-use cresset_node::{ComputeDevice, NodeError, cluster, instruction_set, private_files};
+use cresset_node::{ComputeDevice, GpuSensor, NodeError, cluster, instruction_set, private_files};
 use cresset_store::Store;
 use cresset_telemetry::traces;
 use cresset_tls::{TlsListeners, ends_soon};
@@ -83,6 +83,7 @@ async fn examine(globals: &Globals) -> CommandResult<Vec<Finding>> {
                 .push(Finding::good("configuration", format!("{} keys set", loaded.origins.len())));
             let context = Context::new(dir, loaded.config, Output { json: globals.json });
             findings.extend(gpu(&context));
+            findings.extend(gpu_conditions(&context));
             findings.push(fetching(&context.config));
             findings.extend(collector(&context.config));
             findings.extend(folder(&context).await);
@@ -169,6 +170,29 @@ fn gpu(context: &Context) -> Option<Finding> {
             "do what it says, or set engine.device to \"cpu\" if no GPU is to be used",
         ),
     })
+}
+
+/// The condition of each GPU that models run on.
+fn gpu_conditions(context: &Context) -> Vec<Finding> {
+    let Ok(assembly) = context.assembly() else { return Vec::new() };
+    let sensors = assembly.devices().flat_map(ComputeDevice::sensors);
+    sensors.map(|(name, sensor)| gpu_condition(&name, sensor)).collect()
+}
+
+fn gpu_condition(name: &str, sensor: Result<GpuSensor, String>) -> Finding {
+    const CHECK: &str = "gpu condition";
+    let health = match sensor {
+        Ok(sensor) => sensor.read(),
+        Err(why) => return Finding::good(CHECK, format!("{name}: not known, as {why}")),
+    };
+    let concerns = health.concerns();
+    if concerns.is_empty() {
+        return Finding::good(CHECK, format!("{name}: {health}"));
+    }
+    let detail = format!("{name}: {health}; {}", concerns.join(", and "));
+    let remedy = "see `nvidia-smi -q`: cool it, or reset it (`nvidia-smi -r`) and have it replaced \
+                  if that repeats";
+    Finding::warning(CHECK, detail, remedy)
 }
 
 /// Whether pip is here: `models pull` and `quickstart` need it if they cannot reach the model hub.
@@ -410,4 +434,29 @@ fn report(document: &Value) -> String {
         }
         out
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cresset_node::GpuHealth;
+
+    #[test]
+    fn a_gpus_condition_is_told_and_warned_of_and_never_wrong() {
+        let check = |sensor: Result<GpuHealth, &str>, verdict, detail: &str| {
+            let sensor = sensor.map(|health| GpuSensor::new(move || health.clone()));
+            let found = gpu_condition("cuda:0", sensor.map_err(str::to_owned));
+            assert_eq!((found.verdict, found.detail.as_str()), (verdict, detail));
+            assert_eq!(found.remedy.is_some(), verdict == Severity::Warning);
+        };
+        let why = "libnvidia-ml.so.1 cannot be loaded";
+        let unknown = "cuda:0: not known, as libnvidia-ml.so.1 cannot be loaded";
+        check(Err(why), Severity::Good, unknown);
+        let cool = GpuHealth { celsius: Some(41), ..GpuHealth::default() };
+        check(Ok(cool.clone()), Severity::Good, "cuda:0: 41 °C");
+        let broken = GpuHealth { uncorrected_errors: Some(1), ..cool };
+        let told = "cuda:0: 41 °C, uncorrected errors: 1; its memory had errors that it could not \
+                    correct";
+        check(Ok(broken), Severity::Warning, told);
+    }
 }

@@ -133,6 +133,12 @@ fn screen(document: &Value) -> String {
     if document["ledger_healthy"].is_null() {
         return out;
     }
+    for gpu in document["gpus"].as_array().into_iter().flatten() {
+        let condition = gpu["condition"].as_str().unwrap_or("-");
+        let worries = gpu["concerns"].as_array().is_some_and(|all| !all.is_empty());
+        let condition = if worries { style(Style::Warning, condition) } else { condition.into() };
+        let _ = writeln!(out, "gpu       {}: {condition}", gpu["name"].as_str().unwrap_or("-"));
+    }
     let [process, models, limit] =
         ["memory_bytes", "model_memory_bytes", "model_memory_limit_bytes"].map(mebibytes);
     let _ = writeln!(out, "memory    {process}; models {models} of {limit}");

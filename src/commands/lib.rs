@@ -18,6 +18,7 @@ mod budgets;
 mod closing;
 mod command;
 mod error;
+mod gpus;
 mod jobs;
 mod last_backups;
 mod lists;
@@ -40,6 +41,7 @@ mod written_names;
 pub use acts::ACTS;
 pub use command::{AdminCommand, RequestScope};
 pub use error::AdminError;
+pub use gpus::WatchedGpu;
 pub use jobs::{ModelJob, ModelJobs, OwnProgram};
 pub use long_commands::LongCommands;
 pub use operator::Operator;
@@ -109,6 +111,7 @@ pub struct Live {
     pub long_commands: LongCommands,
     pub reloads: Reloads,
     pub files: OperatorFiles,
+    pub gpus: Vec<WatchedGpu>,
     /// Who looks at the operator's page.
     pub sessions: Sessions,
     pub jobs: ModelJobs,

@@ -1,6 +1,6 @@
 //! The node's metrics, sampled when they are asked for.
 
-use super::Live;
+use super::{Live, gpus};
 use cresset_base::UnixMillis;
 use cresset_engine::EngineStats;
 use cresset_pool::DeviceView;
@@ -37,8 +37,10 @@ fn sample(device: DeviceView) -> DeviceSample {
     DeviceSample { name, held_bytes: budget - free, is_lost, running, waiting }
 }
 
-/// Sets the ages of the last backups and of the last audit, and the ends of certificates.
+/// Sets the ages of the last backups and of the last audit, the ends of certificates, and the
+/// condition of GPUs.
 pub fn sample_care(live: &Live) {
+    live.gpus.iter().for_each(|gpu| live.node.metrics.sample_gpu(&gpus::sample(gpu)));
     for (listener, ends_at) in live.start.certificates() {
         live.node.metrics.certificates.set(listener, ends_at);
     }

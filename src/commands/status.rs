@@ -1,6 +1,6 @@
 //! Reports what the node is doing, for `cresset status` and for the readiness check.
 
-use super::{Live, StartState, budgets, view};
+use super::{Live, StartState, budgets, gpus, view};
 use cresset_base::memory::resident_bytes;
 use cresset_base::{UnixMillis, shown_now};
 use cresset_catalogue::FailedContext;
@@ -63,6 +63,7 @@ pub fn of(live: &Live) -> Value {
         "generated_tokens_since_start": node.metrics.generated_tokens(),
         "tokens_per_second": stats.iter().map(|engine| engine.tokens_per_second).sum::<f64>(),
         "devices": devices.iter().map(of_device).collect::<Vec<_>>(),
+        "gpus": live.gpus.iter().map(gpus::of_gpu).collect::<Vec<_>>(),
         "models": models
             .iter()
             .zip(&stats)

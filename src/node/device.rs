@@ -6,7 +6,7 @@ use crate::config::cache_dir;
 use cresset_engine::DeviceSetting;
 use cresset_engine::EngineError;
 use cresset_engine::EngineSettings;
-use cresset_kernels::gpu::{self, Gpu, Properties};
+use cresset_kernels::gpu::{self, Gpu, GpuSensor, ProductChoices, Properties};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -109,16 +109,25 @@ impl ComputeDevice {
         }
     }
 
-    /// The algorithms that products were measured to be computed fastest with, as digests; none
-    /// on the CPU, where each has one.
-    pub fn products(&self) -> BTreeSet<String> {
-        self.properties().map(|found| gpu::chosen_products(&cache_dir(), found)).unwrap_or_default()
+    /// The algorithms of products that versions before 0.3.0 kept in the user's cache folder; none
+    /// on the CPU.
+    pub(crate) fn cached_products(&self) -> ProductChoices {
+        let found = ProductChoices::default();
+        if let Some(properties) = self.properties() {
+            found.read_from(&cache_dir(), properties);
+        }
+        found
     }
 
-    /// The GPUs, ready for work; none on the CPU.
-    pub fn open(&self) -> Result<Vec<Arc<dyn Gpu>>, EngineError> {
-        let options =
-            gpu::DeviceOptions { folder: Some(cache_dir()), ..gpu::DeviceOptions::default() };
+    /// Each GPU's name, with what reads its condition or why nothing is known of that.
+    pub fn sensors(&self) -> Vec<(String, Result<GpuSensor, String>)> {
+        let named = |number: &usize| (format!("cuda:{number}"), gpu::sensor(*number));
+        self.numbers().iter().map(named).collect()
+    }
+
+    /// The GPUs, ready for work with these algorithms; none on the CPU.
+    pub fn open(&self, products: ProductChoices) -> Result<Vec<Arc<dyn Gpu>>, EngineError> {
+        let options = gpu::DeviceOptions { products, ..gpu::DeviceOptions::default() };
         let opened = match self.numbers()[..] {
             [] => return Ok(Vec::new()),
             [number] => gpu::open_with(number, &options).map(|gpu| vec![gpu]),

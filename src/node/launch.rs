@@ -191,10 +191,12 @@ impl Assembly {
 
     fn build_services(
         &self,
-        starting: StartingNode,
+        mut starting: StartingNode,
         store: Store,
         pool: Arc<ModelPool>,
     ) -> RunningNode {
+        let gpus = self.devices().flat_map(ComputeDevice::sensors);
+        starting.gpus = gpus.filter_map(|(name, sensor)| Some((name, sensor.ok()?))).collect();
         let node = services(&self.config, store, self.catalogue(), Some(pool));
         starting.finish(node)
     }

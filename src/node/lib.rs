@@ -50,6 +50,7 @@ pub use running::RunningNode;
 pub use services::{api, services};
 pub use start_event::StartEvent;
 
+pub use cresset_kernels::gpu::{GpuHealth, GpuSensor};
 pub use cresset_kernels::instruction_set;
 
 use crate::config::{Config, ConfigSource};

@@ -10,7 +10,7 @@ use cresset_engine::boot_canary::{self, KnownAnswer};
 use cresset_engine::{
     EngineError, EngineHandle, EngineOptions, EngineSettings, KvTypeSetting, ModelRunner, Runner,
 };
-use cresset_kernels::gpu::{Gpu, Kind};
+use cresset_kernels::gpu::{Gpu, Kind, ProductChoices};
 use cresset_models::{ModelCard, ModelOptions, ModelSource};
 use cresset_pool::{DeviceBudget, LoadedEngine, ServedModel};
 use cresset_qualification::CanaryCase;
@@ -27,7 +27,8 @@ impl Assembly {
         source: &ModelSource,
         checked: Checked<'_>,
     ) -> Result<LoadedEngine, EngineError> {
-        self.load_engine(source, 0, &[], Use::Check(checked))
+        let products = checked.products.clone();
+        self.load_engine(source, (0, products), &[], Use::Check(checked))
     }
 
     /// A qualified release for the pool: its text side is loaded now (blocking), its engine on
@@ -73,7 +74,8 @@ impl Assembly {
             let what = format!("the record of {name} has no canary: run `cresset qualify {name}`");
             return Err(EngineError::Unproven(what));
         }
-        let loaded = self.load_engine(&source, device, &canary, Use::Serve(draft));
+        let products = ProductChoices::of(proven.products().iter().map(String::as_str));
+        let loaded = self.load_engine(&source, (device, products), &canary, Use::Serve(draft));
         loaded.map_err(|error| explained(error, &source))
     }
 
@@ -138,18 +140,18 @@ impl Assembly {
         TemplateLimits { steps: template.max_steps, written_bytes }
     }
 
-    /// Loads the weights on the device with this number, has them compute the canary, and starts
-    /// the engine.
+    /// Loads the weights on the device with this number, with the algorithms that are known for
+    /// its products. Has them compute the canary, and starts the engine.
     fn load_engine(
         &self,
         source: &ModelSource,
-        device: usize,
+        (device, products): (usize, ProductChoices),
         canary: &[KnownAnswer],
         used: Use,
     ) -> Result<LoadedEngine, EngineError> {
         failpoint!("node::loading");
         let device = self.devices().nth(device).expect("invariant: the pool has these devices");
-        let mut model_options = self.model_options(device.open()?);
+        let mut model_options = self.model_options(device.open(products)?);
         // One proposer is enough.
         let guesses = matches!(used, Use::Serve(None));
         model_options.guesses = guesses && self.config.engine.speculative_tokens > 0;
@@ -242,6 +244,8 @@ pub struct Checked<'a> {
     pub wrap: &'a dyn Fn(Box<dyn Runner>, RunnerSize) -> Box<dyn Runner>,
     /// Most blocks of the cache that are used for each group of layers.
     pub blocks: usize,
+    /// The algorithms of a GPU's products, to which those of further shapes are added.
+    pub products: &'a ProductChoices,
 }
 
 /// The sizes that an engine works with.

@@ -7,6 +7,7 @@ use cresset_catalogue::{
     self, Catalogue, DoorRules, Manifest, NotQualified, QualifiedModel, describe_host,
 };
 use cresset_engine::{EngineSettings, KvTypeSetting};
+use cresset_kernels::gpu::ProductChoices;
 use cresset_kernels::instruction_set;
 use cresset_kernels::linear::packed_types;
 use cresset_qualification::{Grade, HostIdentity, ServingSettings};
@@ -54,10 +55,19 @@ impl Assembly {
             gpu_graph_rows: if on_device { engine.gpu_graph_rows } else { 0 },
             tensor_parallel: if on_device { engine.tensor_parallel } else { 0 },
         };
-        HostIdentity {
-            products: self.device.products(),
-            ..describe_host(self.device.properties(), self.config.threads(), settings)
+        describe_host(self.device.properties(), self.config.threads(), settings)
+    }
+
+    /// The algorithms of products with which a release is checked: those that it was proven with
+    /// on this hardware, if it was. What is missing is measured, and belongs to the next proof.
+    pub fn products_to_check(&self, manifest: &Manifest) -> Result<ProductChoices, NodeError> {
+        if self.device.properties().is_none() {
+            return Ok(ProductChoices::default());
         }
+        let hardware = self.host().hardware;
+        let known = self.catalogue().products(&manifest.name, &hardware).map_err(NodeError::new)?;
+        let known = ProductChoices::of(known.iter().map(String::as_str));
+        Ok(if known.lines().is_empty() { self.device.cached_products() } else { known })
     }
 
     /// Whether an answer is the same to the last bit however it is computed.

@@ -11,6 +11,7 @@ use crate::start_event::StartEvent;
 use crate::{Assembly, NodeError, cluster, ledger};
 use cresset_commands::{
     Live, LongCommands, ModelJobs, OperatorFiles, OwnProgram, Sessions, StartPhase, StartState,
+    WatchedGpu,
 };
 use cresset_request::Services;
 use cresset_store::{LockedStore, OpenProgress, Store};
@@ -31,6 +32,7 @@ pub(super) struct StartingNode {
     pub surfaces: JoinSet<()>,
     files: OperatorFiles,
     program: OwnProgram,
+    pub gpus: Vec<WatchedGpu>,
     #[cfg(feature = "console")]
     operators: OperatorSurfaces,
 }
@@ -104,6 +106,7 @@ impl StartingNode {
             surfaces,
             files,
             program,
+            gpus: Vec::new(),
             #[cfg(feature = "console")]
             operators,
         })
@@ -123,12 +126,13 @@ impl StartingNode {
 
     /// Passes operators on to the assembled node.
     pub(super) fn finish(self, node: Arc<Services>) -> RunningNode {
-        let Self { config, start, stop, surfaces, files, program, .. } = self;
+        let Self { config, start, stop, surfaces, files, program, gpus, .. } = self;
         let (reloads, asked) = mpsc::channel(1);
         let live = Arc::new(Live {
             node,
             settings: config.operator(),
             start,
+            gpus,
             long_commands: LongCommands::default(),
             reloads,
             files,

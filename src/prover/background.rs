@@ -7,6 +7,7 @@ use crate::{Prover, Scoring, UnqualifiedModel};
 use cresset_base::{Clock, SystemClock, failpoint, lower_thread_priority};
 use cresset_catalogue::FileDigests;
 use cresset_engine::EngineHandle;
+use cresset_kernels::gpu::ProductChoices;
 use cresset_node::{Assembly, DueProof, NodeError, Proving};
 use cresset_pool::ServedModel;
 use cresset_qualification::context_proof::ContextProof;
@@ -109,12 +110,15 @@ impl Prover<'_> {
         let manifest = served.qualified.manifest();
         let mut identity = self.catalogue().identity(manifest, &self.host());
         identity.release.blake3 = digests.blake3;
+        identity.host.products.clone_from(served.qualified.products());
+        let products = served.qualified.products().iter().map(String::as_str);
         let model = UnqualifiedModel {
             text: served.text.clone(),
             engine,
             bytes: self.expected_bytes(&served.qualified),
             source: served.qualified.source().clone(),
             scoring: Scoring::default(),
+            products: ProductChoices::of(products),
         };
         let subject = EngineSubject::new(self.0, manifest, model, digests.sha256);
         Ok((subject.map_err(NodeError::new)?.in_background(), identity))

@@ -40,13 +40,15 @@ impl Prover<'_> {
         let not_before = UnixMillis(now.0.saturating_sub(hours.saturating_mul(3_600_000)));
         let begun = UnfinishedRun::begin(identity.clone(), *scope, goldens.as_ref());
         let run = catalogue.unfinished_run(begun, not_before, now).map_err(NodeError::new)?;
-        let interruption = subject.interruption();
+        let (interruption, products) = (subject.interruption(), subject.products.clone());
         let mut record = run.proceed(subject, goldens.as_ref(), &mut |event| match event {
             SuiteEvent::Begins(at) => progress(at),
             SuiteEvent::Ended(_) if interruption.is_here() => {}
             SuiteEvent::Ended(run) => {
+                let mut run = run.clone();
+                run.identity.host.products = products.lines();
                 // Without it the next run only takes longer.
-                if let Err(why) = catalogue.keep_unfinished_run(run) {
+                if let Err(why) = catalogue.keep_unfinished_run(&run) {
                     tracing::warn!(%why, "the checks up to here cannot be kept");
                 }
                 failpoint!("qualification::ended");
@@ -72,7 +74,7 @@ impl Prover<'_> {
         // By the clock that judges its age.
         record.finished_at = SystemClock.now().seconds().max(record.started_at);
         // The checks may have computed products of shapes that a load does not.
-        record.identity.host.products = self.device.products();
+        record.identity.host.products = products.lines();
         catalogue.save_record(&record).map_err(NodeError::new)?;
         let name = &identity.release.name;
         catalogue.forget_unfinished_run(name, scope.suite).map_err(NodeError::new)?;
@@ -96,7 +98,7 @@ impl Prover<'_> {
     }
 
     /// Loads the release's engine. `like` names a sister release whose goldens are used.
-    fn examine(
+    pub(super) fn examine(
         &self,
         manifest: &Manifest,
         suite: Suite,
@@ -112,8 +114,11 @@ impl Prover<'_> {
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         // The engine gets the bytes whose SHA-256 was compared, or none.
         let source = source.with_digests(digests.blake3.clone());
-        let model = self.load(&source).map_err(|why| cannot_load(&manifest.name, why))?;
+        let products = self.products_to_check(manifest)?;
+        let model =
+            self.load(&source, &products).map_err(|why| cannot_load(&manifest.name, why))?;
         let mut identity = catalogue.identity(manifest, &self.host());
+        identity.host.products = products.lines();
         identity.release.blake3 = digests.blake3;
         let subject =
             EngineSubject::new(self.0, manifest, model, digests.sha256).map_err(NodeError::new)?;

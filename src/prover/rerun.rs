@@ -62,7 +62,8 @@ impl Prover<'_> {
         let digests = catalogue.digests(manifest).map_err(NodeError::new)?;
         let source = catalogue.source(manifest).map_err(NodeError::new)?;
         let source = source.with_digests(digests.blake3);
-        self.load(&source).map_err(|why| cannot_load(&manifest.name, why))
+        let products = self.products_to_check(manifest)?;
+        self.load(&source, &products).map_err(|why| cannot_load(&manifest.name, why))
     }
 
     /// The release here whose files have the digests of the receipt.

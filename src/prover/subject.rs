@@ -14,6 +14,7 @@ use cresset_engine::{
     TokenLogprobs,
 };
 use cresset_kernels::Compute;
+use cresset_kernels::gpu::ProductChoices;
 use cresset_models::goldens::{KernelError, KernelScratch, kernel_errors};
 use cresset_models::witness::{self, Absence, TensorStats, WantedRows, Witness};
 use cresset_models::{ModelCard, ModelSource};
@@ -41,6 +42,8 @@ pub(super) struct EngineSubject {
     /// Accounts made up for this run, by the suite's tenant number: each has its own prefix cache.
     tenants: BTreeMap<u32, AccountId>,
     scoring: Scoring,
+    /// The algorithms of a GPU's products, which every engine of the run computes with.
+    pub(super) products: ProductChoices,
     /// Whether the engine serves meanwhile: then nothing here holds up a request.
     in_background: bool,
     precision: Precision,
@@ -237,7 +240,8 @@ impl Subject for EngineSubject {
         // Its memory is free before the other one is loaded.
         self.engine.shutdown();
         let blocks = blocks.unwrap_or(usize::MAX);
-        let loaded = Prover(&self.assembly).load_scored(&self.source, &self.scoring, blocks);
+        let (prover, products) = (Prover(&self.assembly), &self.products);
+        let loaded = prover.load_scored(&self.source, &self.scoring, blocks, products);
         self.engine = loaded.map_err(|why| SubjectError::Failed(why.to_string()))?.engine;
         Ok(())
     }
@@ -402,7 +406,7 @@ impl EngineSubject {
         model: UnqualifiedModel,
         digests: BTreeMap<String, String>,
     ) -> Result<Self, String> {
-        let UnqualifiedModel { text, engine, bytes, source, scoring } = model;
+        let UnqualifiedModel { text, engine, bytes, source, scoring, products } = model;
         let cache = assembly.kv_bytes() as u64;
         let card = cresset_node::card(&source)?;
         let precision = match assembly.precision() {
@@ -417,6 +421,7 @@ impl EngineSubject {
             digests,
             tenants: BTreeMap::new(),
             scoring,
+            products,
             in_background: false,
             precision,
             is_deterministic: assembly.is_deterministic(),
@@ -656,7 +661,10 @@ mod tests {
         let own = |id: &str| !id.ends_with("goldens") && !beyond.contains(&id);
         let identity = catalogue.identity(&manifest, &assembly.host());
         let subject = || {
-            let (model, digests) = (Prover(&assembly).load(&source).unwrap(), digests.clone());
+            let (model, digests) = (
+                Prover(&assembly).load(&source, &ProductChoices::default()).unwrap(),
+                digests.clone(),
+            );
             EngineSubject::new(&assembly, &manifest, model, digests).unwrap()
         };
         let state = |id: &str, subject: &mut dyn Subject| {
@@ -680,7 +688,7 @@ mod tests {
         let assembly = assembly(data.path(), 300);
         let manifest = add_tiny_caller(&assembly, 9);
         let source = assembly.catalogue().source(&manifest).unwrap();
-        let model = Prover(&assembly).load(&source).unwrap();
+        let model = Prover(&assembly).load(&source, &ProductChoices::default()).unwrap();
         let mut subject = EngineSubject::new(&assembly, &manifest, model, BTreeMap::new()).unwrap();
         let tool = json!({ "type": "function", "function": {
             "name": "f", "description": "é", "parameters": { "type": "object", "properties": {} },

@@ -4,14 +4,15 @@ use crate::Prover;
 use crate::subject::EngineSubject;
 use cresset_base::{Clock, SystemClock};
 use cresset_catalogue::Manifest;
-use cresset_engine::{EngineHandle, EngineSettings};
-use cresset_kernels::gpu::Emulator;
+use cresset_engine::{DeviceSetting, EngineHandle, EngineSettings};
+use cresset_kernels::gpu::{self, Emulator, ProductChoices};
 use cresset_models::loader::gguf::Value;
 use cresset_models::testing::{GgufWriter, TinyLlama};
 use cresset_node::config::Config;
 use cresset_node::{Assembly, ComputeDevice, DueProof, card, inspect};
 use cresset_qualification::subject::ScorePath;
-use cresset_qualification::{Record, Subject, Suite, Verdict};
+use cresset_qualification::testing::records;
+use cresset_qualification::{Record, Subject, Suite, Verdict, canary};
 use std::collections::BTreeMap;
 
 /// A tiny model with a context of 8 192 tokens that was qualified and accepted.
@@ -77,7 +78,7 @@ fn a_draft_model_is_loaded_beside_the_model_that_it_guesses_for() {
 fn a_text_is_scored_in_the_background_as_it_is_in_a_qualification() {
     let (_data, assembly, manifest, _) = qualified_for(16, 300);
     let source = assembly.catalogue().source(&manifest).unwrap();
-    let model = Prover(&assembly).load(&source).unwrap();
+    let model = Prover(&assembly).load(&source, &ProductChoices::default()).unwrap();
     let subject = || {
         let subject = EngineSubject::new(&assembly, &manifest, model.clone(), BTreeMap::new());
         subject.unwrap()
@@ -178,4 +179,46 @@ fn a_model_on_a_gpu_is_counted_by_what_it_takes_there() {
     check(|engine| engine.gpu_reserve_mib = 1_000, 9_800, 4 * parameters + (300 << 20));
     check(|engine| engine.memory_mib = 20_000, 9_800, 4 * parameters + (300 << 20));
     check(|engine| engine.memory_mib = 700, 700, 4 * parameters + (300 << 20));
+}
+
+/// A record brings the algorithms of its products: no folder of a user has a part in the proof.
+#[test]
+fn a_gpu_computes_products_as_the_record_of_its_model_says() {
+    /// No other test of this process has a GPU.
+    const GPU: usize = 7;
+    // A build for real GPUs opens no other.
+    if gpu::BUILT {
+        return;
+    }
+    Emulator::add_numbered(GPU);
+    let (data, mut config) = (tempfile::tempdir().unwrap(), Config::default());
+    (config.engine.device, config.engine.max_batched_tokens) = (DeviceSetting::Cuda(GPU), 32);
+    (config.engine.max_rows, config.engine.gpu_graph_rows) = (32, 4);
+    config.engine.gpu_kv_mib = 8;
+    let file = data.path().join("tiny.gguf");
+    std::fs::write(&file, TinyLlama::default().gguf().to_bytes()).unwrap();
+    let assembly = Assembly::new(data.path().to_owned(), config).unwrap();
+    let catalogue = assembly.catalogue();
+    let manifest = catalogue.add(&file, None, &inspect, &mut |_| {}).unwrap();
+    let examined = || {
+        let mut examined = Prover(&assembly).examine(&manifest, Suite::Quick, None).unwrap();
+        let canary = canary::of(&mut examined.subject, None).unwrap();
+        examined.subject.engine.shutdown();
+        examined.identity.host.products = examined.subject.products.lines();
+        (examined.identity, canary)
+    };
+    let (identity, canary) = examined();
+    let products = identity.host.products.clone();
+    assert!(!products.is_empty());
+    let (anew, _) = examined();
+    assert!(anew.host.products.is_disjoint(&products), "without a record, each start measures");
+
+    let finished_at = SystemClock.now().seconds();
+    let record = Record { canary, finished_at, ..records::with(identity, Verdict::Qualified) };
+    catalogue.save_record(&record).unwrap();
+    assert_eq!(*assembly.qualified(&manifest, &assembly.host()).unwrap().products(), products);
+    let measured = Emulator::measured();
+    assembly.load_qualified(&manifest).unwrap().engine.shutdown();
+    assert_eq!(examined().0.host.products, products, "the next qualification begins with them");
+    assert_eq!(Emulator::measured(), measured, "all is known");
 }

@@ -15,6 +15,6 @@ mod metrics_text;
 pub mod traces;
 
 pub use metrics::{
-    DeviceSample, GatewayMetrics, Metrics, ModelMetrics, ProcessSample, RelayMetrics,
+    DeviceSample, GatewayMetrics, GpuSample, Metrics, ModelMetrics, ProcessSample, RelayMetrics,
 };
 pub use metrics_text::metrics_text;

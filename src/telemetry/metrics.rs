@@ -12,7 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use rustix::time::{ClockId, clock_gettime};
-pub use samples::DeviceSample;
+pub use samples::{DeviceSample, GpuSample};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -177,6 +177,22 @@ metrics! {
         "Requests that the engines of the device compute now");
     device_waiting: By<1, Gauge> = add("device_requests_waiting",
         "Requests that wait in the engines of the device now");
+    // What GPUs tell of their condition, as far as their driver does.
+    gpu_temperature: By<1, Gauge> = add("gpu_temperature_celsius", "Temperature of the GPU now");
+    gpu_power: By<1, Ratio> = add("gpu_power_watts", "Power that the GPU takes now");
+    gpu_clocks: By<2, Gauge> = add("gpu_clock_hertz", "Clocks of the GPU now: sm, memory");
+    gpu_slowdowns: By<2, Gauge> = add("gpu_slowdown",
+        "1 while the GPU's clocks are lowered for the reason, else 0: power_cap, hardware, \
+         sync_boost, heat, hardware_heat, power_brake");
+    gpu_memory_errors: By<2, Counter> = add("gpu_memory_errors",
+        "Errors of the GPU's memory since its driver was loaded: corrected, uncorrected");
+    gpu_remapped_rows: By<2, Gauge> = add("gpu_remapped_rows",
+        "Rows of the GPU's memory that others have replaced, after corrected and uncorrected \
+         errors; 1 where a row waits for that (pending) or could not be replaced (failed)");
+    gpu_last_xid: By<1, Gauge> = add("gpu_last_xid",
+        "NVIDIA's number of the last error that the GPU's driver reported since the node's \
+         start, 0 if none");
+
     loads: Counter = add("model_loads", "Loads of models that were started");
     unloads: Counter = add("model_unloads", "Models unloaded to make room");
     model_failures: By<1, Counter> = add("model_failures",

@@ -274,11 +274,15 @@ fn two_devices_give_the_answers_of_one() {
 #[ignore = "minutes: the model qualifies over the emulator"]
 fn two_emulated_gpus_give_the_answers_of_one() {
     let folder = Folder::ready();
+    // The one that qualifies has another cache folder than the one that serves: neither is used.
+    let cache = folder.path().join("cache");
     for command in [&["qualify", MODEL][..], &["models", "accept", MODEL, "--reason", "a test's"]] {
         let mut command = folder.command(command);
-        let finished = command.envs(on_gpus(r#"["cuda:0"]"#)).output().unwrap();
+        command.envs(on_gpus(r#"["cuda:0"]"#)).env("XDG_CACHE_HOME", &cache);
+        let finished = command.output().unwrap();
         assert!(finished.status.success(), "{finished:?}");
     }
+    assert!(!cache.exists(), "all that a proof rests on is in the data folder");
     compare_devices(&folder, "cuda");
 }
 

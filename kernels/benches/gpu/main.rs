@@ -20,9 +20,9 @@ mod paged;
 mod small;
 
 use cresset_kernels::Error;
-use cresset_kernels::gpu::{self, DeviceOptions, Emulator, Gpu};
+use cresset_kernels::gpu::{self, DeviceOptions, Emulator, Gpu, GpuSensor};
 use measure::{Ceilings, Launches, ceilings, seconds};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -165,25 +165,30 @@ fn head(gpu: &Arc<dyn Gpu>, ceilings: Option<&Ceilings>) {
             product / 1e12
         ),
     }
-    println!("| op | shape | rows | µs | GB/s | of reading | TFLOP/s | of product | error |");
-    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|");
+    println!(
+        "| op | shape | rows | µs | GB/s | of reading | TFLOP/s | of product | error | clocks |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---|");
 }
 
 /// Checks, times and prints one case.
 fn report(gpu: &Arc<dyn Gpu>, case: &case::Case, ceilings: Option<&Ceilings>) -> Result<()> {
+    static SENSOR: LazyLock<Option<GpuSensor>> = LazyLock::new(|| gpu::sensor(0).ok());
     let error = case.check(gpu)?;
     let &case::Case { op, ref shape, n, bytes, flops, .. } = case;
     let Some(ceilings) = ceilings else {
         if gpu.properties().name == "emulator" {
             rehearse(gpu, &*case.launch)?;
         }
-        println!("| {op} | {shape} | {n} | | | | | | {error:.0e} |");
+        println!("| {op} | {shape} | {n} | | | | | | {error:.0e} | |");
         return Ok(());
     };
     let seconds = seconds(gpu, &*case.launch)?;
+    let clocks = SENSOR.as_ref().map(|sensor| sensor.read().clocks()).unwrap_or_default();
     let (bandwidth, rate) = (bytes as f64 / seconds, flops as f64 / seconds);
     println!(
-        "| {op} | {shape} | {n} | {:.1} | {:.0} | {:.0} % | {:.1} | {:.0} % | {error:.0e} |",
+        "| {op} | {shape} | {n} | {:.1} | {:.0} | {:.0} % | {:.1} | {:.0} % | {error:.0e} | \
+         {clocks} |",
         seconds * 1e6,
         bandwidth / 1e9,
         100.0 * bandwidth / ceilings.read,

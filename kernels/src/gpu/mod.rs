@@ -10,23 +10,30 @@ mod buffer;
 mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+mod gemm_shape;
+mod health;
 mod memory;
+#[cfg(any(feature = "cuda", test))]
+mod nvml;
+mod products;
 mod rank;
 #[cfg(test)]
 mod tests;
 
 pub use buffer::Buffer;
-pub use cuda::{BUILT, chosen_products, free_memory, open, open_group, open_with, probe};
+pub use cuda::{BUILT, free_memory, open, open_group, open_with, probe, sensor};
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
+pub use health::{GpuHealth, GpuSensor, RemappedRows, Slowdown};
 pub use memory::{DeviceElement, Kind, Staging, View};
+pub use products::ProductChoices;
 pub use rank::Rank;
 
 use crate::error::ensure;
 use crate::{Error, Result};
 use std::any::Any;
 use std::fmt::Debug;
-use std::path::PathBuf;
 #[cfg(feature = "emulator")]
 use std::sync::{Arc, LazyLock};
 
@@ -88,9 +95,8 @@ pub trait Gpu: Send + Sync {
 /// Options for opening a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceOptions {
-    /// The folder in which measurements of matrix products are kept, so that they are not repeated
-    /// at the next start. `None` keeps them in memory.
-    pub folder: Option<PathBuf>,
+    /// The algorithms of matrix products. Those of other shapes are measured and added.
+    pub products: ProductChoices,
     /// Starts each kernel only when the previous one has ended, as kernels for less than sm_90 do
     /// anyway. It is meant for comparisons.
     pub plain_launches: bool,

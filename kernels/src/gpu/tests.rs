@@ -6,6 +6,9 @@ use half::bf16;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+#[path = "../../build/nvcc.rs"]
+mod nvcc;
+
 fn view(address: u64, len: usize, kind: Kind) -> View {
     View::new(address, len, kind)
 }
@@ -242,4 +245,39 @@ fn a_build_without_cuda_says_how_to_build_with_it() {
         assert!(error.to_string().contains("--features cuda"), "{error}");
     }
     const { assert!(!BUILT) };
+}
+
+#[test]
+fn later_cards_find_code_that_overlaps() {
+    let codes = |architectures: &str| -> Vec<String> {
+        let all = nvcc::arguments(architectures).unwrap().into_iter();
+        all.filter_map(|one| Some(one.split_once(",code=")?.1.to_owned())).collect()
+    };
+    let check = |architectures: &str, expect: &[&str]| {
+        assert_eq!(codes(architectures), expect, "{architectures}");
+    };
+    check(nvcc::DEFAULT, &["sm_80", "sm_90a", "compute_80", "compute_90"]);
+    check("80", &["sm_80", "compute_80"]);
+    check("90", &["sm_90a", "compute_90"]);
+    check("86, 120", &["sm_86", "sm_120", "compute_86", "compute_90"]);
+    check("100,120a", &["sm_100", "sm_120a", "compute_100"]);
+    // The instructions of warp groups are in machine code alone: no PTX of them runs elsewhere.
+    let all = nvcc::arguments(nvcc::DEFAULT).unwrap();
+    assert!(all.contains(&"-gencode=arch=compute_90,code=compute_90".to_owned()), "{all:?}");
+    let wrong = nvcc::arguments("80,new").unwrap_err();
+    assert!(wrong.starts_with(nvcc::ARCHITECTURES) && wrong.contains("\"new\""), "{wrong}");
+}
+
+#[test]
+fn a_kernel_that_spills_is_named() {
+    let report = |bytes: u32| {
+        format!(
+            "ptxas info    : Function properties for scan\n    \
+             0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+             ptxas info    : Function properties for norm\n    \
+             8 bytes stack frame, {bytes} bytes spill stores, {bytes} bytes spill loads\n"
+        )
+    };
+    assert_eq!(nvcc::spilling(&report(0)), None);
+    assert_eq!(nvcc::spilling(&report(36)), Some("norm"));
 }

@@ -93,6 +93,15 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
         case 115:
             *value = 1;
             break;  // memory pools
+        case 33:
+            *value = 0x1b;
+            break;  // place on the PCI bus: bus,
+        case 34:
+            *value = 0;
+            break;  // slot
+        case 50:
+            *value = 2;
+            break;  // and domain
         default:
             *value = -1;
             return 1;
@@ -152,6 +161,7 @@ int cuMemFreeAsync(u64 address, P stream) {
     return cuMemFree_v2(address);
 }
 int cuMemHostAlloc(P* at, size_t bytes, unsigned flags) {
+    MAYBE_FAIL;
     note("pin %zu flags %u\n", bytes, flags);
     *at = malloc(bytes);
     return 0;
@@ -303,10 +313,11 @@ int cuFuncLoad(P function) {
     note("load %s\n", (char*)function);
     return 0;
 }
-// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version from which it was made.
+// Attribute 1 is the kernel's own shared memory in bytes, 5 the PTX version from which it was made:
+// of those in the fat binary the latest that the device can run.
 int cuFuncGetAttribute(int* value, int attribute, P function) {
     (void)function;
-    *value = attribute == 1 ? 1024 : attribute == 5 ? 10 * major : 0;
+    *value = attribute == 1 ? 1024 : attribute == 5 ? (major < 9 ? 80 : 90) : 0;
     return 0;
 }
 int cuFuncSetAttribute(P function, int attribute, int value) {
@@ -613,4 +624,21 @@ int ncclAllGather(const void* from, void* to, size_t count, int kind, P of, P st
 }
 const char* ncclGetErrorString(int status) {
     return status == 6 ? "remote process exited" : "internal error";
+}
+
+// ---- NVML, an old one: it tells the temperature of the GPU at one place of the bus, and no more
+
+int nvmlInit_v2(void) {
+    MAYBE_FAIL;
+    return 0;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* place, P* device) {
+    *device = (P)0xd1;
+    return strcmp(place, "00000002:1b:00.0") ? 6 : 0;
+}
+int nvmlDeviceGetTemperature(P device, int kind, unsigned* celsius) {
+    MAYBE_FAIL;
+    if (device != (P)0xd1 || kind) return 2;
+    *celsius = 41;
+    return 0;
 }

@@ -179,7 +179,7 @@ impl CudaModel {
             memory_bytes: 0,
             options: options.clone(),
         };
-        model.lanes = model.new_lanes()?;
+        model.lanes = model.new_lanes(model.inputs.words())?;
         model.run_largest_steps()?;
         let sizes = model.cache_sizes(free_before, total)?;
         let cache_bytes = sizes.bytes(&model.decoder.config, options.block_size);
@@ -284,12 +284,13 @@ impl CudaModel {
         })
     }
 
-    fn new_lanes(&self) -> Result<Vec<StepBuffers>> {
+    /// Buffers for inputs of so many words.
+    fn new_lanes(&self, words: usize) -> Result<Vec<StepBuffers>> {
         let staging = |words: usize| self.gpu().staging(words * Kind::U32.bytes());
         let (rows, vocab_size) = (self.options.max_rows, self.decoder.config.vocab_size);
         let lane = |_| {
             Ok(StepBuffers {
-                inputs: staging(self.inputs.words())?,
+                inputs: staging(words)?,
                 masks: staging(rows * mask_words(vocab_size))?,
                 results: staging(rows * RESULT_WORDS)?,
             })
@@ -375,18 +376,20 @@ impl CudaModel {
         Ok(number)
     }
 
-    /// Makes room for larger inputs. Recorded steps name the old ones, so they are dropped.
+    /// Makes room for larger inputs. Recorded steps name the old ones, so they are dropped. Without
+    /// room the step fails alone: nothing is replaced before all is there.
     fn reserve(&mut self, words: usize) -> Result<()> {
         if words <= self.inputs.words() {
             return Ok(());
         }
+        let words = words.next_power_of_two();
+        let (inputs, lanes) = (Inputs::new(self.gpu(), words)?, self.new_lanes(words)?);
         self.gpu().synchronise()?;
         self.graphs.forget();
-        let gpu = self.gpu().clone();
-        self.inputs = Inputs::new(&gpu, words.next_power_of_two())?;
+        self.inputs = inputs;
         // Results that were not collected yet stay where they are.
-        for lane in &mut self.lanes {
-            lane.inputs = gpu.staging(self.inputs.words() * Kind::U32.bytes())?;
+        for (larger, lane) in lanes.into_iter().zip(&mut self.lanes) {
+            lane.inputs = larger.inputs;
         }
         Ok(())
     }

@@ -357,8 +357,9 @@ fn load(
     let source = ModelSource::gguf(file.to_owned());
     let digests = digests(file).map_err(|why| why.to_string())?;
     cresset_node::inspect(&source)?;
+    let products = assembly.products_to_check(manifest).map_err(|why| why.to_string())?;
     let model: UnqualifiedModel = Prover(assembly)
-        .load_with(&source, Scoring::with_fault(fault))
+        .load_with(&source, Scoring::with_fault(fault), &products)
         .map_err(|why| why.to_string())?;
     EngineSubject::new(assembly, manifest, model, digests)
 }

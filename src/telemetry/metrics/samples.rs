@@ -4,6 +4,7 @@ use super::{By, Metrics};
 use cresset_base::EngineStats;
 use cresset_store::StoreStats;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,6 +18,23 @@ pub struct DeviceSample {
     pub is_lost: bool,
     pub running: usize,
     pub waiting: usize,
+}
+
+/// The condition of a GPU; values that are not known are absent.
+#[derive(Clone, Debug, Default)]
+pub struct GpuSample {
+    pub name: String,
+    pub celsius: Option<u32>,
+    pub watts: Option<f64>,
+    /// By what has the clock.
+    pub hertz: Vec<(&'static str, u64)>,
+    /// Whether clocks are lowered, by reason.
+    pub slowdowns: Vec<(&'static str, bool)>,
+    /// By kind, since the driver was loaded.
+    pub memory_errors: Vec<(&'static str, u64)>,
+    /// By kind.
+    pub remapped_rows: Vec<(&'static str, u32)>,
+    pub last_xid: Option<u64>,
 }
 
 impl Metrics {
@@ -75,6 +93,33 @@ impl Metrics {
         self.model_memory.set(held as i64);
         self.loads.inner().store(loads, Ordering::Relaxed);
         self.unloads.inner().store(unloads, Ordering::Relaxed);
+    }
+
+    /// Sets what is known of a GPU's condition.
+    pub fn sample_gpu(&self, gpu: &GpuSample) {
+        let name = || ("gpu", gpu.name.clone());
+        let by = |label, value: &str| [name(), (label, value.to_owned())];
+        let set = |family: &By<1, Gauge>, value: i64| {
+            family.get_or_create(&[name()]).set(value);
+        };
+        gpu.celsius.iter().for_each(|now| set(&self.gpu_temperature, (*now).into()));
+        gpu.last_xid.iter().for_each(|xid| set(&self.gpu_last_xid, *xid as i64));
+        if let Some(watts) = gpu.watts {
+            self.gpu_power.get_or_create(&[name()]).set(watts);
+        }
+        for (clock, hertz) in &gpu.hertz {
+            self.gpu_clocks.get_or_create(&by("clock", clock)).set(*hertz as i64);
+        }
+        for (kind, errors) in &gpu.memory_errors {
+            let counter = self.gpu_memory_errors.get_or_create(&by("kind", kind));
+            counter.inner().store(*errors, Ordering::Relaxed);
+        }
+        for (reason, is_slowed) in &gpu.slowdowns {
+            self.gpu_slowdowns.get_or_create(&by("reason", reason)).set((*is_slowed).into());
+        }
+        for (kind, rows) in &gpu.remapped_rows {
+            self.gpu_remapped_rows.get_or_create(&by("kind", kind)).set((*rows).into());
+        }
     }
 
     /// Sets the totals since the start, by the kind of the error.

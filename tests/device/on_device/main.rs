@@ -81,10 +81,7 @@ fn main() -> Result<ExitCode> {
     let emulated = args.pop_if(|last| last == "--emulate").is_some();
     let plain_launches = args.pop_if(|last| last == "--plain-launches").is_some();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    // The node keeps measurements of products in the same folder, so that they are known at the
-    // next start.
-    let folder = Some(cresset_node::config::cache_dir());
-    let options = gpu::DeviceOptions { folder, plain_launches };
+    let options = gpu::DeviceOptions { plain_launches, ..gpu::DeviceOptions::default() };
     let open = || if emulated { Ok(emulator(&options)) } else { gpu::open_with(0, &options) };
     let (path, judge): (&str, fn(&Source) -> Result<()>) = match args[..] {
         ["check", path, "bf16"] => (path, |source| check::check(source, Kind::Bf16)),
@@ -121,7 +118,12 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::from(NO_DEVICE));
         }
     };
+    // Calls come one after the other: what one has measured is known to the next.
+    let (products, folder) = (options.products, cresset_node::config::cache_dir());
+    let properties = gpu.properties().clone();
+    products.read_from(&folder, &properties);
     judge(&Source { path: path.into(), gpu, emulated, eight_bits: None, began })?;
+    products.write_to(&folder, &properties)?;
     Ok(ExitCode::SUCCESS)
 }
 

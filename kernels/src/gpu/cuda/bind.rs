@@ -3,6 +3,7 @@
 //! our own, which jumps to the address in a slot. Build profiles differ in the names that the
 //! linker needs, so all are here.
 
+use crate::gpu::nvml::NvmlFunctions;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
@@ -141,6 +142,27 @@ pub(super) fn bind_nccl() -> Result<(), String> {
 pub(super) fn bind() -> Result<(), String> {
     static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
     OUTCOME.get_or_init(bind_all).clone()
+}
+
+/// The functions of the driver's management library, which comes with the driver, once.
+///
+/// # Errors
+/// A sentence that says that there is no such library.
+pub(super) fn nvml() -> Result<NvmlFunctions, String> {
+    static FOUND: OnceLock<Option<NvmlFunctions>> = OnceLock::new();
+    const FILE: &str = "libnvidia-ml.so.1";
+    let find = || {
+        let library = load(FILE)?;
+        // SAFETY: only addresses are taken, of the functions of these names.
+        let address = |name: &[u8]| unsafe { library.get::<*mut c_void>(name) };
+        // SAFETY: the library is never unloaded.
+        let found = unsafe {
+            NvmlFunctions::of(|name| address(name).map_or(std::ptr::null_mut(), |found| *found))
+        };
+        std::mem::forget(library);
+        Some(found)
+    };
+    FOUND.get_or_init(find).ok_or_else(|| format!("{FILE} cannot be loaded"))
 }
 
 fn bind_all() -> Result<(), String> {

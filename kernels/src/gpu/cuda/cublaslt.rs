@@ -2,9 +2,10 @@
 //! it as their transposes. All products share one workspace. The algorithm for each shape is
 //! measured where the shape is first used.
 
-use super::autotune::{AutotuneCache, GemmShape, MatmulAlgorithm};
 use super::failure::{failure, not_recording};
-use crate::gpu::{Gemm, Kind};
+use crate::gpu::gemm_shape::GemmShape;
+use crate::gpu::products::MatmulAlgorithm;
+use crate::gpu::{Gemm, Kind, ProductChoices};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self as lt, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::{
@@ -52,7 +53,7 @@ unsafe impl Send for CublasLt {}
 unsafe impl Sync for CublasLt {}
 
 struct MatmulPlans {
-    autotuned: AutotuneCache,
+    products: ProductChoices,
     /// Plans by shape, and by the exact number of rows and both strides.
     ready: HashMap<(GemmShape, [usize; 3]), MatmulPlan>,
 }
@@ -64,10 +65,10 @@ struct MatmulPlan {
 }
 
 impl CublasLt {
-    pub(super) fn new(stream: &Arc<CudaStream>, autotuned: AutotuneCache) -> Result<Self> {
+    pub(super) fn new(stream: &Arc<CudaStream>, products: ProductChoices) -> Result<Self> {
         let workspace = DeviceMemory::new(WORKSPACE).map_err(failure("gemm"))?;
         let handle = lt::create_handle().map_err(refusal)?;
-        let plans = Mutex::new(MatmulPlans { autotuned, ready: HashMap::new() });
+        let plans = Mutex::new(MatmulPlans { products, ready: HashMap::new() });
         Ok(Self { stream: stream.clone(), handle, workspace, plans })
     }
 
@@ -83,8 +84,7 @@ impl CublasLt {
             return self.multiply(&plan.descriptors, gemm, plan.algorithm);
         }
         let descriptors = MatmulDescriptors::new(gemm).map_err(refusal)?;
-        let (algorithm, lasting) =
-            self.algorithm(&descriptors, gemm, &shape, &mut plans.autotuned)?;
+        let (algorithm, lasting) = self.algorithm(&descriptors, gemm, &shape, &plans.products)?;
         self.multiply(&descriptors, gemm, algorithm)?;
         if lasting {
             if plans.ready.len() >= MAX_PLANS {
@@ -105,9 +105,9 @@ impl CublasLt {
         descriptors: &MatmulDescriptors,
         gemm: &Gemm,
         shape: &GemmShape,
-        autotuned: &mut AutotuneCache,
+        products: &ProductChoices,
     ) -> Result<(MatmulAlgorithm, bool)> {
-        let chosen = autotuned.get(shape);
+        let chosen = products.get(shape);
         if let Some(chosen) = chosen.filter(|chosen| self.fits(descriptors, chosen)) {
             return Ok((chosen, true));
         }
@@ -116,8 +116,7 @@ impl CublasLt {
             return Ok((candidates[0], chosen.is_some()));
         }
         let best = self.fastest(descriptors, gemm, &candidates)?;
-        autotuned.keep(shape, best);
-        Ok((best, true))
+        Ok((products.keep(shape, chosen, best), true))
     }
 
     fn recording(&self) -> Result<bool> {

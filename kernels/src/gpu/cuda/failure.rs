@@ -21,16 +21,17 @@ pub(super) fn failure(op: &'static str) -> impl Fn(DriverError) -> Error {
             .error_string()
             .map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
         let detail = format!("{:?}{text}", error.0);
-        if is_final(error.0) {
-            Error::DeviceLost { op, detail }
-        } else {
-            Error::Device { op, detail }
+        match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { op, detail },
+            code if is_final(code) => Error::DeviceLost { op, detail },
+            _ => Error::Device { op, detail },
         }
     }
 }
 
 /// Whether the driver documents that after this error the process can use the device no more: a
-/// kernel's fault, a fault of the hardware, or a context that is gone.
+/// kernel's fault, a fault of the hardware, of another device or of an unknown kind, or a context
+/// that is gone.
 fn is_final(error: CUresult) -> bool {
     matches!(
         error,
@@ -46,5 +47,10 @@ fn is_final(error: CUresult) -> bool {
             | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
             | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
             | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_CONTAINED
+            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_UNKNOWN
     )
 }

@@ -6,7 +6,6 @@
 //! After a fault of a kernel the driver refuses all work on the device until the process ends:
 //! every later call returns that error, `synchronise` first of all.
 
-mod autotune;
 mod bind;
 mod cublaslt;
 mod failure;
@@ -21,8 +20,6 @@ use super::{
     failed, out_of_memory,
 };
 use crate::Result;
-use autotune::AutotuneCache;
-pub use autotune::chosen_products;
 use candle_core::Device;
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::sys::{
@@ -36,7 +33,7 @@ use cublaslt::CublasLt;
 use failure::{failure, not_recording};
 use modules::LoadedKernels;
 use nccl::Seat;
-pub use probe::{free_memory, probe};
+pub use probe::{free_memory, probe, sensor};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -130,8 +127,7 @@ impl Cuda {
         let kernels = LoadedKernels::load(stream.context(), properties.shared_bytes)?;
         // This comes last: dropping it takes the lock that is held here, so a failure after it
         // would wait for ever.
-        let cublaslt =
-            CublasLt::new(&stream, AutotuneCache::open(options.folder.as_deref(), &properties))?;
+        let cublaslt = CublasLt::new(&stream, options.products.clone())?;
         Ok(Self {
             properties,
             overlapped: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 
 use super::failure::failure;
 use super::{bind, modules};
-use crate::gpu::Properties;
+use crate::gpu::{GpuSensor, Properties};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::cublaslt::sys::cublasLtGetVersion;
 use candle_core::cuda_backend::cudarc::driver::sys::{
@@ -47,6 +47,24 @@ pub fn free_memory(ordinal: usize) -> Result<usize> {
     bind::bind().map_err(Error::NoDevice)?;
     let context = CudaContext::new(ordinal).map_err(failure("memory"))?;
     context.mem_get_info().map(|(free, _)| free).map_err(failure("memory"))
+}
+
+/// What reads the condition of the device with this number.
+///
+/// # Errors
+/// A sentence that says why nothing is known of it.
+pub fn sensor(ordinal: usize) -> Result<GpuSensor, String> {
+    probe(ordinal).map_err(|why| why.to_string())?;
+    let place = || -> Result<String, DriverError> {
+        let device = result::device::get(ordinal as i32)?;
+        let part = |name| attribute(device, name);
+        let domain = part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+        let bus = part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+        let slot = part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+        Ok(format!("{domain:08x}:{bus:02x}:{slot:02x}.0"))
+    };
+    let place = place().map_err(|why| failure("probe")(why).to_string())?;
+    bind::nvml()?.sensor(&place)
 }
 
 fn silent(error: DriverError) -> Error {

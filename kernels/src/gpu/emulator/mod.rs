@@ -12,9 +12,10 @@ pub(super) use shared::shared_by_the_process;
 #[cfg(not(feature = "cuda"))]
 pub(super) use shared::{group_like, numbered};
 
+use super::gemm_shape::GemmShape;
 use super::{
-    Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, Properties, Rank, Staging, StreamEvent,
-    View, failed, out_of_memory,
+    Arg, Gemm, Gpu, Graph, Kind, Launch, MAX_PARAMETERS, ProductChoices, Properties, Rank, Staging,
+    StreamEvent, View, failed, out_of_memory,
 };
 use crate::error::ensure;
 use crate::simd::{E4M3_UNIT, e4m3};
@@ -23,6 +24,7 @@ use half::bf16;
 use meeting::Meeting;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Declared in `simt.h` too.
@@ -63,11 +65,16 @@ const GUARD_BYTE: u8 = 0xfe;
 /// NaN in every float type.
 const POISON: u8 = 0xff;
 
+static MEASURED: AtomicU64 = AtomicU64::new(0);
+
+/// Clones are streams of one device.
+#[derive(Clone)]
 pub struct Emulator {
     properties: Properties,
     rank: Rank,
     meeting: Arc<Meeting>,
-    state: Mutex<QueueState>,
+    products: ProductChoices,
+    state: Arc<Mutex<QueueState>>,
 }
 
 struct QueueState {
@@ -118,15 +125,19 @@ impl Emulator {
 
     /// An emulator with `memory_bytes` of memory and the limits of sm_90.
     pub fn with(memory_bytes: usize, multiprocessors: u32) -> Arc<dyn Gpu> {
-        Self::of(Properties {
+        Self::of(Properties { multiprocessors, memory_bytes, ..Self::limits() })
+    }
+
+    fn limits() -> Properties {
+        Properties {
             name: "emulator".into(),
             capability: (9, 0),
-            multiprocessors,
+            multiprocessors: 4,
             shared_bytes: 227 * 1024,
-            memory_bytes,
+            memory_bytes: 1 << 30,
             versions: String::new(),
             warp_groups: true,
-        })
+        }
     }
 
     /// An emulator with these limits.
@@ -136,13 +147,23 @@ impl Emulator {
 
     /// Emulators with these limits, which compute one model together: ranks in this order.
     pub fn group(all: &[Properties]) -> Vec<Arc<dyn Gpu>> {
+        let ranks = Self::ranks(all, &ProductChoices::default()).into_iter();
+        ranks.map(|rank| Arc::new(rank) as _).collect()
+    }
+
+    fn ranks(all: &[Properties], products: &ProductChoices) -> Vec<Self> {
         let (count, meeting) = (all.len(), Arc::new(Meeting::new(all.len())));
-        let one = |(number, properties): (usize, &Properties)| -> Arc<dyn Gpu> {
+        let one = |(number, properties): (usize, &Properties)| {
             let (rank, meeting) = (Rank { number, count }, Arc::clone(&meeting));
-            let state = Mutex::new(QueueState::new(rank, Arc::clone(&meeting)));
-            Arc::new(Self { properties: properties.clone(), rank, meeting, state })
+            let state = QueueState::new(rank, Arc::clone(&meeting));
+            let (properties, products) = (properties.clone(), products.clone());
+            Self { properties, rank, meeting, products, state: Arc::new(Mutex::new(state)) }
         };
         all.iter().enumerate().map(one).collect()
+    }
+
+    fn alone() -> Self {
+        Self::ranks(&[Self::limits()], &ProductChoices::default()).remove(0)
     }
 
     /// The limits of a card that people own or rent, but for its memory: `None` where the emulator
@@ -165,6 +186,21 @@ impl Emulator {
             state.queue.push_back(command);
         }
         Ok(())
+    }
+
+    /// Shapes of products that the emulators of this process have measured.
+    pub fn measured() -> u64 {
+        MEASURED.load(Ordering::Relaxed)
+    }
+
+    /// Chooses an algorithm for a shape that has none, as a device does outside of recordings.
+    /// All compute the same here; no two choices are equal.
+    fn measure(&self, shape: &GemmShape) {
+        if self.products.get(shape).is_none() && self.state().recording.is_none() {
+            let number = MEASURED.fetch_add(1, Ordering::Relaxed);
+            let algorithm = [std::process::id().into(), number, 0, 0, 0, 0, 0, 0];
+            self.products.keep(shape, None, algorithm);
+        }
     }
 
     fn outside_capture(&self, op: &'static str) -> Result<MutexGuard<'_, QueueState>> {
@@ -270,6 +306,7 @@ impl Gpu for Emulator {
         let taken = (gemm.x.kind() != Kind::U8 || own.multiplies_codes())
             && (gemm.scales.is_none() || own.scales_codes());
         ensure("gemm", taken, || format!("no such product of codes on {:?}", own.capability))?;
+        self.measure(&GemmShape::of(gemm));
         self.enqueue(QueuedWork::Gemm(*gemm))
     }
 
@@ -320,13 +357,12 @@ impl Gpu for Emulator {
     }
 }
 
-impl Drop for Emulator {
+impl Drop for QueueState {
     fn drop(&mut self) {
         self.meeting.end(&format!("{} was closed", self.rank));
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for command in std::mem::take(&mut state.queue) {
+        for command in std::mem::take(&mut self.queue) {
             if let QueuedWork::Free(address) = command {
-                let outcome = state.release(address);
+                let outcome = self.release(address);
                 assert!(outcome.is_ok() || std::thread::panicking(), "{outcome:?}");
             }
         }

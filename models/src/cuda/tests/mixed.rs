@@ -18,6 +18,8 @@ pub(super) struct Noted {
     /// Words of each.
     pub uploads: Vec<usize>,
     pub kernels: Vec<&'static str>,
+    /// The kind of memory of which there is no more.
+    full: Option<&'static str>,
     /// Rows of x rounded up to a power of two, rows and columns of w, and whether there is a bias:
     /// algorithms are chosen by these.
     products: HashSet<(usize, usize, usize, bool)>,
@@ -33,6 +35,12 @@ impl Spy {
     pub(super) fn noted(&self) -> MutexGuard<'_, Noted> {
         self.noted.lock().unwrap()
     }
+
+    fn has_room(&self, op: &'static str) -> Result<()> {
+        let full = self.noted().full == Some(op);
+        let error = || Err(cresset_kernels::Error::OutOfMemory { op, detail: "full".into() });
+        if full { error() } else { Ok(()) }
+    }
 }
 
 impl Gpu for Spy {
@@ -46,12 +54,14 @@ impl Gpu for Spy {
         self.gpu.memory()
     }
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.has_room("allocate")?;
         self.gpu.allocate(bytes)
     }
     fn free(&self, address: u64) {
         self.gpu.free(address);
     }
     fn staging(&self, bytes: usize) -> Result<Staging> {
+        self.has_room("staging")?;
         self.gpu.staging(bytes)
     }
     fn upload(&self, from: &Staging, offset: usize, to: View) -> Result<()> {
@@ -149,6 +159,32 @@ fn each_sequence_goes_through_the_attention_that_suits_it_after_one_upload() {
             (launched("attention_decode"), launched("attention_prefill"), noted.uploads.len());
         assert_eq!(found, (decodes, prefills, 1), "{lens:?}");
     }
+}
+
+/// The steps after it compute and are replayed as before.
+#[test]
+fn inputs_that_find_no_room_fail_their_step_alone() {
+    let (mut model, spy) = spied(&TinyLlama::default(), &options(Kind::F32));
+    let mut token = |biased: u32| {
+        let specials = (0..biased).map(|i| Special { token: i % 64, bias: 0.0 }).collect();
+        let row = DeviceRow { specials, ..DeviceRow::greedy() };
+        model.start(&prompts(&[1]), &[row])?;
+        Ok(model.collect()?.remove(0).unwrap().token)
+    };
+    let first = token(0).unwrap();
+    for full in ["allocate", "staging"] {
+        *spy.noted() = Noted { full: Some(full), ..Noted::default() };
+        let error: Error = token(9000).unwrap_err();
+        let expected = matches!(
+            error,
+            Error::Kernel(cresset_kernels::Error::OutOfMemory { op, .. }) if op == full
+        );
+        assert!(expected, "{full}: {error}");
+        assert_eq!(token(0).unwrap(), first);
+        assert_eq!(spy.noted().kernels, [""; 0], "{full}: the recorded step is replayed");
+    }
+    *spy.noted() = Noted::default();
+    assert_eq!(token(9000).unwrap(), first);
 }
 
 /// Choosing an algorithm takes longer than a step, so no step of serving may be the first with its
