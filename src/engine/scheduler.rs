@@ -358,7 +358,8 @@ impl Scheduler {
         if proposed {
             self.proposed.note(accepted > computed);
         }
-        if drafted && sequence.pending_tokens == 0 {
+        // A draft may be the token that ends the sequence; then no further result is awaited.
+        if drafted && (sequence.pending_tokens == 0 || cause.is_some()) {
             self.blocks.settle_drafts(&mut sequence.table, &sequence.tokens[..accepted]);
         }
         cause

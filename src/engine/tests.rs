@@ -8,6 +8,7 @@ mod errors;
 mod lifecycle;
 mod neighbours;
 mod own_guesses;
+mod sessions;
 mod speculation;
 
 use super::*;
