@@ -202,6 +202,11 @@ impl BlockManager {
         Prefix { state, wanted, ..self.cut(found, longest) }
     }
 
+    /// How many tokens a lookup finds.
+    pub fn found(&self, table: &mut BlockTable, tokens: &[u32]) -> usize {
+        self.lookup(table, tokens).groups.first().map_or(0, Vec::len) * self.block_size
+    }
+
     /// The first `len` blocks of each group, without those behind its window.
     fn cut(&self, mut groups: Vec<Vec<u32>>, len: usize) -> Prefix {
         if len == 0 {
