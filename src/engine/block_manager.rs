@@ -202,6 +202,11 @@ impl BlockManager {
         Prefix { state, wanted, ..self.cut(found, longest) }
     }
 
+    /// How many tokens a lookup finds.
+    pub fn found(&self, table: &mut BlockTable, tokens: &[u32]) -> usize {
+        self.lookup(table, tokens).groups.first().map_or(0, Vec::len) * self.block_size
+    }
+
     /// The first `len` blocks of each group, without those behind its window.
     fn cut(&self, mut groups: Vec<Vec<u32>>, len: usize) -> Prefix {
         if len == 0 {
@@ -236,7 +241,7 @@ impl BlockManager {
     pub fn claim(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         let claimed = self.claim_blocks(table, from, to);
         if claimed && self.has_states() && to > from {
-            let stays = self.next_kept(table, from) == Some(to);
+            let stays = self.kept_from(table, from)(to);
             table.states.advance(&mut self.states, table.owner, to, stays);
         }
         claimed
@@ -247,7 +252,7 @@ impl BlockManager {
     pub fn claim_drafts(&mut self, table: &mut BlockTable, from: usize, to: usize) -> bool {
         let claimed = self.claim_blocks(table, from, to);
         if claimed && self.has_states() {
-            let stays = self.next_kept(table, from) == Some(to);
+            let stays = self.kept_from(table, from);
             table.states.branch(&mut self.states, table.owner, to, stays);
         }
         claimed
@@ -282,12 +287,25 @@ impl BlockManager {
         kept.map_or(count, |at| count.min(at - from))
     }
 
-    /// Where the sequence's next state after `from` tokens is kept.
+    /// Says of a number of tokens whether the state after them is kept, for a row that begins at
+    /// `from`. Beside those at which rows end for it, these are the states after whole blocks of
+    /// the answer: the next turn of a conversation goes on from the last of them.
+    fn kept_from(&self, table: &BlockTable, from: usize) -> impl Fn(usize) -> bool + use<> {
+        let (next, block) = (self.next_kept(table, from), self.block_size);
+        let answer = self.first_state().max(table.prompt);
+        move |to| next == Some(to) || (to >= answer && to.is_multiple_of(block))
+    }
+
+    /// The fewest tokens that a kept state covers.
+    fn first_state(&self) -> usize {
+        self.kinds.first_kept.max(1).next_multiple_of(self.block_size)
+    }
+
+    /// Where a row of the sequence has to end after `from` tokens, because its state is kept there.
     fn next_kept(&self, table: &BlockTable, from: usize) -> Option<usize> {
-        let first = self.kinds.first_kept.max(1).next_multiple_of(self.block_size);
         // The last token of a prompt is never part of a prefix.
         let prompt_end = table.prompt.saturating_sub(1) / self.block_size * self.block_size;
-        table.states.next_kept(from, first, prompt_end)
+        table.states.next_kept(from, self.first_state(), prompt_end)
     }
 
     /// Offers the full blocks among the computed `tokens` to later sequences of its owner, and
@@ -300,15 +318,29 @@ impl BlockManager {
             }
             table.registered = index + 1;
         }
-        if let Some(slot) = table.states.commit(&mut self.states, table.owner, tokens.len()) {
-            let content = self.content(table, 0, tokens.len() / self.block_size - 1, tokens);
-            self.states.offer(slot, content);
-        }
+        self.commit_states(table, tokens);
         for (blocks, window) in table.groups.iter_mut().zip(&self.kinds.windows) {
             let behind = first_kept(*window, tokens.len(), self.block_size);
             let held = blocks[..behind].iter().rposition(|id| *id == NO_BLOCK).map_or(0, |i| i + 1);
             for block in &mut blocks[held..behind] {
                 self.pool.release(std::mem::replace(block, NO_BLOCK), table.owner);
+            }
+        }
+    }
+
+    /// Offers the states that stay among those of the computed `tokens`. Of an answer's states the
+    /// latest alone stays, so that long answers push no other conversation's out.
+    fn commit_states(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        let kept = table.states.kept(tokens.len());
+        for &(slot, covered) in &kept {
+            let content = self.content(table, 0, covered / self.block_size - 1, tokens);
+            self.states.offer(slot, content);
+        }
+        table.states.give_back(&mut self.states, table.owner, tokens.len());
+        for (_, covered) in kept.into_iter().filter(|(_, covered)| *covered >= table.prompt) {
+            if let Some(before) = table.states.keep_of_answer(covered) {
+                let hash = table.chain[before / self.block_size - 1];
+                self.states.forget_unheld(&(0, hash));
             }
         }
     }

@@ -31,34 +31,63 @@ pub enum Refused {
 pub(crate) struct EngineLoad {
     /// Sequences running or waiting, those in the background left out.
     pub live: usize,
-    /// Tokens of all sequences that are known and not computed yet.
+    /// Tokens of all sequences that are known, not computed and not expected in the prefix cache.
     pub prompt_tokens: usize,
     /// Tokens that sequences not yet running may produce.
     pub output_tokens: usize,
+    /// Tokens computed per second of work in steps with prompts; 0 before the first. Steps that
+    /// only decode compute few tokens and say nothing about how long a prompt takes.
+    pub prompt_tokens_per_second: f64,
     /// Tokens computed per second of work; 0 before the first step.
     pub tokens_per_second: f64,
+    /// The share of the latest prompts that was in the prefix cache when they came.
+    pub found_share: f64,
+}
+
+/// How much of the latest prompts was in the prefix cache when they came. A prompt's weight falls
+/// by a tenth with each later one.
+#[derive(Debug, Default)]
+pub(crate) struct FoundShare {
+    found: f64,
+    tokens: f64,
+}
+
+impl FoundShare {
+    const FADE: f64 = 0.9;
+
+    /// Counts a prompt of so many `tokens`, of which the first `found` were in the cache.
+    pub(crate) fn note(&mut self, found: usize, tokens: usize) {
+        self.found = self.found * Self::FADE + found as f64;
+        self.tokens = self.tokens * Self::FADE + tokens as f64;
+    }
+
+    /// 0 before the first prompt.
+    pub(crate) fn share(&self) -> f64 {
+        if self.tokens > 0.0 { self.found / self.tokens } else { 0.0 }
+    }
 }
 
 impl EngineLoad {
-    /// Counts a request that has been queued. What runs in the background holds up no other.
+    /// Counts a request that has been queued, and of its prompt as much as the engine did not find
+    /// of the latest ones. What runs in the background holds up no other.
     pub(crate) fn add(&mut self, request: &GenerateRequest) {
         if request.background {
             return;
         }
         self.live += 1;
-        self.prompt_tokens += request.prompt.len();
+        let unfound = request.prompt.len() as f64 * (1.0 - self.found_share);
+        self.prompt_tokens += unfound as usize;
         self.output_tokens += request.max_tokens as usize;
     }
 
     /// The longest time that a new sequence waits for its first step. When a row is free, only the
     /// prompts of others are computed before it.
     fn wait(&self, options: &EngineOptions) -> Duration {
-        if self.tokens_per_second <= 0.0 {
-            return Duration::ZERO;
-        }
+        let time = |tokens: usize, rate: f64| if rate > 0.0 { tokens as f64 / rate } else { 0.0 };
         let rows_taken = self.live >= options.max_rows;
         let outputs = if rows_taken { self.output_tokens } else { 0 };
-        let seconds = (self.prompt_tokens + outputs) as f64 / self.tokens_per_second;
+        let seconds = time(self.prompt_tokens, self.prompt_tokens_per_second)
+            + time(outputs, self.tokens_per_second);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }

@@ -151,7 +151,7 @@ impl StepRow {
     }
 
     /// Whether the row has only the token that its sequence got last.
-    fn decodes(&self) -> bool {
+    pub fn decodes(&self) -> bool {
         self.samples && self.num_tokens == 1
     }
 
@@ -225,7 +225,7 @@ impl Scheduler {
         if request.background {
             self.background.insert(id);
         }
-        self.sequences.insert(id, Sequence::new(id, request));
+        self.sequences.insert(id, Sequence::new(id, request).looked_up(&self.blocks));
     }
 
     pub fn options(&self) -> &EngineOptions {
@@ -358,7 +358,8 @@ impl Scheduler {
         if proposed {
             self.proposed.note(accepted > computed);
         }
-        if drafted && sequence.pending_tokens == 0 {
+        // A draft may be the token that ends the sequence; then no further result is awaited.
+        if drafted && (sequence.pending_tokens == 0 || cause.is_some()) {
             self.blocks.settle_drafts(&mut sequence.table, &sequence.tokens[..accepted]);
         }
         cause

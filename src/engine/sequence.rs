@@ -1,6 +1,6 @@
 //! One sequence: its tokens, how far they are computed, and its blocks. Pure.
 
-use super::block_manager::{BlockOwner, BlockTable};
+use super::block_manager::{BlockManager, BlockOwner, BlockTable};
 use super::error::EngineError;
 use super::grammar::TokenGrammar;
 pub use super::sequence_id::SequenceId;
@@ -110,6 +110,8 @@ pub struct Sequence {
     /// How many of these rows give a token. Those tokens follow `tokens`; only the runner has them
     /// yet.
     pub pending_tokens: usize,
+    /// Tokens that were in the prefix cache when it came.
+    pub expected_in_cache: usize,
     drafts: Drafts,
     /// Index of the sequence's latest result among the results of that result's step.
     latest_result: u32,
@@ -134,6 +136,7 @@ impl Sequence {
             state: SequenceState::Waiting,
             rows_in_flight: 0,
             pending_tokens: 0,
+            expected_in_cache: 0,
             drafts: Drafts::default(),
             latest_result: 0,
             sampling: Arc::new(request.sampling.clone()),
@@ -144,9 +147,23 @@ impl Sequence {
         }
     }
 
+    /// Notes what the prefix cache has of its prompt.
+    pub fn looked_up(mut self, blocks: &BlockManager) -> Self {
+        self.expected_in_cache = blocks.found(&mut self.table, &self.tokens);
+        self
+    }
+
     /// How many tokens, known or pending, are neither computed nor in flight.
     pub fn uncomputed(&self) -> usize {
         self.tokens.len() + self.pending_tokens - self.num_computed_tokens
+    }
+
+    /// How many of these it is expected to need computed: one that waits begins with what is in the
+    /// prefix cache.
+    pub fn expected_work(&self) -> usize {
+        let found = self.expected_in_cache;
+        let found = if self.state == SequenceState::Waiting { found } else { 0 };
+        self.uncomputed().saturating_sub(found)
     }
 
     /// Tokens produced so far, pending ones not included.

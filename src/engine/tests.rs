@@ -9,6 +9,7 @@ mod formats;
 mod lifecycle;
 mod neighbours;
 mod own_guesses;
+mod sessions;
 mod speculation;
 
 use super::*;

@@ -14,7 +14,7 @@ use super::error::EngineError;
 use super::handle::{Commands, EnginePhase, Inbox, SequenceEvent};
 use super::own_guesses::OwnHead;
 use super::panics::{catch_panic, panicked};
-use super::queue_limits::EngineLoad;
+use super::queue_limits::{EngineLoad, FoundShare};
 use super::rate::Throughput;
 use super::runner::{RowResult, Runner};
 use super::scheduler::{ScheduledStep, Scheduler, StepRow};
@@ -41,6 +41,9 @@ pub(super) struct Worker {
     throughput: Throughput,
     /// Whether the step launched last waits to be sampled.
     awaits_masks: bool,
+    /// That of steps with prompts alone.
+    prompt_throughput: Throughput,
+    found: FoundShare,
     /// When the runner began with the oldest step in flight.
     busy_since: Instant,
     /// How long it took to schedule that step, guesses included.
@@ -73,6 +76,8 @@ impl Worker {
             inbox,
             throughput: Throughput::default(),
             awaits_masks: false,
+            prompt_throughput: Throughput::default(),
+            found: FoundShare::default(),
             busy_since: Instant::now(),
             scheduling: Duration::ZERO,
             counts: EngineStats::default(),
@@ -119,10 +124,19 @@ impl Worker {
         }
     }
 
+    /// Notes how much of a new prompt was in the prefix cache. The background does not count.
+    fn note_found(&mut self, id: SequenceId) {
+        let added = self.scheduler.get(id).filter(|added| !added.request.background);
+        if let Some(added) = added {
+            self.found.note(added.expected_in_cache, added.tokens.len());
+        }
+    }
+
     fn apply_commands(&mut self, commands: Commands) {
         for (id, submission) in commands.submitted {
             self.streams.insert(id, submission.events);
             self.scheduler.add(id, submission.request);
+            self.note_found(id);
         }
         for (id, asked_at) in commands.stopped {
             if self.finish(id, StopCause::Stopped) {
@@ -237,6 +251,9 @@ impl Worker {
         let accepted = (self.scheduler.totals().accepted_tokens - accepted) as usize;
         let computed = rows.iter().map(|row| row.num_tokens).sum::<usize>() + accepted;
         self.throughput.record(computed, spent);
+        if rows.iter().any(|row| !row.decodes()) {
+            self.prompt_throughput.record(computed, spent);
+        }
         Ok(())
     }
 
@@ -327,12 +344,16 @@ impl Worker {
 
     fn load(&self) -> EngineLoad {
         let context = self.scheduler.options().max_context;
-        let mut load =
-            EngineLoad { tokens_per_second: self.throughput.per_second(), ..EngineLoad::default() };
+        let mut load = EngineLoad {
+            prompt_tokens_per_second: self.prompt_throughput.per_second(),
+            tokens_per_second: self.throughput.per_second(),
+            found_share: self.found.share(),
+            ..EngineLoad::default()
+        };
         let foreground = |sequence: &&Sequence| !sequence.request.background;
         for sequence in self.scheduler.sequences().filter(foreground) {
             load.live += 1;
-            load.prompt_tokens += sequence.uncomputed();
+            load.prompt_tokens += sequence.expected_work();
             if sequence.state == SequenceState::Waiting {
                 load.output_tokens += sequence.remaining(context);
             }

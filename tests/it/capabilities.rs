@@ -394,7 +394,7 @@ async fn refused(world: &World, extra: &Value, param: &str, why: &str) {
     assert_eq!(world.balances().await, before);
 }
 
-fn tool(name: &str) -> Value {
+pub fn tool(name: &str) -> Value {
     let parameters = json!({
         "type": "object",
         "properties": { "state": { "type": "string", "enum": ["on", "off"] } },
@@ -406,14 +406,14 @@ fn tool(name: &str) -> Value {
 }
 
 /// A request with two tools and these members.
-fn with_tools(extra: &Value) -> Value {
+pub fn with_tools(extra: &Value) -> Value {
     let mut members = json!({ "tools": [tool("lamp"), tool("fan")], "max_tokens": 400 });
     members.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     members
 }
 
 /// What each family writes for a call of the lamp, behind a text where it may have one.
-const REPLIES: [(&str, &str, &str); 11] = [
+pub const REPLIES: [(&str, &str, &str); 11] = [
     (
         CALLER,
         "I see.\n<tool_call>\n{\"name\": \"lamp\", \"arguments\": {\"state\": \"on\"}}\n</tool_call>",

@@ -64,6 +64,7 @@ mod reload;
 mod remote_admin;
 mod secrecy;
 mod service;
+mod sessions;
 mod soak;
 mod speculation;
 mod sse;

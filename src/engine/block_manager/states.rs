@@ -32,6 +32,8 @@ pub(super) struct StateTable {
     latest: Vec<StateMove>,
     /// Where its prefix would have gone on if a state had been kept there.
     wanted: Option<usize>,
+    /// The tokens that the latest kept state of its answer covers.
+    of_answer: Option<usize>,
 }
 
 /// The state that a row goes on from (`NO_STATE`: it begins), and where its own goes.
@@ -84,19 +86,19 @@ impl StateTable {
     }
 
     /// Takes a slot for the state after each of the latest row's drafts, which end at `to` tokens.
-    /// The last one's stays if it is one to keep.
+    /// `stays` says of a number of tokens whether the state after them is one to keep.
     pub(super) fn branch(
         &mut self,
         pool: &mut BlockPool,
         owner: BlockOwner,
         to: usize,
-        stays: bool,
+        stays: impl Fn(usize) -> bool,
     ) {
         let HeldState { slot: mut read, tokens, .. } =
             *self.held.last().expect("a row was claimed");
         for tokens in tokens + 1..=to {
             let write = pool.take(owner);
-            self.held.push(HeldState { slot: write, tokens, stays: stays && tokens == to });
+            self.held.push(HeldState { slot: write, tokens, stays: stays(tokens) });
             self.latest.push(StateMove { read, write });
             read = write;
         }
@@ -110,19 +112,23 @@ impl StateTable {
         self.latest.truncate(1);
     }
 
-    /// Notes that the first `tokens` are computed: gives back the states that no row reads any
-    /// more. Returns the slot of one that stays and can be found from now on.
-    pub(super) fn commit(
-        &mut self,
-        pool: &mut BlockPool,
-        owner: BlockOwner,
-        tokens: usize,
-    ) -> Option<u32> {
+    /// The slots of states that stay and cover at most the first `tokens`, and what each covers.
+    pub(super) fn kept(&self, tokens: usize) -> Vec<(u32, usize)> {
+        let kept = self.held.iter().filter(|state| state.stays && state.tokens <= tokens);
+        kept.map(|state| (state.slot, state.tokens)).collect()
+    }
+
+    /// Gives back the states that no row reads any more, once the first `tokens` are computed.
+    pub(super) fn give_back(&mut self, pool: &mut BlockPool, owner: BlockOwner, tokens: usize) {
         while self.held.len() > 1 && self.held[0].tokens < tokens {
             pool.release(self.held.remove(0).slot, owner);
         }
-        let computed = |state: &&HeldState| state.stays && state.tokens == tokens;
-        self.held.iter().find(computed).map(|state| state.slot)
+    }
+
+    /// Notes that a state of the answer, which covers `tokens`, is kept. Returns what the state
+    /// covers whose place it takes.
+    pub(super) fn keep_of_answer(&mut self, tokens: usize) -> Option<usize> {
+        self.of_answer.replace(tokens).filter(|before| *before < tokens)
     }
 
     pub(super) fn release(&mut self, pool: &mut BlockPool, owner: BlockOwner) {

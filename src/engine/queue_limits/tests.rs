@@ -56,11 +56,19 @@ fn requests_that_can_never_run_are_refused() {
 #[test]
 fn requests_that_would_wait_in_vain_are_refused() {
     let now = Instant::now();
-    // `load` is live sequences, prompt tokens, output tokens and tokens per second; `deadline` is
-    // in seconds from now, and `expect` is the refusal's Retry-After in seconds.
+    // `load` is live sequences, prompt tokens, output tokens and tokens per second, ten times as
+    // many of them in prompts; `deadline` is in seconds from now, and `expect` is the refusal's
+    // Retry-After in seconds.
     let check = |load: (usize, usize, usize, f64), deadline: Option<u64>, expect: Option<u64>| {
-        let (live, prompt_tokens, output_tokens, tokens_per_second) = load;
-        let load = EngineLoad { live, prompt_tokens, output_tokens, tokens_per_second };
+        let (live, prompt_tokens, output_tokens, rate) = load;
+        let load = EngineLoad {
+            live,
+            prompt_tokens,
+            output_tokens,
+            prompt_tokens_per_second: 10.0 * rate,
+            tokens_per_second: rate,
+            found_share: 0.0,
+        };
         let mut request = request(1, 1);
         request.deadline = deadline.map(|seconds| now + Duration::from_secs(seconds));
         let refused =
@@ -71,11 +79,27 @@ fn requests_that_would_wait_in_vain_are_refused() {
     check((0, 0, 0, 0.0), None, None);
     check((5, 0, 0, 0.0), None, None);
     check((6, 0, 0, 0.0), None, Some(1));
-    check((6, 100, 900, 100.0), None, Some(10));
+    check((6, 1_000, 900, 100.0), None, Some(10));
     check((6, 100, 90_000, 100.0), None, Some(60));
-    check((5, 100, 900, 100.0), Some(11), None);
-    check((5, 100, 900, 100.0), Some(9), Some(10));
-    check((3, 100, 900, 100.0), Some(9), None);
+    check((5, 1_000, 900, 100.0), Some(11), None);
+    check((5, 1_000, 900, 100.0), Some(9), Some(10));
+    check((3, 1_000, 900, 100.0), Some(9), None);
     check((4, 0, 30_001, 100.0), None, Some(60));
     check((4, 0, 29_999, 100.0), None, None);
+}
+
+/// Sessions whose long prompts are in the cache wait for little, so a burst of them is not refused.
+#[test]
+fn a_queued_prompt_counts_as_much_as_was_not_found_of_the_latest() {
+    let mut found = FoundShare::default();
+    assert!(found.share() <= 0.0);
+    found.note(0, 1_000);
+    for _ in 0..100 {
+        found.note(950, 1_000);
+    }
+    let mut load = EngineLoad { found_share: found.share(), ..EngineLoad::default() };
+    load.add(&request(1_000, 7));
+    assert!((50..60).contains(&load.prompt_tokens), "{load:?}");
+    load.add(&GenerateRequest { background: true, ..request(1_000, 7) });
+    assert_eq!((load.live, load.output_tokens), (1, 7));
 }

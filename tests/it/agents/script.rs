@@ -86,6 +86,24 @@ pub const TASKS: &[Task] = &[
     },
 ];
 
+impl Task {
+    /// The command that the work ends with, if any.
+    pub fn last_command(&self) -> Option<&'static str> {
+        self.steps
+            .iter()
+            .rev()
+            .find_map(|step| if let Run(command) = step { Some(*command) } else { None })
+    }
+
+    /// The last answer, once `seen` has the code that it tells of.
+    fn told(&self, seen: &str) -> String {
+        let digits = seen.rsplit_once("code: ").map_or("", |(_, rest)| {
+            rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default()
+        });
+        self.end.replace("{}", digits)
+    }
+}
+
 /// The answer to a prompt in the form of Qwen 2.5, for agents that work in `folder`.
 pub fn answer(prompt: &str, folder: &Path) -> String {
     let tools = offered(prompt);
@@ -93,20 +111,38 @@ pub fn answer(prompt: &str, folder: &Path) -> String {
     let Some((place, task)) = found.max_by_key(|(place, _)| *place) else {
         return "Ready.".into();
     };
+    if prompt.contains("*SEARCH/REPLACE block*") {
+        return blocks(task, folder) + &task.told(prompt);
+    }
     // Agents also ask for a title of the conversation, without tools.
     if tools.is_empty() {
         return "A small task".into();
     }
     let results: Vec<&str> = prompt[place..].split("<tool_response>").skip(1).collect();
     let Some(step) = task.steps.get(results.len()) else {
-        let digits = results.last().and_then(|result| result.rsplit_once("code: "));
-        let digits = digits.map_or("", |(_, rest)| {
-            rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default()
-        });
-        return task.end.replace("{}", digits);
+        return task.told(results.last().unwrap_or(&""));
     };
     let (name, arguments) = call(&tools, step, folder);
     format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+}
+
+/// The edits of a task as aider reads them, which tells the model of files and not of tools. A
+/// block has whole lines.
+fn blocks(task: &Task, folder: &Path) -> String {
+    let block = |file: &str, old: &str, new: &str| {
+        format!("{file}\n```\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n\n")
+    };
+    let edit = |step: &Step| match step {
+        Edit(file, old, new) => {
+            let text = std::fs::read_to_string(folder.join(file)).unwrap();
+            let line = text.lines().find(|line| line.contains(old))?;
+            let changed = line.replace(old, &new.replace("\\n", "\n"));
+            Some(block(file, &format!("{line}\n"), &format!("{changed}\n")))
+        }
+        Write(file, text) => Some(block(file, "", text)),
+        Read(_) | Run(_) => None,
+    };
+    task.steps.iter().filter_map(edit).collect()
 }
 
 /// Names and parameters of the tools in the prompt.
