@@ -23,13 +23,11 @@ impl Ahead {
     /// Returns `runner` itself for a depth of 1, and wraps it otherwise.
     pub fn wrap(depth: usize, runner: impl Runner + 'static) -> Box<dyn Runner> {
         let inner: Box<dyn Runner> = Box::new(runner);
-        match depth {
-            1 => inner,
-            _ => {
-                let (previous, waiting, launched) = (Vec::new(), None, VecDeque::new());
-                Box::new(Self { inner, previous, waiting, launched })
-            }
+        if depth == 1 {
+            return inner;
         }
+        let (previous, waiting, launched) = (Vec::new(), None, VecDeque::new());
+        Box::new(Self { inner, previous, waiting, launched })
     }
 
     fn compute(&mut self, batch: &ForwardBatch, rows: &[RowSampling]) -> Result<(), EngineError> {

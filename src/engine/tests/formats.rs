@@ -87,10 +87,10 @@ impl Runner for NotingRunner {
 
     fn sample(&mut self, rows: &[Option<RowSampling>]) -> Result<(), EngineError> {
         self.note("sample");
-        match std::mem::take(&mut self.fails_to_sample) {
-            true => Err(EngineError::Compute("no mask could be uploaded".into())),
-            false => self.runner.sample(rows),
+        if std::mem::take(&mut self.fails_to_sample) {
+            return Err(EngineError::Compute("no mask could be uploaded".into()));
         }
+        self.runner.sample(rows)
     }
 
     fn collect(&mut self) -> Result<Vec<RowResult>, EngineError> {
@@ -108,8 +108,8 @@ impl Runner for NotingRunner {
 }
 
 fn keeping_to(grammar: &(impl TokenGrammar + Clone + 'static), max_tokens: u32) -> GenerateRequest {
-    let (grammar, eos_ids) = (Some(Arc::new(grammar.clone()) as _), [END].into());
-    GenerateRequest { grammar, eos_ids, ..request(0..10, max_tokens) }
+    let (eos_ids, grammar) = ([END].into(), Some(Arc::new(grammar.clone()) as _));
+    GenerateRequest { eos_ids, grammar, ..request(0..10, max_tokens) }
 }
 
 fn noted(depth: usize, fails_to_sample: bool) -> (EngineHandle, Arc<Mutex<Vec<&'static str>>>) {

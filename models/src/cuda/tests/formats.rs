@@ -48,7 +48,7 @@ fn row(number: usize, tokens: &[u32], pending: bool) -> RowSampling {
         pending: pending.then_some(number as u32),
         prompt_len: PROMPTS[number],
         banned: if number == 2 { [9, 10, 11].into() } else { [].into() },
-        grammar: (number % 3 != 0).then(|| Arc::new(IdThirds) as Arc<dyn TokenMask>),
+        grammar: (!number.is_multiple_of(3)).then(|| Arc::new(IdThirds) as Arc<dyn TokenMask>),
     }
 }
 
@@ -144,7 +144,7 @@ fn answers_keep_to_formats_as_on_the_cpu() {
     let want = results(&mut CpuModel::load(&source, &on_cpu).unwrap(), false);
     let failed = SampleError::Grammar("it costs too much".into());
     for (number, results) in want.iter().enumerate() {
-        let keeps = number % 3 != 0;
+        let keeps = !number.is_multiple_of(3);
         assert_eq!(results.iter().position(Result::is_err), keeps.then_some(FAILS_AFTER));
         assert!(!keeps || results[FAILS_AFTER] == Err(failed.clone()));
     }
