@@ -100,8 +100,11 @@ fn answers_with_calls_of_tools_are_computed_again() {
     for (reasoning, choice) in
         [(true, "auto"), (true, "none"), (false, "required"), (true, "required")]
     {
-        let plan = format!("[plans.default]\nreasoning = {reasoning}\n");
-        fs::write(folder.path().join("cresset.toml"), plan).unwrap();
+        // A random model chooses its calls badly.
+        let settings = format!(
+            "[plans.default]\nreasoning = {reasoning}\n[qualification]\nany_tool_choice = true\n"
+        );
+        fs::write(folder.path().join("cresset.toml"), settings).unwrap();
         let node = folder.serve();
         let more = json!({ "tools": [tool], "tool_choice": choice, "seed": 3, "max_tokens": 240,
             "parallel_tool_calls": false });
