@@ -124,7 +124,7 @@ impl Assembly {
     }
 
     /// Every release that is qualified here: first the named ones, in their order. Fails when a
-    /// named one is not qualified, and when no release is.
+    /// named one is not qualified. There may be none.
     pub fn servable(&self, names: &[String]) -> Result<Servable, NodeError> {
         failpoint!("node::reading");
         let (catalogue, host) = (self.catalogue(), self.host());
