@@ -65,9 +65,10 @@ impl ForwardBatch {
     }
 
     /// The batch for a cache where `parts[group]` layers share a place of the group's blocks: each
-    /// block is then `parts[group]` smaller ones, one for every layer. `None` where none share.
+    /// block is then `parts[group]` smaller ones, one for every layer. `None` where none share, and
+    /// for a batch without sequences.
     pub(crate) fn in_parts(&self, parts: &[usize], block_size: usize) -> Option<Self> {
-        if parts.iter().all(|parts| *parts == 1) {
+        if self.seq_lens.is_empty() || parts.iter().all(|parts| *parts == 1) {
             return None;
         }
         let (mut batch, block_size) = (self.clone(), block_size as u32);

@@ -9,8 +9,10 @@
 //! divides the other's, a place holds several layers of either.
 
 use crate::ModelConfig;
+use crate::config::Sliding;
 /// Stands for a slot where a sequence begins without a state.
 pub use cresset_kernels::recurrence::NO_STATE;
+use cresset_kernels::rope::E4M3;
 
 /// Stands in a block table for a block that was given back.
 pub const NO_BLOCK: u32 = u32::MAX;
@@ -57,6 +59,10 @@ impl CacheKinds {
 pub fn first_kept(window: Option<usize>, tokens: usize, block_size: usize) -> usize {
     window.map_or(0, |window| tokens.saturating_sub(window - 1) / block_size)
 }
+
+/// Groups of layers with a window beside a group that has no layer and counts tokens alone: each of
+/// its blocks costs as much as one of theirs.
+const GROUPS_BESIDE_TOKENS: usize = 8;
 
 /// The place of what a layer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,15 +112,36 @@ impl CacheLayout {
     /// Layers with a window and layers without one are apart. A group has as many places as the
     /// kind that is rarer needs.
     pub(crate) fn by_kind(config: &ModelConfig) -> Self {
+        Self::in_groups(config, false)
+    }
+
+    /// The same on a device, whose samplers count tokens in the slots of the first group: so that
+    /// group has no window, if need be without a layer.
+    pub(crate) fn on_device(config: &ModelConfig) -> Self {
+        let heads = |sliding: &Sliding| sliding.heads.filter(|own| own.dim != config.head_dim);
+        let other_dim = config.sliding.as_ref().and_then(heads).is_some();
+        // Scales stand behind all codes, at a place that depends on the size of a head.
+        if config.kv_kind == E4M3 && other_dim {
+            return Self::of_one_group(config);
+        }
+        Self::in_groups(config, true)
+    }
+
+    /// `keeps_tokens`: whether the first group has all tokens of a sequence, whatever layers see.
+    fn in_groups(config: &ModelConfig, keeps_tokens: bool) -> Self {
         let Some(sliding) = &config.sliding else { return Self::of_one_group(config) };
         let own = &sliding.layers[..config.layers - config.shared_kv_layers];
         let place = config.place_width();
         let [full, windowed] = [false, true].map(|kind| KindOfLayers::of(config, own, kind, place));
         let size = match [full.places(), windowed.places()] {
+            [0, most] if keeps_tokens => most.div_ceil(GROUPS_BESIDE_TOKENS),
             [0, most] | [most, 0] => most,
             [full, windowed] => full.min(windowed),
         };
-        let groups = [&full, &windowed].map(|kind| kind.places().div_ceil(size));
+        let mut groups = [&full, &windowed].map(|kind| kind.places().div_ceil(size));
+        if keeps_tokens {
+            groups[0] = groups[0].max(1);
+        }
         let mut windows = vec![None; groups[0]];
         windows.resize(groups[0] + groups[1], Some(sliding.window));
         let mut parts = vec![full.parts; groups[0]];
@@ -136,6 +163,11 @@ impl CacheLayout {
         Self { kinds, widths: vec![place; size], parts, places }
     }
 
+    /// The groups of smaller blocks that the layers of a place have to themselves.
+    pub(crate) fn parted_groups(&self) -> usize {
+        self.parts.iter().sum()
+    }
+
     /// Bytes of one block, K and V.
     pub(crate) fn block_bytes(&self, config: &ModelConfig, block_size: usize) -> usize {
         self.widths.iter().map(|width| config.kv_bytes(*width, block_size)).sum()
@@ -147,6 +179,14 @@ impl ModelConfig {
     pub fn block_bytes(&self, block_size: usize) -> usize {
         let layout = CacheLayout::by_kind(self);
         layout.kinds.windows.len() * layout.block_bytes(self, block_size)
+    }
+
+    /// Bytes of a CPU's KV cache that a sequence of `tokens` takes at most, if `in_flight` of them
+    /// are being computed.
+    pub fn context_bytes(&self, tokens: usize, block_size: usize, in_flight: usize) -> usize {
+        let layout = CacheLayout::by_kind(self);
+        let blocks = layout.kinds.blocks_for(tokens, block_size, in_flight);
+        blocks * layout.block_bytes(self, block_size)
     }
 }
 
@@ -245,17 +285,38 @@ mod tests {
         assert_eq!(layout.places, [0, 1, 2].map(|index| LayerPlace::State { index }));
     }
 
-    /// On a device, K and V of all layers are in one group, each as wide as it is.
+    /// A device has one group where heads of two sizes are kept in eight bits: their scales stand
+    /// behind all codes, at places that depend on the size.
     #[test]
     fn in_one_group_each_layer_has_a_place_of_its_own_width() {
-        let config = config_of("gemma4-inputs");
-        let layout = CacheLayout::of_one_group(&config);
-        assert_eq!(layout.widths, [32, 32, 32, 64]);
+        let mut config = config_of("gemma4-inputs");
+        assert_eq!(CacheLayout::on_device(&config), CacheLayout::by_kind(&config));
+        assert_eq!(config.block_bytes(16), 2 * 3 * 64 * 16 * 4);
+        config.kv_kind = E4M3;
+        let layout = CacheLayout::on_device(&config);
+        assert_eq!(layout.widths, [36, 36, 36, 68]);
         let place = |index| LayerPlace::Blocks { group: 0, index };
         assert_eq!(layout.places, [0, 1, 2, 3, 2, 2, 2, 3].map(place));
-        assert_eq!(layout.block_bytes(&config, 16), 2 * (3 * 32 + 64) * 16 * 4);
-        // On a CPU there are three groups of blocks, each with a place of the widest.
-        assert_eq!(config.block_bytes(16), 2 * 3 * 64 * 16 * 4);
+        assert_eq!(layout.block_bytes(&config, 16), 2 * (3 * 36 + 68) * 16);
+        config.sliding.as_mut().unwrap().heads.as_mut().unwrap().dim = config.head_dim;
+        assert_eq!(CacheLayout::on_device(&config), CacheLayout::by_kind(&config));
+    }
+
+    /// The first of them has no layer: a device counts the tokens of a whole sequence in it.
+    #[test]
+    fn layers_with_a_window_alone_are_beside_a_group_of_tokens() {
+        let mut config = config_of("gemma3");
+        for (layers, groups, places) in [(3, 3, 1), (8, 8, 1), (20, 7, 3)] {
+            config.layers = layers;
+            config.sliding.as_mut().unwrap().layers = vec![true; layers];
+            let window = config.sliding.as_ref().map(|sliding| sliding.window);
+            let layout = CacheLayout::on_device(&config);
+            assert_eq!(layout.widths.len(), places);
+            assert_eq!(layout.kinds.windows, [vec![None], vec![window; groups]].concat());
+            let last = LayerPlace::Blocks { group: groups, index: (layers - 1) % places };
+            assert_eq!(layout.places[layers - 1], last);
+            assert_eq!(CacheLayout::by_kind(&config).kinds.windows, [window]);
+        }
     }
 
     #[test]

@@ -106,6 +106,11 @@ macro_rules! model_options {
 model_settings!(model_options);
 
 impl ModelOptions {
+    /// Most tokens of a sequence that are scheduled and not committed: those of two steps.
+    pub(crate) fn most_in_flight(&self) -> usize {
+        2 * self.max_batched_tokens
+    }
+
     /// Blocks of the KV cache that `kv_bytes` hold, beside the states.
     pub(crate) fn num_blocks(&self, block_bytes: usize, state_bytes: usize) -> Result<usize> {
         let left = self.kv_bytes.saturating_sub(state_bytes);

@@ -13,7 +13,7 @@ use cresset_catalogue::{
 };
 use cresset_commands::AdminCommand;
 use cresset_engine::EngineSettings;
-use cresset_node::{Assembly, GpuMemory, inspect};
+use cresset_node::{Assembly, GpuMemory, cpu_context_bytes, inspect};
 use cresset_qualification::{Grade, Record};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -376,10 +376,12 @@ fn card(catalogue: &Catalogue, manifest: &Manifest, engine: &EngineSettings) -> 
         "context_tokens": card.config.max_positions,
         "chat_template": "in its files",
         "cpu_weight_bytes": card.cpu_bytes,
-        "cpu_cache_bytes_per_token": card.config.kv_block_bytes(1),
+        "cpu_cache_bytes_per_token": card.config.block_bytes(1),
+        "cpu_cache_bytes_of_context": cpu_context_bytes(&card, engine),
         "cpu_state_bytes_per_sequence": card.config.state_bytes(),
         "gpu_weight_bytes": gpu.weight_bytes,
         "gpu_cache_bytes_per_token": gpu.token_bytes,
+        "gpu_cache_bytes_of_context": gpu.context_bytes,
         "gpu_kv_dtype": gpu.kv_dtype,
     })
 }
@@ -396,7 +398,7 @@ fn card_text(card: &Value) -> String {
             "{} of weights, {:.1} KiB of cache a token{kept}, up to {} at its context",
             text::mebibytes(number(&format!("{device}_weight_bytes"))),
             a_token as f64 / 1024.0,
-            text::mebibytes(a_token * number("context_tokens")),
+            text::mebibytes(number(&format!("{device}_cache_bytes_of_context"))),
         )
     };
     let rows = [

@@ -42,7 +42,7 @@ pub use background_proofs::{DueProof, Proving};
 pub use device::ComputeDevice;
 pub use embed::{Client, Node, NodeBuilder};
 pub use launch::PortFallback;
-pub use load::{Checked, GpuMemory, RunnerSize};
+pub use load::{Checked, GpuMemory, RunnerSize, cpu_context_bytes};
 pub use models::{Servable, cannot_load};
 pub use open_files::limited;
 pub use release_files::{card, inspect, text};

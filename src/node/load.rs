@@ -260,20 +260,29 @@ pub struct RunnerSize {
 /// The memory that a release takes on a GPU with some settings.
 pub struct GpuMemory {
     pub weight_bytes: u64,
-    /// Bytes that a token takes in the cache, in all layers together.
+    /// Bytes that a token takes in the cache, in all layers together, while all windows show it.
     pub token_bytes: usize,
+    /// Bytes that the model's context takes in the cache at most.
+    pub context_bytes: usize,
     pub kv_dtype: &'static str,
 }
 
 impl GpuMemory {
     pub fn of(card: &ModelCard, engine: &EngineSettings) -> Self {
         let dequantised = card.parameters() * Kind::F32.bytes() as u64;
+        let options = as_written(engine);
         Self {
             weight_bytes: if engine.dequantise { dequantised } else { card.gpu_bytes },
-            token_bytes: card.gpu_token_bytes(&as_written(engine)),
+            token_bytes: card.gpu_token_bytes(&options),
+            context_bytes: card.gpu_context_bytes(&options, card.config.max_positions),
             kv_dtype: gpu_kv_dtype(engine),
         }
     }
+}
+
+/// Bytes that a model's context takes at most in the cache of a CPU.
+pub fn cpu_context_bytes(card: &ModelCard, engine: &EngineSettings) -> usize {
+    card.cpu_context_bytes(&as_written(engine), card.config.max_positions)
 }
 
 /// Files that cannot be loaded are often other files, which is the better explanation.

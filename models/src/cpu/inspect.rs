@@ -1,7 +1,7 @@
 //! Tells from a release's headers whether this build can load it, and what it is: the decoder is
 //! built as for serving, from names and shapes, without reading a weight.
 
-use crate::cuda::cache::block_bytes;
+use crate::cuda::cache::context_bytes;
 use crate::cuda::store::{device_bytes, expert_bytes};
 use crate::decoder::{Decoder, DecoderOptions};
 use crate::loader::gguf::{GgufFile, Value};
@@ -37,10 +37,25 @@ impl ModelCard {
         self.types.values().sum()
     }
 
-    /// Bytes that one token takes in a GPU's cache: K and V of all layers, and its id.
+    /// Bytes that one token takes in a GPU's cache while all windows show it: K and V of all
+    /// layers, and its id.
     pub fn gpu_token_bytes(&self, options: &ModelOptions) -> usize {
-        let config = ModelConfig { kv_kind: options.kv_kind(), ..self.config.clone() };
-        block_bytes(&config, 1)
+        context_bytes(&self.on_gpu(options), 1, 1, 1)
+    }
+
+    /// Bytes that a sequence of `tokens` takes at most in a GPU's cache.
+    pub fn gpu_context_bytes(&self, options: &ModelOptions, tokens: usize) -> usize {
+        let in_flight = options.most_in_flight();
+        context_bytes(&self.on_gpu(options), tokens, options.block_size, in_flight)
+    }
+
+    /// The same in the cache of a CPU.
+    pub fn cpu_context_bytes(&self, options: &ModelOptions, tokens: usize) -> usize {
+        self.config.context_bytes(tokens, options.block_size, options.most_in_flight())
+    }
+
+    fn on_gpu(&self, options: &ModelOptions) -> ModelConfig {
+        ModelConfig { kv_kind: options.kv_kind(), ..self.config.clone() }
     }
 
     /// Whether no weight is quantised.

@@ -9,7 +9,7 @@ use cresset_kernels::gpu::{Buffer, Kind, Rank};
 /// The cache of a model, and the tokens beside their K and V.
 pub(super) struct DeviceCache {
     pub kv: KvCache<DeviceOps>,
-    /// `[num_blocks, block_size]` u32: the token in each slot.
+    /// u32: the token in each slot of the first group of layers.
     pub tokens: Buffer,
 }
 
@@ -21,12 +21,20 @@ impl DeviceCache {
         options: &ModelOptions,
     ) -> Result<Self> {
         let (CacheSizes { blocks, states }, block_size) = (sizes, options.block_size);
-        let mut layout = CacheLayout::of_one_group(config);
+        let mut layout = CacheLayout::on_device(config);
         layout.kinds.states = states;
         layout.kinds.first_kept = options.state_tokens;
+        let slots = blocks * layout.parts[0] * block_size;
         let mut kv = KvCache::new(gpu, config, layout, blocks, block_size)?;
         kv.layout.kinds.states = states.saturating_sub(1);
-        Ok(Self { tokens: Buffer::new(gpu, Kind::U32, blocks * block_size)?, kv })
+        Ok(Self { tokens: Buffer::new(gpu, Kind::U32, slots)?, kv })
+    }
+
+    /// The block that padding rows write to and read, in each group of layers.
+    pub(super) fn dummy_blocks(&self) -> Vec<u32> {
+        let last = self.kv.num_blocks - 1;
+        let of_group = |parts: &usize| last * parts..(last + 1) * parts;
+        self.kv.layout.parts.iter().flat_map(of_group).map(|block| block as u32).collect()
     }
 }
 
@@ -53,10 +61,46 @@ impl CacheSizes {
 /// More states than this would keep prefixes that nobody asks for again.
 const MOST_STATES: usize = 1 << 16;
 
-/// Bytes of one block: K and V over all layers, and its tokens.
+/// Bytes of one block: K and V of a group of layers, and its tokens.
 pub(crate) fn block_bytes(config: &ModelConfig, block_size: usize) -> usize {
-    let layout = CacheLayout::of_one_group(config);
-    layout.block_bytes(config, block_size) + Kind::U32.bytes() * block_size
+    let layout = CacheLayout::on_device(config);
+    let tokens = Kind::U32.bytes() * layout.parts[0] * block_size;
+    layout.block_bytes(config, block_size) + tokens
+}
+
+/// Bytes that a sequence of `tokens` takes at most, if `in_flight` of them are being computed.
+pub(crate) fn context_bytes(
+    config: &ModelConfig,
+    tokens: usize,
+    block_size: usize,
+    in_flight: usize,
+) -> usize {
+    let kinds = CacheLayout::on_device(config).kinds;
+    kinds.blocks_for(tokens, block_size, in_flight) * block_bytes(config, block_size)
+}
+
+/// What a block costs, and how many there may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockCost {
+    pub bytes: usize,
+    pub tokens: usize,
+    /// One for each group of layers, and one for padding.
+    pub least: usize,
+    /// Slots are numbered in 32 bits.
+    pub most: usize,
+}
+
+impl BlockCost {
+    fn of(config: &ModelConfig, block_size: usize) -> Self {
+        let layout = CacheLayout::on_device(config);
+        let parts = layout.parts.iter().copied().max().unwrap_or(1);
+        Self {
+            bytes: block_bytes(config, block_size),
+            tokens: block_size,
+            least: layout.kinds.windows.len() + 1,
+            most: u32::MAX as usize / (block_size * parts),
+        }
+    }
 }
 
 /// The memory of a device that a model may take, in bytes.
@@ -77,12 +121,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Returns how many blocks and states fit: at least one block and two states beside those of
-    /// padding rows, since a sequence that runs may take two.
+    /// Returns how many blocks and states fit: at least one block for each group of layers and two
+    /// states beside those of padding rows, since a sequence that runs may take two.
     pub(super) fn sizes(&self, config: &ModelConfig, block_size: usize) -> Result<CacheSizes> {
         let states = self.states(config.state_bytes())?;
         let taken = states * config.state_bytes();
-        let blocks = self.blocks(block_bytes(config, block_size), block_size, taken)?;
+        let blocks = self.blocks(BlockCost::of(config, block_size), taken)?;
         Ok(CacheSizes { blocks, states })
     }
 
@@ -111,29 +155,24 @@ impl Budget {
     }
 
     /// `taken`: bytes that states take.
-    pub(super) fn blocks(
-        &self,
-        block_bytes: usize,
-        block_size: usize,
-        taken: usize,
-    ) -> Result<usize> {
+    pub(super) fn blocks(&self, block: BlockCost, taken: usize) -> Result<usize> {
         let (allowed, left) = (self.allowed(), self.left() - taken);
-        // Slots are numbered in 32 bits.
-        let blocks = (left / block_bytes).min(u32::MAX as usize / block_size);
-        if blocks >= 2 {
+        let BlockCost { bytes, tokens, least, most } = block;
+        let blocks = (left / bytes).min(most);
+        if blocks >= least {
             return Ok(blocks);
         }
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         Err(Error::OutOfMemory(format!(
             "the model may take {} of the GPU's {} MiB, of which {} are free now and {} stay free; its weights and workspace \
-             take {} MiB, which leaves no room for the KV cache (two blocks of {block_size} tokens take {} MiB): allow a larger \
+             take {} MiB, which leaves no room for the KV cache ({least} blocks of {tokens} tokens take {} MiB): allow a larger \
              share, a larger cache or a smaller reserve, fewer tokens or rows in a step, or stop what else uses this GPU",
             mib(allowed),
             mib(self.total),
             mib(self.free),
             mib(self.reserve),
             mib(self.own),
-            mib(2 * block_bytes)
+            mib(least * bytes)
         )))
     }
 }
@@ -156,6 +195,10 @@ pub(super) fn fewest(gpu: &DeviceOps, blocks: usize) -> Result<usize> {
 mod tests {
     use super::*;
 
+    fn block(bytes: usize) -> BlockCost {
+        BlockCost { bytes, tokens: 16, least: 2, most: 1 << 26 }
+    }
+
     #[test]
     fn the_cache_takes_what_is_left_of_the_share() {
         let budget = |own, free| Budget {
@@ -167,15 +210,16 @@ mod tests {
             most: None,
             state_share: 0.25,
         };
-        let check =
-            |budget: Budget, expect: Option<usize>| match (budget.blocks(1 << 20, 16, 0), expect) {
-                (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
-                (Err(error), None) => assert!(
-                    error.to_string().contains("may take 500 of the GPU's 1000 MiB"),
-                    "{error}"
-                ),
-                (found, _) => panic!("{budget:?}: {found:?}"),
-            };
+        let check = |budget: Budget, expect: Option<usize>| match (
+            budget.blocks(block(1 << 20), 0),
+            expect,
+        ) {
+            (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
+            (Err(error), None) => {
+                assert!(error.to_string().contains("may take 500 of the GPU's 1000 MiB"), "{error}")
+            }
+            (found, _) => panic!("{budget:?}: {found:?}"),
+        };
         check(budget(100 << 20, 900 << 20), Some(400));
         check(budget(100 << 20, 30 << 20), Some(10));
         check(budget(100 << 20, 22 << 20), Some(2));
@@ -188,7 +232,7 @@ mod tests {
         check(budget(499 << 20, 500 << 20), None);
         check(budget(700 << 20, 300 << 20), None);
         let huge = Budget { total: 1 << 45, free: 1 << 45, share: 1.0, ..budget(0, 0) };
-        assert_eq!(huge.blocks(1 << 10, 64, 0).unwrap(), (1 << 26) - 1);
+        assert_eq!(huge.blocks(block(1 << 10), 0).unwrap(), 1 << 26);
     }
 
     #[test]
@@ -205,7 +249,7 @@ mod tests {
         assert_eq!(budget(100 << 20).states(0).unwrap(), 0);
         assert_eq!(budget(100 << 20).states(1 << 20).unwrap(), 25);
         assert_eq!(budget(100 << 20).states(1).unwrap(), MOST_STATES);
-        assert_eq!(budget(100 << 20).blocks(1 << 20, 16, 25 << 20).unwrap(), 75);
+        assert_eq!(budget(100 << 20).blocks(block(1 << 20), 25 << 20).unwrap(), 75);
         assert_eq!(budget(12 << 20).states(1 << 20).unwrap(), 3);
         let error = budget(11 << 20).states(1 << 20).unwrap_err().to_string();
         assert!(error.contains("three are needed of 1048576 bytes"), "{error}");

@@ -44,6 +44,8 @@ pub(super) struct StepShape {
 pub(super) struct ModelShape {
     /// Shares in the plan of each kind of attention; 0 without a plan.
     pub shares: [usize; KINDS],
+    /// Groups of layers, each with slots and block tables of its own.
+    pub groups: usize,
     /// Whether sequences have states.
     pub has_states: bool,
 }
@@ -90,8 +92,10 @@ struct Layout {
     ids: Range<usize>,
     feedback: Range<usize>,
     positions: Range<usize>,
+    /// One group of layers after the other.
     slots: Range<usize>,
     seq_lens: Range<usize>,
+    /// Likewise.
     table_starts: Range<usize>,
     /// The sequences that do not decode; starts at 0.
     cu_seqlens: Range<usize>,
@@ -123,9 +127,9 @@ impl Layout {
             ids: take(tokens),
             feedback: take(tokens),
             positions: take(tokens),
-            slots: take(tokens),
+            slots: take(model.groups * tokens),
             seq_lens: take(sequences),
-            table_starts: take(sequences + 1),
+            table_starts: take(model.groups * (sequences + 1)),
             cu_seqlens: take(sequences - decodes + 1),
             selected: take(rows),
             state_starts: take(starts),
@@ -154,8 +158,14 @@ impl Inputs {
         Ok(Self(Buffer::new(gpu, Kind::U32, words)?))
     }
 
-    arrays!(prefill_split, ids, feedback, positions, slots, cu_seqlens, selected);
+    arrays!(prefill_split, ids, feedback, positions, cu_seqlens, selected);
     arrays!(state_starts, state_reads, state_writes);
+
+    /// The slots of K and V of a group of layers.
+    pub(super) fn slots(&self, shape: &StepShape, group: usize) -> View {
+        let all = self.0.view().slice(Layout::new(shape).slots);
+        all.slice(group * shape.tokens..(group + 1) * shape.tokens)
+    }
 
     /// The states that sequences read and write, if they have some.
     pub(super) fn states(&self, shape: &StepShape) -> Option<StateMoves<View>> {
@@ -166,13 +176,14 @@ impl Inputs {
         })
     }
 
-    pub(super) fn all(&self, shape: &StepShape) -> PagedSequences {
-        let at = Layout::new(shape);
+    /// The sequences with their blocks in a group of layers.
+    pub(super) fn all(&self, shape: &StepShape, group: usize) -> PagedSequences {
+        let (at, starts) = (Layout::new(shape), shape.sequences + 1);
         let words = self.0.view();
         PagedSequences {
             seq_lens: words.slice(at.seq_lens),
             tables: self.from(at.list),
-            table_starts: words.slice(at.table_starts),
+            table_starts: words.slice(at.table_starts).slice(group * starts..(group + 1) * starts),
         }
     }
 
@@ -190,16 +201,17 @@ impl Inputs {
         windows.iter().zip(at.plans.clone()).map(plan).collect()
     }
 
-    /// The sequences in the form that attention takes; `workspace` is for partial results. Blocks
-    /// share the keys of few queries only if they may be divided into parts.
+    /// The sequences in the form that attention of a group of layers takes; `workspace` is for
+    /// partial results. Blocks share the keys of few queries only if they may be divided into
+    /// parts.
     pub(super) fn sequences<'a>(
         &self,
-        shape: &StepShape,
+        (shape, group): (&StepShape, usize),
         plans: &'a [(Option<usize>, DecodePieces)],
         in_parts: bool,
         workspace: DecodeWorkspace,
     ) -> StepSequences<'a> {
-        let (all, first, last) = (self.all(shape), shape.decodes, shape.sequences);
+        let (all, first, last) = (self.all(shape, group), shape.decodes, shape.sequences);
         let part = |from: usize, to: usize| PagedSequences {
             seq_lens: all.seq_lens.slice(from..to),
             table_starts: all.table_starts.slice(from..to + 1),
@@ -247,8 +259,8 @@ pub(super) struct Staged<'a> {
     pub plans: &'a [DecodePlan],
     /// Tokens of one split of the keys of prefill.
     pub prefill_split: u32,
-    /// The block that padding rows write to and read.
-    pub dummy_block: u32,
+    /// For each group of layers the block that padding rows write to and read.
+    pub dummy_blocks: &'a [u32],
     /// The slot that their states go to.
     pub dummy_state: u32,
     pub block_size: usize,
@@ -269,15 +281,17 @@ impl Staged<'_> {
 
     /// Blocks in all tables, those of padding rows included.
     fn blocks(&self) -> usize {
-        let padding = self.shape.sequences - self.batch.seq_lens.len();
-        self.tables().map(<[u32]>::len).sum::<usize>() + padding
+        let groups = self.shape.model.groups;
+        (0..groups).flat_map(|group| self.tables(group)).map(<[u32]>::len).sum()
     }
 
-    /// The blocks of each sequence that hold tokens after this step.
-    fn tables(&self) -> impl Iterator<Item = &[u32]> {
+    /// The blocks in a group of layers of each sequence that hold tokens after this step. Each
+    /// padding row has the dummy block.
+    fn tables(&self, group: usize) -> impl Iterator<Item = &[u32]> {
         let lens = self.batch.seq_lens.iter().map(|len| *len as usize);
-        let tables = self.batch.block_tables.iter().zip(lens);
-        tables.map(|(table, len)| &table[..len.div_ceil(self.block_size)])
+        let tables = self.batch.block_tables.iter().skip(group * lens.len()).zip(lens);
+        let own = tables.map(|(table, len)| &table[..len.div_ceil(self.block_size)]);
+        own.chain(repeat(&self.dummy_blocks[group..=group])).take(self.shape.sequences)
     }
 
     /// Writes everything to the beginning of `to`. Rows beyond the batch's are padding: one token
@@ -290,7 +304,6 @@ impl Staged<'_> {
         put(&at.prefill_split, &[self.prefill_split], 0);
         put(&at.ids, &batch.input_ids, 0);
         put(&at.positions, &batch.positions, 0);
-        put(&at.slots, &batch.slot_mapping, self.dummy_block * self.block_size as u32);
         put(&at.seq_lens, &batch.seq_lens, 1);
         put(&at.selected, &batch.logits_indices, 0);
         put(&at.state_reads, &batch.state_reads, NO_STATE);
@@ -310,9 +323,18 @@ impl Staged<'_> {
         };
         let between = list_words(self.pieces(), self.blocks());
         encode(self.rows, sequence_of, shape.rows, between, &mut to[at.sampling..]);
+        self.write_slots(&mut to[at.slots.clone()]);
         self.write_state_starts(to, &at);
         self.write_plans(to, &at);
         self.write_tables(to, &at);
+    }
+
+    fn write_slots(&self, to: &mut [u32]) {
+        let (own, all) = (self.batch.input_ids.len(), self.shape.tokens);
+        for (group, to) in to.chunks_exact_mut(all).enumerate() {
+            let slots = &self.batch.slot_mapping[group * own..(group + 1) * own];
+            fill(to, slots, self.dummy_blocks[group] * self.block_size as u32);
+        }
     }
 
     /// Each padding row is a sequence.
@@ -339,17 +361,17 @@ impl Staged<'_> {
         }
     }
 
-    /// Writes the tables behind the pieces. Each padding row has the dummy block.
+    /// Writes the tables behind the pieces, one group of layers after the other.
     fn write_tables(&self, to: &mut [u32], at: &Layout) {
-        let padding = repeat(std::slice::from_ref(&self.dummy_block));
-        let mut end = self.pieces() * KeyPiece::WORDS;
-        for (place, table) in at.table_starts.clone().zip(self.tables().chain(padding)) {
-            to[place] = end as u32;
-            // The last start is only the end of the last table.
-            if place + 1 < at.table_starts.end {
+        let (mut end, mut place) = (self.pieces() * KeyPiece::WORDS, at.table_starts.start);
+        for group in 0..self.shape.model.groups {
+            for table in self.tables(group) {
+                to[place] = end as u32;
                 to[at.list + end..][..table.len()].copy_from_slice(table);
-                end += table.len();
+                (end, place) = (end + table.len(), place + 1);
             }
+            to[place] = end as u32;
+            place += 1;
         }
     }
 }

@@ -76,7 +76,8 @@ impl ModelOptions {
     fn first_words(&self, model: ModelShape) -> usize {
         let (tokens, rows) = (self.max_tokens(), self.max_rows);
         let step = StepShape { tokens, ..StepShape::decode(rows, model) };
-        step.words(rows * PIECES_PER_ROW, rows * BLOCKS_PER_ROW, rows * SPECIALS_PER_ROW)
+        let blocks = rows * BLOCKS_PER_ROW * model.groups;
+        step.words(rows * PIECES_PER_ROW, blocks, rows * SPECIALS_PER_ROW)
     }
 }
 
@@ -155,13 +156,14 @@ impl CudaModel {
         let attention = AttentionKinds::new(gpu, options, &decoder.config, decoder.positions)?;
         let workspace = StepWorkspace::new(gpu, options, &decoder.config, &attention)?;
         let graphs = Graphs::new(options.gpu_graph_rows.min(options.max_rows));
+        let padding = CacheSizes::padding(&decoder.config);
+        let cache = DeviceCache::new(gpu, &decoder.config, padding, options)?;
         let shape = ModelShape {
             shares: attention.shares(),
+            groups: cache.kv.layout.parted_groups(),
             has_states: decoder.config.recurrent.is_some(),
         };
         let inputs = Inputs::new(gpu, options.first_words(shape))?;
-        let padding = CacheSizes::padding(&decoder.config);
-        let cache = DeviceCache::new(gpu, &decoder.config, padding, options)?;
         let mut model = Self {
             compute,
             decoder,
@@ -355,6 +357,8 @@ impl CudaModel {
         rows: &[DeviceRow],
         shape: StepShape,
     ) -> Result<usize> {
+        let parted = batch.in_parts(&self.cache.kv.layout.parts, self.options.block_size);
+        let batch = parted.as_ref().unwrap_or(batch);
         let plans = self.attention.plan(&batch.seq_lens, shape.decodes);
         let staged = Staged {
             batch,
@@ -362,7 +366,7 @@ impl CudaModel {
             shape,
             plans: &plans,
             prefill_split: self.attention.prefill_split(),
-            dummy_block: self.num_blocks() as u32,
+            dummy_blocks: &self.cache.dummy_blocks(),
             dummy_state: self.cache_kinds().states as u32,
             block_size: self.options.block_size,
         };
@@ -426,6 +430,9 @@ impl CudaModel {
             batch.block_tables.push(vec![0; len.div_ceil(block_size)]);
         }
         batch.logits_indices = (0..self.options.max_rows.min(tokens) as u32).collect();
+        let groups = self.cache_kinds().windows.len();
+        batch.slot_mapping = batch.slot_mapping.repeat(groups);
+        batch.block_tables = vec![batch.block_tables; groups].concat();
         batch
     }
 
@@ -479,7 +486,7 @@ impl CudaModel {
             return Ok(());
         }
         let Self { workspace: w, cache, inputs, .. } = self;
-        let PagedSequences { seq_lens, tables, table_starts } = inputs.all(shape);
+        let PagedSequences { seq_lens, tables, table_starts } = inputs.all(shape, 0);
         let (tokens, block_size) = (cache.tokens.view(), cache.kv.block_size);
         let args = Sample {
             logits: w.logits(rows),
@@ -500,19 +507,23 @@ impl CudaModel {
         let Self { workspace: w, cache, inputs, .. } = self;
         let plans = inputs.plans(shape, &self.attention.windows());
         let in_parts = !self.options.deterministic;
-        let sequences = inputs.sequences(shape, &plans, in_parts, w.attention());
+        let group = |group: usize| GroupBatch {
+            slots: inputs.slots(shape, group),
+            sequences: inputs.sequences((shape, group), &plans, in_parts, w.attention()),
+        };
+        let groups: Vec<_> = (0..shape.model.groups).map(group).collect();
         let step = StepBatch {
             tokens: shape.tokens,
             logits_rows: shape.rows,
             ids: inputs.ids(shape),
             positions: inputs.positions(shape),
             selected: inputs.selected(shape),
-            groups: &[GroupBatch { slots: inputs.slots(shape), sequences }],
+            groups: &groups,
             states: inputs.states(shape),
             device: Some(DeviceTokens {
                 feedback: inputs.feedback(shape),
                 previous: w.tokens.view(),
-                slots: inputs.slots(shape),
+                slots: inputs.slots(shape, 0),
                 history: cache.tokens.view(),
             }),
         };

@@ -15,6 +15,7 @@ mod fp8_cache;
 mod mixed;
 mod quantised;
 mod ranks;
+mod windows;
 
 const BLOCK: usize = 16;
 

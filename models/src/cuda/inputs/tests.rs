@@ -4,23 +4,27 @@ use super::*;
 use cresset_kernels::attention::plan::{DecodeGrid, KeyCuts};
 
 const BLOCK_SIZE: usize = 16;
-const DUMMY: u32 = 9_999_999;
+const DUMMIES: [u32; 2] = [9_999_999, 9_999_998];
+const DUMMY_STATE: u32 = 9_999_997;
+/// The blocks of a group of layers.
+const GROUP: u32 = 1_000_000;
 
-/// A step in which sequences of these lengths decode. Block b of sequence i is 10000 i + b, and
-/// tables have entries beyond the tokens.
-fn decoding(lens: &[u32]) -> ForwardBatch {
+/// A step in which sequences of these lengths decode. Block b of sequence i in group g of the
+/// layers is `GROUP` g + 10000 i + b, and tables have entries beyond the tokens.
+fn decoding(lens: &[u32], groups: u32) -> ForwardBatch {
     let rows = lens.len() as u32;
-    let table = |(i, len): (usize, &u32)| {
+    let table = |(group, i, len): (u32, usize, &u32)| {
         let blocks = len.div_ceil(BLOCK_SIZE as u32) + 3;
-        (0..blocks).map(|block| 10_000 * i as u32 + block).collect()
+        (0..blocks).map(|block| GROUP * group + 10_000 * i as u32 + block).collect()
     };
+    let of_group = |group| lens.iter().enumerate().map(move |(i, len)| (group, i, len));
     ForwardBatch {
         input_ids: vec![0; lens.len()],
         positions: lens.iter().map(|len| len - 1).collect(),
-        slot_mapping: vec![0; lens.len()],
+        slot_mapping: (0..groups * rows).collect(),
         cu_seqlens_q: (0..=rows).collect(),
         seq_lens: lens.to_vec(),
-        block_tables: lens.iter().enumerate().map(table).collect(),
+        block_tables: (0..groups).flat_map(of_group).map(table).collect(),
         logits_indices: (0..rows).collect(),
         ..ForwardBatch::default()
     }
@@ -28,7 +32,7 @@ fn decoding(lens: &[u32]) -> ForwardBatch {
 
 /// Writes the step, with padding up to `rows` rows, and hands its words to `check`.
 fn written(lens: &[u32], rows: usize, check: impl FnOnce(&[u32], &Layout, &[DecodePlan])) {
-    written_batch(&decoding(lens), rows, check);
+    written_batch(&decoding(lens, 1), rows, check);
 }
 
 fn written_batch(
@@ -42,19 +46,19 @@ fn written_batch(
         [None, Some(4096)].map(|window| DecodePlan::new(&padded, window, KeyCuts::Anywhere, &grid));
     let model = ModelShape {
         shares: [grid.most_shares(); KINDS],
+        groups: batch.block_tables.len() / batch.seq_lens.len(),
         has_states: !batch.state_writes.is_empty(),
     };
     let shape = StepShape::decode(rows, model);
-    let (dummy_block, dummy_state, block_size, prefill_split) = (DUMMY, DUMMY + 1, BLOCK_SIZE, 64);
     let staged = Staged {
         batch,
         rows: &[],
         shape,
         plans: &plans,
-        prefill_split,
-        dummy_block,
-        dummy_state,
-        block_size,
+        prefill_split: 64,
+        dummy_blocks: &DUMMIES,
+        dummy_state: DUMMY_STATE,
+        block_size: BLOCK_SIZE,
     };
     let mut words = vec![u32::MAX; staged.words()];
     staged.write(&mut words);
@@ -84,16 +88,21 @@ fn a_step_has_a_word_for_each_block_that_holds_tokens() {
 #[test]
 fn tables_and_pieces_are_found_where_the_step_says() {
     let lens = [20, 1, 5000, 16];
-    written(&lens, 6, |words, at, plans| {
+    written_batch(&decoding(&lens, 2), 6, |words, at, plans| {
         let list = &words[at.list..];
-        let starts = &words[at.table_starts.clone()];
-        let table = |row: usize| &list[starts[row] as usize..starts[row + 1] as usize];
-        for (row, len) in lens.iter().enumerate() {
-            let blocks = len.div_ceil(BLOCK_SIZE as u32);
-            let want: Vec<u32> = (0..blocks).map(|block| 10_000 * row as u32 + block).collect();
-            assert_eq!(table(row), want, "row {row}");
+        for (group, dummy) in (0..).zip(DUMMIES) {
+            let starts = &words[at.table_starts.clone()][group * 7..][..7];
+            let table = |row: usize| &list[starts[row] as usize..starts[row + 1] as usize];
+            for (row, len) in lens.iter().enumerate() {
+                let first = GROUP * group as u32 + 10_000 * row as u32;
+                let want: Vec<u32> = (first..first + len.div_ceil(BLOCK_SIZE as u32)).collect();
+                assert_eq!(table(row), want, "row {row} of group {group}");
+            }
+            assert_eq!([table(4), table(5)], [[dummy]; 2]);
+            let slots = &words[at.slots.clone()][group * 6..][..6];
+            let own: Vec<u32> = (group as u32 * 4..).take(4).collect();
+            assert_eq!((&slots[..4], &slots[4..]), (&own[..], &[dummy * BLOCK_SIZE as u32; 2][..]));
         }
-        assert_eq!([table(4), table(5)], [[DUMMY]; 2]);
         for (plan, [shares, partials]) in plans.iter().zip(&at.plans) {
             let shares = &words[shares.clone()];
             let pieces = &list[shares[0] as usize * KeyPiece::WORDS..];
@@ -112,12 +121,12 @@ fn padding_has_states_of_its_own() {
     let batch = ForwardBatch {
         state_reads: vec![NO_STATE, 4],
         state_writes: vec![2, 4],
-        ..decoding(&[3, 5])
+        ..decoding(&[3, 5], 1)
     };
     written_batch(&batch, 4, |words, at, _| {
         let of = |range: &Range<usize>| words[range.clone()].to_vec();
         assert_eq!(of(&at.state_starts), [0, 1, 2, 3, 4]);
         assert_eq!(of(&at.state_reads), [NO_STATE, 4, NO_STATE, NO_STATE]);
-        assert_eq!(of(&at.state_writes), [2, 4, DUMMY + 1, DUMMY + 1]);
+        assert_eq!(of(&at.state_writes), [2, 4, DUMMY_STATE, DUMMY_STATE]);
     });
 }

@@ -1,7 +1,7 @@
 //! Weights that stay quantised on a device: their values, their memory, and whole models.
 
 use super::*;
-use crate::cuda::cache::Budget;
+use crate::cuda::cache::{BlockCost, Budget};
 use crate::goldens::blocks;
 use crate::loader::gguf::Value;
 use crate::loader::store::{Raw, WeightStore};
@@ -313,7 +313,8 @@ fn a_model_of_8b_with_its_cache_fits_a_card_with_12_gb() {
             most: None,
             state_share: 0.0,
         };
-        budget.blocks(2 * 2 * layers * 1024 * BLOCK, BLOCK, 0)
+        let bytes = 2 * 2 * layers * 1024 * BLOCK;
+        budget.blocks(BlockCost { bytes, tokens: BLOCK, least: 2, most: 1 << 20 }, 0)
     };
     let workspace = 512 << 20;
     let tokens = blocks(taken + workspace).unwrap() * BLOCK;

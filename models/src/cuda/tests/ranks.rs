@@ -146,7 +146,8 @@ fn last_logits(model: &mut CudaModel, tokens: &[u32], in_company: bool) -> Vec<V
         let company = others.iter().enumerate().map(|(i, blocks)| beside((i, &blocks[..])));
         let count = if in_company { others.len() } else { 0 };
         let spans: Vec<Span> = company.take(count).chain([span]).collect();
-        found.extend(model.logits(&batch(&spans, BLOCK, true)).pop());
+        let step = batch(&spans, BLOCK, true).spread(model.cache_kinds(), BLOCK);
+        found.extend(model.logits(&step).pop());
     }
     found
 }

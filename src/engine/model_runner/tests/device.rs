@@ -70,8 +70,10 @@ fn tiny_llama(folder: &Path) -> ModelSource {
 
 fn start_model(source: &ModelSource, options: &EngineOptions, on: &ModelOptions) -> EngineHandle {
     let (runner, info) = ModelRunner::load(source, on).unwrap();
-    assert!(info.num_blocks >= options.num_blocks);
-    EngineHandle::start(Box::new(runner), EngineOptions { cache: info.cache, ..options.clone() })
+    let num_blocks = options.num_blocks * info.cache.windows.len();
+    assert!(info.num_blocks >= num_blocks);
+    let options = EngineOptions { num_blocks, cache: info.cache, ..options.clone() };
+    EngineHandle::start(Box::new(runner), options)
 }
 
 /// Prompts of various lengths, each with other sampling parameters.
@@ -94,16 +96,30 @@ fn requests() -> Vec<GenerateRequest> {
         },
         SamplingParams { min_p: 0.02, logit_bias: [(5, 3.0), (9, -4.0)].into(), ..plain },
     ];
-    let prompt = |i: u32| (0..7 + 13 * i).map(move |token| (token * 31 + i) % vocab_size() as u32);
+    let prompt = |i: u32| (0..7 + 13 * i).map(move |token| (token * 31 + i) % 40);
     let one = |(i, sampling)| GenerateRequest { sampling, min_tokens: 3, ..request(prompt(i), 9) };
     (0..).zip(ways).map(one).collect()
 }
 
 #[test]
 fn the_gpu_gives_the_tokens_of_the_cpu() {
+    let folder = tempfile::tempdir().unwrap();
+    check_tokens(&tiny_llama(folder.path()));
+}
+
+/// Contexts are up to seven times as long as the windows; in the first model all layers have one.
+#[test]
+fn the_gpu_gives_the_tokens_of_the_cpu_beyond_windows() {
+    for name in ["mistral-window", "gemma3-odd", "gemma4-inputs", "gpt-oss"] {
+        let folder = tempfile::tempdir().unwrap();
+        check_tokens(&golden_model(name, folder.path(), 128));
+    }
+}
+
+fn check_tokens(source: &ModelSource) {
     let output = |on| {
         let runner = ModelOptions { dequantise: true, ..runner_options(&engine_options(), on) };
-        let engine = start(&engine_options(), &runner);
+        let engine = start_model(source, &engine_options(), &runner);
         let events: Vec<_> =
             requests().into_iter().map(|request| engine.submit(request).unwrap().1).collect();
         events.into_iter().map(|events| collect(events).0).collect::<Vec<_>>()
@@ -174,7 +190,7 @@ fn outcome(source: &ModelSource, options: &EngineOptions, neighbours: u32) -> Ou
 /// In chunks of few tokens, and with so few blocks that sequences are preempted.
 fn cramped() -> [(&'static str, EngineOptions, fn(&EngineStats) -> bool); 2] {
     let chunked = EngineOptions { max_batched_tokens: 12, ..engine_options() };
-    let few_blocks = EngineOptions { num_blocks: 8, ..engine_options() };
+    let few_blocks = EngineOptions { num_blocks: 6, ..engine_options() };
     [
         ("chunking", chunked, |stats| stats.steps > 40),
         ("preemption", few_blocks, |stats| stats.preemptions > 0),
@@ -210,11 +226,30 @@ fn neighbours_change_no_bit() {
 /// attention; and the three kinds of recurrences.
 #[test]
 fn neighbours_change_no_bit_of_any_kind_of_layer() {
-    for name in ["gemma4-inputs", "gpt-oss", "deepseek-v3", "lfm2", "qwen3.5", "granite-hybrid"] {
+    let windows = ["gemma4-inputs", "gpt-oss", "mistral-window"];
+    let others = ["deepseek-v3", "lfm2", "qwen3.5", "granite-hybrid"];
+    for name in windows.into_iter().chain(others) {
         let folder = tempfile::tempdir().unwrap();
         let source = golden_model(name, folder.path(), 128);
         check_bits(name, &source, cramped());
     }
+}
+
+/// Six of seven layers have a window of eight tokens.
+#[test]
+fn windows_make_room_for_longer_contexts() {
+    const MOST: usize = 1 << 16;
+    let folder = tempfile::tempdir().unwrap();
+    let source = golden_model("gemma3", folder.path(), MOST);
+    let options = EngineOptions { max_context: MOST, ..engine_options() };
+    let on = ModelOptions { gpu_kv_mib: 1, ..on_gpu(false) };
+    let (runner, info) = ModelRunner::load(&source, &runner_options(&options, on)).unwrap();
+    let without_windows = (1 << 20) / info.config.kv_block_bytes(1);
+    let options = EngineOptions { num_blocks: info.num_blocks, cache: info.cache, ..options };
+    let longest = options.longest_within(MOST);
+    assert!(longest > 5 * without_windows && longest < MOST, "{longest} of {without_windows}");
+    let engine = EngineHandle::start(Box::new(runner), options);
+    assert_eq!(engine.stats().blocks_total, info.num_blocks);
 }
 
 #[test]
