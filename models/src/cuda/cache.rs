@@ -216,7 +216,10 @@ mod tests {
         ) {
             (Ok(found), Some(expect)) => assert_eq!(found, expect, "{budget:?}"),
             (Err(error), None) => {
-                assert!(error.to_string().contains("may take 500 of the GPU's 1000 MiB"), "{error}")
+                assert!(
+                    error.to_string().contains("may take 500 of the GPU's 1000 MiB"),
+                    "{error}"
+                );
             }
             (found, _) => panic!("{budget:?}: {found:?}"),
         };

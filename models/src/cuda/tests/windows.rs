@@ -103,7 +103,9 @@ impl<M: Model> FewBlocks<M> {
         let rows: Vec<_> = sampled.iter().map(|i| penalised(&self.sequences[*i])).collect();
         self.model.launch(&step, &rows).unwrap();
         let results = self.model.collect().unwrap();
-        of.iter().for_each(|i| self.commit(*i, chunk));
+        for i in of {
+            self.commit(*i, chunk);
+        }
         for (i, result) in sampled.into_iter().zip(results) {
             self.sequences[i].tokens.push(result.unwrap().token);
         }

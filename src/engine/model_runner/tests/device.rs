@@ -238,7 +238,7 @@ fn neighbours_change_no_bit_of_any_kind_of_layer() {
 /// Six of seven layers have a window of eight tokens.
 #[test]
 fn windows_make_room_for_longer_contexts() {
-    const MOST: usize = 1 << 16;
+    const MOST: usize = 1 << 13;
     let folder = tempfile::tempdir().unwrap();
     let source = golden_model("gemma3", folder.path(), MOST);
     let options = EngineOptions { max_context: MOST, ..engine_options() };
