@@ -22,7 +22,7 @@ impl Catalogue {
 mod tests {
     use super::*;
     use cresset_qualification::testing::records;
-    use cresset_qualification::{Record, SuiteScope, UnfinishedRun};
+    use cresset_qualification::{Record, UnfinishedRun};
     use std::fs;
 
     fn with(verdict: Verdict, products: &[&str]) -> Record {
@@ -55,16 +55,7 @@ mod tests {
         assert_eq!(found(&here), ["a 1"]);
 
         let identity = with(Verdict::Qualified, &["a 4"]).identity;
-        let scope = SuiteScope {
-            suite: Suite::Full,
-            context_tokens: 300,
-            golden_prompt_tokens: 80,
-            witness_tokens: 512,
-            text_tokens: 128,
-            document_tokens: 128,
-            soak_seconds: 120,
-        };
-        let run = UnfinishedRun::begin(identity, scope, None);
+        let run = UnfinishedRun::begin(identity, records::scope(Suite::Full), None);
         catalogue.keep_unfinished_run(&run).unwrap();
         assert_eq!(found(&here), ["a 4"], "its results were computed with them");
     }

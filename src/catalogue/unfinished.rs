@@ -74,24 +74,15 @@ impl Catalogue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cresset_qualification::Verdict;
     use cresset_qualification::testing::records;
-    use cresset_qualification::{SuiteScope, Verdict};
 
     /// Seconds.
     const NOW: u64 = 1_700_000_000;
 
     fn run() -> UnfinishedRun {
         let record = records::of(Verdict::Qualified);
-        let scope = SuiteScope {
-            suite: Suite::Quick,
-            context_tokens: 300,
-            golden_prompt_tokens: 80,
-            witness_tokens: 512,
-            text_tokens: 128,
-            document_tokens: 128,
-            soak_seconds: 120,
-        };
-        let mut run = UnfinishedRun::begin(record.identity, scope, None);
+        let mut run = UnfinishedRun::begin(record.identity, records::scope(Suite::Quick), None);
         run.started_at = NOW - 100;
         run.checks = record.checks[..3].to_vec();
         run

@@ -5,6 +5,7 @@ use crate::identity::{
     EngineBuild, Hardware, HostIdentity, Identity, Origin, Release, ServingSettings,
 };
 use crate::record::{CheckResult, CheckState, Grade, POLICY_VERSION, Record, Verdict};
+use crate::suite::{Suite, SuiteScope};
 use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
@@ -33,6 +34,19 @@ pub fn of(verdict: Verdict) -> Record {
     let products = BTreeSet::new();
     let host = HostIdentity { engine, hardware, settings: settings(), products };
     with(Identity { release, host }, verdict)
+}
+
+/// A small extent of that suite.
+pub fn scope(suite: Suite) -> SuiteScope {
+    SuiteScope {
+        suite,
+        context_tokens: 300,
+        golden_prompt_tokens: 80,
+        witness_tokens: 512,
+        text_tokens: 128,
+        document_tokens: 128,
+        soak_seconds: 120,
+    }
 }
 
 /// Settings under which the tests' releases are served.
