@@ -394,11 +394,6 @@ fn models(context: &Context) -> Finding {
             let names: Vec<String> = models.iter().map(name).collect();
             Finding::good("models", format!("qualified: {}", names.join(", ")))
         }
-        Err(CommandError::Message { what, remedy }) => Finding::warning(
-            "models",
-            what,
-            remedy.unwrap_or_else(|| "cresset quickstart".to_owned()),
-        ),
         Err(failure) => Finding::wrong("models", failure.to_string(), "cresset models list"),
     }
 }
