@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cresset_transport::HttpSettings;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use ruzstd::decoding::StreamingDecoder;
@@ -37,6 +37,7 @@ pub(super) async fn read(
     limits: &HttpSettings,
 ) -> Result<Bytes, GatewayRefusal> {
     let most = limits.max_body_bytes;
+    check_media_type(headers)?;
     let coding = coding(headers)?;
     if length(headers).is_some_and(|length| length > most) {
         return Err(too_large(most));
@@ -51,6 +52,24 @@ pub(super) async fn read(
     let why = "the body is not what its Content-Encoding says";
     let bytes = inflated.map_err(|_| refuse(StatusCode::BAD_REQUEST, why, false))?;
     if bytes.len() > most { Err(too_large(most)) } else { Ok(bytes.into()) }
+}
+
+/// Refuses what a page of another site may send without being asked first (CORS). A form's type is
+/// let through where no browser sends it, because curl gives it to JSON.
+fn check_media_type(headers: &HeaderMap) -> Result<(), GatewayRefusal> {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = value.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = match essence.as_str() {
+        "text/plain" => false,
+        "application/x-www-form-urlencoded" => !headers.contains_key(ORIGIN),
+        _ => true,
+    };
+    let why = "send the body as JSON with Content-Type: application/json";
+    if is_json {
+        Ok(())
+    } else {
+        Err(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, why, false).into())
+    }
 }
 
 async fn bounded(body: Body, limits: &HttpSettings) -> Result<Bytes, GatewayRefusal> {
@@ -220,6 +239,25 @@ mod tests {
                 (read, expect) => panic!("{codings:?}: {read:?}, not {expect:?}"),
             }
             assert!(!headers.contains_key(CONTENT_ENCODING) || expect.is_err(), "{codings:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_page_of_any_site_may_send_is_no_json() {
+        for (kind, origin, is_taken) in [
+            (None, false, true),
+            (Some("application/json; charset=utf-8"), true, true),
+            (Some("text/plain"), false, false),
+            (Some("Text/Plain;charset=UTF-8"), true, false),
+            (Some("application/x-www-form-urlencoded"), false, true),
+            (Some("application/x-www-form-urlencoded"), true, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            kind.map(|kind| headers.insert(CONTENT_TYPE, kind.parse().unwrap()));
+            if origin {
+                headers.insert(ORIGIN, "http://localhost".parse().unwrap());
+            }
+            assert_eq!(check_media_type(&headers).is_ok(), is_taken, "{kind:?} {origin}");
         }
     }
 }
