@@ -45,7 +45,7 @@ pub(super) enum AccountsCommand {
     /// Create an account together with its opening credits, or neither
     Create {
         /// Name of the account's owner
-        #[arg(long, value_parser = values::label)]
+        #[arg(long, allow_hyphen_values = true, value_parser = values::label)]
         name: String,
         /// A plan of the configuration [default: default]
         #[arg(long)]
@@ -70,7 +70,7 @@ pub(super) enum AccountsCommand {
         premium: u64,
         /// Your own name for this command, such as an order number. The same command with the same
         /// reference is one account with one opening balance, however often it is sent
-        #[arg(long, value_name = "TEXT", value_parser = values::label)]
+        #[arg(long, allow_hyphen_values = true, value_name = "TEXT", value_parser = values::label)]
         reference: Option<String>,
     },
     /// List accounts with their balances
@@ -92,13 +92,13 @@ pub(super) enum AccountsCommand {
         #[arg(value_name = "ACCOUNT", value_parser = values::account)]
         id: AccountArgument,
         /// Its new name
-        #[arg(long, value_parser = values::label, group = "what")]
+        #[arg(long, allow_hyphen_values = true, value_parser = values::label, group = "what")]
         name: Option<String>,
         /// Its new plan, one of the configuration; it counts from the next request on
         #[arg(long, group = "what")]
         plan: Option<String>,
         /// A note for operators, 1 000 characters at most; an empty one removes it
-        #[arg(long, value_name = "TEXT", group = "what")]
+        #[arg(long, allow_hyphen_values = true, value_name = "TEXT", group = "what")]
         note: Option<String>,
         /// Whether answers are stored for replay from now on. Without it a repeat of a completed
         /// request is answered with 410, and a lost answer cannot be fetched again

@@ -56,11 +56,11 @@ pub(super) enum TokenCommand {
 #[derive(Args, Debug)]
 pub(super) struct CreateTokenArguments {
     /// The name of its holder, which the log of acts shows
-    #[arg(long, value_parser = values::label)]
+    #[arg(long, allow_hyphen_values = true, value_parser = values::label)]
     name: String,
     /// What it allows beside reading; give it again for a further role. `operate` is for accounts,
-    /// keys, requests, models, reloads and audits, `money` for grants, debits, opening balances,
-    /// closing accounts and prices
+    /// keys (whoever makes a key of an account can spend its credits), requests, models, reloads
+    /// and audits, `money` for grants, debits, opening balances, closing accounts and prices
     #[arg(long = "role", value_parser = values::named::<Role>(&ROLES))]
     roles: Vec<Role>,
     /// Time until it stops working, such as 90d [default: never]

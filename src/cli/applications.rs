@@ -27,7 +27,7 @@ pub(super) enum ApplicationsCommand {
         #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
         account: AccountArgument,
         /// Name of the application
-        #[arg(long, value_parser = values::label)]
+        #[arg(long, allow_hyphen_values = true, value_parser = values::label)]
         name: String,
     },
     /// List applications with their tokens

@@ -44,7 +44,7 @@ pub(super) struct AdjustmentArguments {
     #[arg(long, allow_hyphen_values = true, value_parser = values::units)]
     units: u64,
     /// The reason, such as an invoice, a ticket or a payment that was called back
-    #[arg(long, value_name = "TEXT", value_parser = values::label)]
+    #[arg(long, allow_hyphen_values = true, value_name = "TEXT", value_parser = values::label)]
     reference: String,
 }
 

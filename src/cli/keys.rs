@@ -32,7 +32,7 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "ACCOUNT", value_parser = values::account)]
         account: AccountArgument,
         /// A note that tells the key from others, such as the device it is for
-        #[arg(long, value_parser = values::label)]
+        #[arg(long, allow_hyphen_values = true, value_parser = values::label)]
         label: Option<String>,
         /// Time until the key stops working, such as 30d [default: never]
         #[arg(long, value_name = "TIME", value_parser = values::duration)]

@@ -53,7 +53,12 @@ pub(super) enum ModelsCommand {
         release: String,
         /// Why it is to be served; kept with the date in a signed statement. It holds for these
         /// files, this build, hardware and settings
-        #[arg(long, value_name = "TEXT", required_unless_present = "revoke")]
+        #[arg(
+            long,
+            allow_hyphen_values = true,
+            value_name = "TEXT",
+            required_unless_present = "revoke"
+        )]
         reason: Option<String>,
         /// Have it served no more
         #[arg(long)]

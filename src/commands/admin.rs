@@ -27,6 +27,12 @@ impl Operator<'_> {
     /// Executes the command if `actor` may give it, and logs it unless it only reads.
     pub async fn execute_for(&self, actor: &Actor, command: AdminCommand) -> Result {
         actor.may(&command)?;
+        let command = match command {
+            AdminCommand::ModelJobStart { job } if !actor.is_node_user() => {
+                AdminCommand::ModelJobStart { job: job.within(&self.settings.folders)? }
+            }
+            command => command,
+        };
         let acts = &self.files()?.acts;
         let act = acts.begin(actor, &command, self.store.now())?;
         let result = self.execute(command).await;

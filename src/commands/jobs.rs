@@ -46,6 +46,21 @@ pub enum ModelJob {
 }
 
 impl ModelJob {
+    /// The job as somebody else than the node's own user may give it: what it adds lies in one of
+    /// `folders`, links followed. The refusal tells nothing of the file.
+    pub(super) fn within(self, folders: &[PathBuf]) -> Result<Self, AdminError> {
+        let Self::Add { path, name } = self else { return Ok(self) };
+        let whole = path.canonicalize().ok().filter(|path| {
+            let mut all = folders.iter().filter_map(|folder| folder.canonicalize().ok());
+            all.any(|folder| path.starts_with(folder))
+        });
+        let text = "models are added from the page or another machine only from the folders of \
+                    listen.operator_folders, which the node's user sets, or by `cresset models \
+                    add` on the node's machine";
+        let path = whole.ok_or_else(|| AdminError::Forbidden(text.into()))?;
+        Ok(Self::Add { path, name })
+    }
+
     /// The command line that does it. A name that looks like a flag is refused, not obeyed.
     fn arguments(&self) -> Vec<String> {
         let line: Vec<&str> = match self {
@@ -213,5 +228,31 @@ mod tests {
         }
         let add = ModelJob::Add { path: "--x".into(), name: Some("--y".into()) };
         assert_eq!(add.arguments(), ["models", "add", "--path=--x", "--name=--y"]);
+    }
+
+    #[test]
+    fn others_add_only_from_the_folders_that_are_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, elsewhere] = ["here", "elsewhere"].map(|name| dir.path().join(name));
+        for folder in [&here, &elsewhere] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(folder.join("a.gguf"), "").unwrap();
+        }
+        std::os::unix::fs::symlink(elsewhere.join("a.gguf"), here.join("link.gguf")).unwrap();
+        let add = |path: PathBuf| ModelJob::Add { path, name: None };
+        let may = |path| add(path).within(std::slice::from_ref(&here)).is_ok();
+        assert!(may(here.join("a.gguf")));
+        for path in [
+            elsewhere.join("a.gguf"),
+            here.join("../elsewhere/a.gguf"),
+            here.join("link.gguf"),
+            here.join("none.gguf"),
+            dir.path().into(),
+        ] {
+            assert!(!may(path.clone()), "{path:?}");
+        }
+        assert!(add(here.join("a.gguf")).within(&[]).is_err(), "none is set");
+        let pull = ModelJob::Pull { release: "a".into() };
+        assert_eq!(pull.clone().within(&[]).unwrap(), pull);
     }
 }

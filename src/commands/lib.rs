@@ -37,6 +37,7 @@ mod tokens;
 mod upgrade;
 pub mod view;
 mod written_names;
+mod wrong_tokens;
 
 pub use acts::ACTS;
 pub use command::{AdminCommand, RequestScope};
@@ -54,6 +55,7 @@ pub use status::{
     stopped,
 };
 pub use tokens::{OperatorTokens, TOKENS, digest};
+pub use wrong_tokens::TokenRefusal;
 
 use acts::ActLog;
 use cresset_catalogue::Catalogue;
@@ -63,7 +65,7 @@ use last_backups::LastBackups;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -79,6 +81,8 @@ pub struct OperatorSettings {
     /// Beginning of every credential.
     pub prefix: String,
     pub requests: RequestSettings,
+    /// Folders of this machine from which models are added by others than the node's own user.
+    pub folders: Vec<PathBuf>,
 }
 
 /// Files of the data folder beside the ledger: who may give commands from afar, what operators did,
@@ -115,6 +119,8 @@ pub struct Live {
     /// Who looks at the operator's page.
     pub sessions: Sessions,
     pub jobs: ModelJobs,
+    /// Held while another program is to take this one's place.
+    pub upgrading: tokio::sync::Mutex<()>,
     /// How jobs call this program.
     pub program: OwnProgram,
     /// Tells that another process has taken the listeners.
@@ -127,5 +133,6 @@ fn test_settings() -> OperatorSettings {
         plans: BTreeMap::from([("default".into(), Plan::default())]),
         prefix: "cresset".into(),
         requests: RequestSettings::default(),
+        folders: Vec::new(),
     }
 }

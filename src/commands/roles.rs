@@ -36,12 +36,17 @@ impl Actor {
         self.roles.clone().unwrap_or_else(|| BTreeSet::from([Role::Operate, Role::Money]))
     }
 
+    pub(super) fn is_node_user(&self) -> bool {
+        self.roles.is_none()
+    }
+
     /// Whether the role, or every right, is theirs.
     pub fn has(&self, role: Role) -> bool {
         self.roles.as_ref().is_none_or(|roles| role == Role::Read || roles.contains(&role))
     }
 
-    pub(super) fn may(&self, command: &AdminCommand) -> Result<(), AdminError> {
+    /// Refuses a command whose role the actor does not have, with the way to it.
+    pub fn may(&self, command: &AdminCommand) -> Result<(), AdminError> {
         match command.need() {
             _ if self.roles.is_none() => Ok(()),
             Need::Role(role) if self.has(role) => Ok(()),

@@ -16,8 +16,9 @@ const IDLE_MS: u64 = 2 * 3_600_000;
 const LONGEST_MS: u64 = 12 * 3_600_000;
 /// Milliseconds after its opening in which a session may change balances.
 const MONEY_MS: u64 = 15 * 60_000;
-/// Sessions and links that are kept at most, each; the oldest go first.
-const MAX_SESSIONS: usize = 256;
+/// Most sessions of one token, most sessions of the same roles without a token, and most links of
+/// the same roles. The oldest go first, so that nobody ends the sessions of another.
+const MAX_SESSIONS: usize = 64;
 
 /// What a person is told on the next page that they see.
 #[derive(Clone, Debug)]
@@ -75,7 +76,7 @@ impl Sessions {
     pub fn link(&self, roles: BTreeSet<Role>, now: UnixMillis) -> String {
         let code = random();
         let mut state = self.lock(now);
-        drop_oldest(&mut state.links, |link| link.made);
+        drop_oldest(&mut state.links, |link| link.roles == roles, |link| link.made);
         state.links.insert(code.clone(), OneTimeLink { roles, made: now });
         code
     }
@@ -111,7 +112,9 @@ impl Sessions {
             chat_keys: BTreeMap::new(),
         };
         let mut state = self.lock(now);
-        drop_oldest(&mut state.sessions, |session| session.used);
+        let is_alike =
+            |other: &OpenSession| (&other.token, &other.roles) == (&session.token, &session.roles);
+        drop_oldest(&mut state.sessions, is_alike, |session| session.used);
         state.sessions.insert(id.clone(), session);
         id
     }
@@ -196,10 +199,18 @@ impl SessionView {
     }
 }
 
-fn drop_oldest<T>(kept: &mut BTreeMap<String, T>, time: impl Fn(&T) -> UnixMillis) {
-    while kept.len() >= MAX_SESSIONS {
-        let oldest = kept.iter().min_by_key(|(_, item)| time(item)).map(|(id, _)| id.clone());
-        kept.remove(&oldest.expect("invariant: it is not empty"));
+/// Makes room for one more like those that `is_alike` finds.
+fn drop_oldest<T>(
+    kept: &mut BTreeMap<String, T>,
+    is_alike: impl Fn(&T) -> bool,
+    time: impl Fn(&T) -> UnixMillis,
+) {
+    let alike = kept.iter().filter(|(_, item)| is_alike(item));
+    let mut alike: Vec<_> = alike.map(|(id, item)| (time(item), id.clone())).collect();
+    alike.sort();
+    let most = alike.len().saturating_sub(MAX_SESSIONS - 1);
+    for (_, id) in &alike[..most] {
+        kept.remove(id);
     }
 }
 
@@ -252,6 +263,26 @@ mod tests {
         let ids: Vec<_> = (0..=MAX_SESSIONS as u64).map(open).collect();
         let is_open = |index: usize| sessions.find(&ids[index], UnixMillis(9_999)).is_some();
         assert_eq!([is_open(0), is_open(1), is_open(MAX_SESSIONS)], [false, true, true]);
+    }
+
+    #[test]
+    fn nobody_ends_the_sessions_of_another() {
+        let sessions = Sessions::default();
+        let open = |token: Option<&str>, roles: &[Role], at| {
+            let roles = roles.iter().copied().collect();
+            sessions.open("ann".into(), token.map(str::to_owned), roles, UnixMillis(at))
+        };
+        let kept = [
+            open(Some("t"), &[], 0),
+            open(Some("t"), &[Role::Money], 0),
+            open(None, &[], 0),
+            open(None, &[Role::Operate], 0),
+        ];
+        (1..1_000).for_each(|at| drop(open(Some("other"), &[], at)));
+        (1..1_000).for_each(|at| drop(open(None, &[Role::Money], at)));
+        for id in kept {
+            assert!(sessions.find(&id, UnixMillis(1_000)).is_some());
+        }
     }
 
     #[test]

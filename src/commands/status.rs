@@ -55,6 +55,7 @@ pub fn of(live: &Live) -> Value {
         "ledger_time_at": node.store.now().seconds(),
         "ledger_fully_audited_at": node.store.fully_audited_at().map(UnixMillis::seconds),
         "clock_ahead_seconds": shown_now().seconds() as i64 - node.store.now().seconds() as i64,
+        "wrong_operator_tokens": live.files.tokens.wrong_ones(),
         "memory_bytes": resident_bytes(),
         "model_memory_bytes": budget - free,
         "model_memory_limit_bytes": budget,

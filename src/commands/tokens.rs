@@ -5,6 +5,7 @@
 use super::error::AdminError;
 use super::role::Role;
 use super::roles::Actor;
+use super::wrong_tokens::{TokenRefusal, WrongTokens};
 use cresset_base::{UnixMillis, durable_file};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,7 @@ struct OperatorToken {
 pub struct OperatorTokens {
     path: PathBuf,
     all: Mutex<Vec<OperatorToken>>,
+    wrong: WrongTokens,
 }
 
 impl OperatorTokens {
@@ -47,7 +49,7 @@ impl OperatorTokens {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(named(&error)),
         };
-        Ok(Self { path, all: Mutex::new(all) })
+        Ok(Self { path, all: Mutex::new(all), wrong: WrongTokens::default() })
     }
 
     /// Makes a token, which is told this once. No two that are valid have one name.
@@ -101,12 +103,25 @@ impl OperatorTokens {
         super::view::list(self.all.lock().iter().map(shown))
     }
 
-    /// Who holds this token; `None` unless it is valid.
-    pub fn holder(&self, secret: &str, now: UnixMillis) -> Option<Actor> {
+    /// Who holds this token. A valid one is answered at once. The answer to another waits a second,
+    /// and it is counted and logged, so that guesses and ended tokens in use are slow and seen.
+    pub async fn admit(&self, secret: &str, now: UnixMillis) -> Result<Actor, TokenRefusal> {
         let wanted = digest(secret);
-        let all = self.all.lock();
-        let found = all.iter().find(|token| token.sha256 == wanted && token.is_valid(now))?;
-        Some(Actor::with_roles(found.name.clone(), found.roles.clone()))
+        let ended = {
+            let all = self.all.lock();
+            match all.iter().find(|token| token.sha256 == wanted) {
+                Some(token) if token.is_valid(now) => {
+                    return Ok(Actor::with_roles(token.name.clone(), token.roles.clone()));
+                }
+                ended => ended.map(|token| token.name.clone()),
+            }
+        };
+        Err(self.wrong.refuse(ended, now).await)
+    }
+
+    /// Wrong tokens since the start, as the status document shows them; null if there were none.
+    pub(super) fn wrong_ones(&self) -> Value {
+        self.wrong.view()
     }
 
     /// Whether the token with this digest is valid still.
@@ -152,8 +167,8 @@ fn shown(token: &OperatorToken) -> Value {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_token_is_valid_until_it_ends_and_outlives_the_process() {
+    #[tokio::test]
+    async fn a_token_is_valid_until_it_ends_and_outlives_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let open = || OperatorTokens::open(folder.path()).unwrap();
         let tokens = open();
@@ -163,19 +178,19 @@ mod tests {
         };
         let made = create(&tokens, "a", 1).unwrap();
         let secret = made["secret"].as_str().unwrap();
-        let name = |tokens: &OperatorTokens, secret: &str, at| {
-            tokens.holder(secret, UnixMillis(at)).map(|actor| actor.name)
+        let name = async |tokens: &OperatorTokens, secret: &str, at| {
+            tokens.admit(secret, UnixMillis(at)).await.ok().map(|actor| actor.name)
         };
-        assert_eq!(name(&open(), secret, 99).as_deref(), Some("a"));
+        assert_eq!(name(&open(), secret, 99).await.as_deref(), Some("a"));
         for (secret, at) in [(secret, 100), (&secret[1..], 1), ("", 1)] {
-            assert_eq!(name(&tokens, secret, at), None, "{secret} {at}");
+            assert_eq!(name(&tokens, secret, at).await, None, "{secret} {at}");
         }
         assert!(!fs::read_to_string(folder.path().join(TOKENS)).unwrap().contains(secret));
         assert!(create(&tokens, "a", 2).is_err(), "the name is taken");
         tokens.revoke("a", UnixMillis(3)).unwrap();
         assert!(tokens.revoke("a", UnixMillis(3)).is_err());
-        assert_eq!(name(&tokens, secret, 4), None);
-        assert_eq!(name(&open(), secret, 4), None);
+        assert_eq!(name(&tokens, secret, 4).await, None);
+        assert_eq!(name(&open(), secret, 4).await, None);
         create(&open(), "a", 5).unwrap();
         fs::write(folder.path().join(TOKENS), "[{}]").unwrap();
         let error = OperatorTokens::open(folder.path()).err().unwrap().to_string();

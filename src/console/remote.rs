@@ -10,7 +10,7 @@ use axum::response::Response;
 use axum::routing::post;
 use bytes::Bytes;
 use cresset_commands::socket::ROUTE;
-use cresset_commands::{Actor, AdminError, Live, StartState};
+use cresset_commands::{Actor, AdminError, Live, StartState, TokenRefusal};
 use cresset_tls::ListenerName;
 use std::sync::Arc;
 
@@ -20,24 +20,38 @@ pub(super) fn router(live: Arc<Console>) -> Router {
 }
 
 async fn command(State(live): State<Arc<Console>>, headers: HeaderMap, body: Bytes) -> Response {
-    match holder(&live, &headers) {
+    match holder(&live, &headers).await {
         Ok(actor) => socket::execute(&live, &actor, &body).await,
         Err(error) => socket::refused(&error),
     }
 }
 
 /// Who holds the token that came with a request.
-fn holder(live: &Live, headers: &HeaderMap) -> Result<Actor, AdminError> {
+async fn holder(live: &Live, headers: &HeaderMap) -> Result<Actor, AdminError> {
     if let Some(why) = readable_by_others(&live.start) {
         return Err(AdminError::Forbidden(why.into()));
     }
     let sent = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token = sent.and_then(|sent| sent.strip_prefix("Bearer ")).unwrap_or_default();
-    live.files.tokens.holder(token.trim(), live.node.store.now()).ok_or_else(|| {
+    admit(live, token.trim()).await.map_err(|why| {
+        if why == TokenRefusal::TooMany {
+            return AdminError::Unavailable(TOO_MANY.into());
+        }
         let text = "commands need a valid operator token (Authorization: Bearer …): \
                     `cresset admin token create` on the node's machine makes one";
         AdminError::Unauthorized(text.into())
     })
+}
+
+pub(super) const TOO_MANY: &str = "many wrong tokens came at the same time: try again in a second";
+
+/// Who holds a token; refusals are counted.
+pub(super) async fn admit(live: &Live, token: &str) -> Result<Actor, TokenRefusal> {
+    let admitted = live.files.tokens.admit(token, live.node.store.now()).await;
+    if let Err(why) = admitted {
+        live.node.metrics.wrong_operator_token(why.word());
+    }
+    admitted
 }
 
 /// Why no secret may be sent to this listener; `None` if it speaks TLS or is this machine's alone.

@@ -138,6 +138,7 @@ impl StartingNode {
             files,
             sessions: Sessions::default(),
             jobs: ModelJobs::default(),
+            upgrading: tokio::sync::Mutex::default(),
             handed_over: CancellationToken::new(),
             program,
         });

@@ -38,6 +38,10 @@ pub struct RequestSettings {
     /// Time running work gets to finish at shutdown, seconds.
     #[schemars(range(min = 0, max = 86_400))]
     pub drain_grace_seconds: u64 = 30,
+    /// Longest time from the start of another program by `upgrade` until it takes over, seconds. It
+    /// loads its models in it. Later it is ended, and the node that ran goes on.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub upgrade_seconds: u64 = 1_800,
     /// Free disk space below which new requests are refused, so that running ones can still be
     /// ended, MiB. It is measured where the data folder is.
     #[schemars(range(min = 128, max = 1 << 24))]

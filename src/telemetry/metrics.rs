@@ -122,6 +122,9 @@ metrics! {
     forwarded: By<1, Counter> = add("forwarded_requests",
         "Requests that went from one node to another, by result: answered and unreachable (sent \
          to other nodes), broken (an answer that broke off), received (from other nodes)");
+    wrong_operator_tokens: By<1, Counter> = add("wrong_operator_tokens",
+        "Operator tokens that were refused, by kind: unknown, ended (revoked or expired), too_many \
+         (at the same time)");
     engine_failures: By<1, Counter> = add("engine_failures",
         "Requests that failed in the engine, by kind: sampling, shape, out_of_memory, \
          device_lost, integrity, compute, panic, not_loaded, files_changed, unproven, wrong_answers, shut_down");
@@ -508,6 +511,11 @@ impl Metrics {
     /// `result` is `answered`, `unreachable`, `broken` or `received`.
     pub fn forwarded(&self, result: &'static str) {
         self.forwarded.get_or_create(&[("result", result.to_owned())]).inc();
+    }
+
+    /// `kind` is `unknown`, `ended` or `too_many`.
+    pub fn wrong_operator_token(&self, kind: &'static str) {
+        self.wrong_operator_tokens.get_or_create(&[("kind", kind.to_owned())]).inc();
     }
 
     /// `end` is `completed`, `cancelled` or `failed`.

@@ -190,7 +190,14 @@ fn a_revoked_token_closes_its_sessions() {
     let opened = login(&body);
     let cookie = opened.header("set-cookie").unwrap().split(';').next().unwrap().to_owned();
     let visitor = Visitor { node: &node, cookie, form: String::new() };
-    assert_eq!(visitor.get("/accounts").status, 200);
+    for path in ["/accounts", "/models"] {
+        let page = visitor.get(path);
+        assert_eq!(page.status, 200);
+        assert!(
+            !page.body.contains("action=\"/act\""),
+            "{path} has forms that a reader may not use"
+        );
+    }
     let mut live = {
         let head = format!("GET /events HTTP/1.1\r\nCookie: {}\r\n", visitor.cookie);
         request(&node.operator, &head, "")
@@ -201,6 +208,9 @@ fn a_revoked_token_closes_its_sessions() {
     live.rest();
     assert_eq!(visitor.get("/accounts").status, 303, "another token of the same name");
     assert_eq!(login(&body).status, 401);
+    let wrong = &folder.json(&["status"])["wrong_operator_tokens"];
+    let counts = ["unknown", "ended", "last_ended"].map(|name| wrong[name].clone());
+    assert_eq!(counts, [json!(1), json!(1), json!("ann")]);
     for path in ["/", "/accounts", "/models", "/chat", "/acts", "/events", "/models/events"] {
         let stranger = request(&node.operator, &format!("GET {path} HTTP/1.1\r\n"), "").finish();
         assert_eq!(stranger.header("location"), Some("/login"), "{path}");

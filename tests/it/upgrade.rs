@@ -3,6 +3,7 @@
 
 use super::process::{Customer, Folder, Served, eventually, get};
 use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -128,12 +129,27 @@ fn a_stream_that_runs_longer_ends_and_can_be_sent_again() {
 #[test]
 fn a_program_that_cannot_take_over_changes_nothing() {
     let folder = Folder::ready();
+    std::fs::write(folder.path().join("cresset.toml"), "[requests]\nupgrade_seconds = 3\n")
+        .unwrap();
     let node = folder.serve();
     for (program, says) in [("/bin/false", "did not take over"), ("/nowhere", "cannot be started")]
     {
         let error = folder.fails(&["upgrade", "--program", program], 1);
         assert!(error.contains(says) && error.contains("this node goes on"), "{error}");
     }
+    // One that is never ready, and upgrades that meet it.
+    let waiting = folder.path().join("waiting");
+    std::fs::write(&waiting, "#!/bin/sh\nexec sleep 120\n").unwrap();
+    std::fs::set_permissions(&waiting, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let waiting = waiting.to_str().unwrap();
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let attempt = || folder.fails(&["upgrade", "--program", waiting], 1);
+        let all: Vec<_> = (0..3).map(|_| scope.spawn(attempt)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let count = |says: &str| errors.iter().filter(|error| error.contains(says)).count();
+    let [late, second] = ["within 3 s (requests.upgrade_seconds)", "another upgrade"].map(count);
+    assert_eq!((late, second), (1, 2), "{errors:?}");
     // One that can load no model, because none is proven for it.
     let records = folder.path().join("qualification");
     let aside = folder.path().join("aside");

@@ -1,7 +1,7 @@
 //! Accounts, their keys, budgets, balances and statements.
 
 use super::layout::{
-    self, both_balances, command_form, credits, field, filled, hidden, rows, text, time,
+    self, both_balances, command_form, credits, field, filled, folded, hidden, rows, text, time,
 };
 use super::{HtmlPage, Visitor, plans};
 use crate::Console;
@@ -225,16 +225,15 @@ fn change(visitor: &Visitor, plans: &[String], account: &Value, back: &str) -> M
         }
         button { "Change" }
     };
-    html! {
-        details { summary { "Change" }
-            (command_form(&visitor.session, "account_change", back, &fields))
-            (command_form(&visitor.session, status, back, &html! {
-                (hidden("id", &id))
-                button { (word) }
-            }))
-            (closing(visitor, &id, back))
-        }
-    }
+    let forms = html! {
+        (command_form(&visitor.session, "account_change", back, &fields))
+        (command_form(&visitor.session, status, back, &html! {
+            (hidden("id", &id))
+            button { (word) }
+        }))
+        (closing(visitor, &id, back))
+    };
+    folded("Change", &forms)
 }
 
 fn closing(visitor: &Visitor, id: &str, back: &str) -> Markup {
@@ -310,7 +309,7 @@ fn budget(visitor: &Visitor, command: &str, id: &str, back: &str) -> Markup {
         button { "Set the budget" }
     };
     let form = command_form(&visitor.session, command, back, &fields);
-    html! { details { summary { "Budget" } (form) } }
+    folded("Budget", &form)
 }
 
 fn answers(visitor: &Visitor, account: &Value, back: &str) -> Markup {
@@ -320,11 +319,8 @@ fn answers(visitor: &Visitor, account: &Value, back: &str) -> Markup {
         button { "Erase: requests answer 410 and are not run again" }
     };
     let stored = layout::mebibytes(&account["stored_answer_bytes"]);
-    html! {
-        details { summary { "Stored answers: " (stored) }
-            (command_form(&visitor.session, "account_erase_answers", back, &fields))
-        }
-    }
+    let form = command_form(&visitor.session, "account_erase_answers", back, &fields);
+    html! { p { "Stored answers: " (stored) } (folded("Erase stored answers", &form)) }
 }
 
 fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
@@ -346,8 +342,8 @@ fn money(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
         command_form(&visitor.session, command, back, &fields(button))
     };
     html! {
-        details { summary { "Grant credits" } (form("credit_grant", "Grant")) }
-        details { summary { "Take credits back" } (form("credit_debit", "Debit")) }
+        (folded("Grant credits", &form("credit_grant", "Grant")))
+        (folded("Take credits back", &form("credit_debit", "Debit")))
     }
 }
 
@@ -398,7 +394,7 @@ fn new_key(visitor: &Visitor, account: AccountId, back: &str) -> Markup {
         button { "Create" }
     };
     let form = command_form(&visitor.session, "key_create", back, &fields);
-    html! { details { summary { "New key" } (form) } }
+    folded("New key", &form)
 }
 
 fn statement_table(statement: &Value, back: &str) -> Markup {

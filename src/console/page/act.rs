@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use cresset_base::{UnixMillis, is_unseen};
-use cresset_commands::{AdminCommand, ModelJob, Notice};
+use cresset_commands::{AdminCommand, ModelJob, Notice, Role};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -63,8 +63,7 @@ impl Fields {
             return format!("/accounts/{id}");
         }
         let back = self.get("back");
-        let own = back.starts_with('/') && !back.starts_with("//") && !back.contains('\\');
-        if own { back.to_owned() } else { "/".to_owned() }
+        if is_own(back) { back.to_owned() } else { "/".to_owned() }
     }
 
     fn notice(&self, answer: &Value) -> Notice {
@@ -258,9 +257,29 @@ impl Fields {
     }
 }
 
+/// Whether the address is a path of this site to every browser: some leave out control characters,
+/// and some take a backslash for a slash.
+fn is_own(address: &str) -> bool {
+    let mut bytes = address.bytes();
+    bytes.next() == Some(b'/')
+        && !address.starts_with("//")
+        && bytes.all(|byte| byte.is_ascii_graphic() && byte != b'\\')
+}
+
+/// The role that a form's command needs.
+pub(super) fn role(command: &str) -> Role {
+    match command {
+        "account_budget" | "account_close" | "credit_debit" | "credit_grant" | "key_budget"
+        | "model_price" => Role::Money,
+        _ => Role::Operate,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cresset_commands::Actor;
+    use std::collections::BTreeSet;
 
     fn fields(pairs: &[(&str, &str)]) -> Fields {
         Fields(pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
@@ -312,10 +331,67 @@ mod tests {
             ("/accounts", "/accounts"),
             ("//evil.example", "/"),
             ("/\\evil.example", "/"),
+            ("/\t/evil.example", "/"),
+            ("/a\r\nb: c", "/"),
+            ("/\u{a0}/evil.example", "/"),
+            ("/accounts/1?entries_after=9", "/accounts/1?entries_after=9"),
             ("https://evil.example", "/"),
             ("", "/"),
         ] {
             assert_eq!(fields(&[("back", back)]).back(None), expect);
+        }
+    }
+
+    /// Forms are left out by `role`; the command itself decides what it needs.
+    #[test]
+    fn a_form_needs_the_role_of_its_command() {
+        let id = "00000000-0000-4000-8000-000000000001";
+        let values = [
+            ("id", id),
+            ("account", id),
+            ("period", "day"),
+            ("units", "1"),
+            ("bucket", "trial"),
+            ("reference", "r"),
+            ("name", "n"),
+            ("release", "r"),
+            ("path", "/p"),
+            ("reason", "r"),
+            ("number", "1"),
+            ("input", "1"),
+        ];
+        let commands = [
+            "account_change",
+            "account_budget",
+            "account_erase_answers",
+            "account_suspend",
+            "account_close",
+            "account_resume",
+            "account_create",
+            "key_create",
+            "key_rotate",
+            "key_revoke",
+            "key_budget",
+            "credit_grant",
+            "credit_debit",
+            "model_load",
+            "model_unload",
+            "model_price",
+            "job_stop",
+            "model_pull",
+            "model_add",
+            "qualify_quick",
+            "qualify_full",
+            "model_accept",
+            "model_remove",
+        ];
+        for name in commands {
+            let all = values.into_iter().chain([("command", name)]);
+            let command = fields(&all.collect::<Vec<_>>()).command(UnixMillis(0)).unwrap();
+            for one in [Role::Read, Role::Operate, Role::Money] {
+                let actor = Actor::with_roles("ann".into(), BTreeSet::from([one]));
+                assert_eq!(actor.may(&command).is_ok(), one == role(name), "{name}, {one:?}");
+            }
         }
     }
 }

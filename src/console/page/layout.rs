@@ -1,6 +1,6 @@
 //! What all pages have: the frame, forms, and values as people read them.
 
-use super::{SCRIPT, STYLE};
+use super::{SCRIPT, STYLE, act};
 use cresset_base::{UnixMillis, escaped, is_direction_mark, is_unseen};
 use cresset_commands::{Notice, SessionView};
 use maud::{DOCTYPE, Markup, html};
@@ -98,13 +98,17 @@ pub(super) fn failure(error: impl Display) -> Markup {
     html! { p.notice.error { (error) } }
 }
 
-/// A form that gives a command and comes back to `back`.
+/// A form that gives a command and comes back to `back`; nothing where the session has not the role
+/// that it needs.
 pub(super) fn command_form(
     session: &SessionView,
     command: &str,
     back: &str,
     fields: &Markup,
 ) -> Markup {
+    if !session.actor.has(act::role(command)) {
+        return html! {};
+    }
     html! {
         form method="post" action="/act" {
             input type="hidden" name="form" value=(session.form_token);
@@ -113,6 +117,11 @@ pub(super) fn command_form(
             (fields)
         }
     }
+}
+
+/// Forms behind a line that opens them; nothing where there are none.
+pub(super) fn folded(line: &str, forms: &Markup) -> Markup {
+    html! { @if !forms.0.is_empty() { details { summary { (line) } (forms) } } }
 }
 
 /// A labelled line of text.

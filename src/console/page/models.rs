@@ -1,6 +1,6 @@
 //! Releases: what is served and why, and the work on them.
 
-use super::layout::{self, command_form, field, hidden, mebibytes, rows, text, time};
+use super::layout::{self, command_form, field, folded, hidden, mebibytes, rows, text, time};
 use super::{HtmlPage, Visitor, parts};
 use crate::Console;
 use axum::extract::State;
@@ -44,12 +44,7 @@ fn act(visitor: &Visitor, command: &str, release: &str, word: &str) -> Markup {
 
 /// Deleting is two steps away.
 fn removal(visitor: &Visitor, release: &str) -> Markup {
-    html! {
-        details {
-            summary { "Remove" }
-            (act(visitor, "model_remove", release, "Delete its files and records"))
-        }
-    }
+    folded("Remove", &act(visitor, "model_remove", release, "Delete its files and records"))
 }
 
 fn served(live: &Console, visitor: &Visitor, status: &Value) -> Markup {
@@ -119,10 +114,7 @@ fn prices(live: &Console, visitor: &Visitor, name: &str) -> Markup {
     };
     html! {
         @for (label, _, units) in rows { (label) " " (shown(units)) br; }
-        details {
-            summary { "Change" }
-            (command_form(&visitor.session, "model_price", BACK, &fields))
-        }
+        (folded("Change", &command_form(&visitor.session, "model_price", BACK, &fields)))
     }
 }
 

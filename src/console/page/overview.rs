@@ -40,6 +40,7 @@ async fn fragment(live: &Console, visitor: &Visitor) -> Markup {
         (state(&status))
         (certificate(&status, live.node.clock.now()))
         (proof(&status, live.node.clock.now()))
+        (wrong_tokens(&status["wrong_operator_tokens"]))
         (tiles(&status))
         (curves(live))
         (models(&status))
@@ -84,6 +85,20 @@ fn proof(status: &Value, now: UnixMillis) -> Markup {
             p.state.bad role="alert" {
                 "The " (ends) ": it is renewed while the model is loaded, or by "
                 code { "cresset qualify NAME" } "."
+            }
+        }
+    }
+}
+
+/// Operator tokens that were refused since the start.
+fn wrong_tokens(counts: &Value) -> Markup {
+    let last = counts["last_ended"].as_str().map(|name| format!(" (the last: {name})"));
+    html! {
+        @if !counts.is_null() {
+            p.state.bad {
+                "Wrong operator tokens since the start: " (text(&counts["unknown"])) " unknown, "
+                (text(&counts["ended"])) " revoked or expired" (last.unwrap_or_default())
+                "; the last came " (time(&counts["last_at"])) "."
             }
         }
     }

@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::{HeaderMap, SET_COOKIE};
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use cresset_commands::{Role, digest};
+use cresset_commands::{Role, TokenRefusal, digest};
 use cresset_tls::ListenerName;
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -58,13 +58,19 @@ pub(super) async fn login(
     if let Some(why) = remote::readable_by_others(&live.start) {
         return refusal(why);
     }
-    let now = live.node.clock.now();
-    let Some(holder) = live.files.tokens.holder(form.token.trim(), now) else {
-        let page = login_page(Some("This is no valid operator token."));
-        return (StatusCode::UNAUTHORIZED, page).into_response();
+    let holder = match remote::admit(&live, form.token.trim()).await {
+        Ok(holder) => holder,
+        Err(TokenRefusal::TooMany) => {
+            return (StatusCode::TOO_MANY_REQUESTS, login_page(Some(remote::TOO_MANY)))
+                .into_response();
+        }
+        Err(TokenRefusal::Unknown | TokenRefusal::Ended) => {
+            let page = login_page(Some("This is no valid operator token."));
+            return (StatusCode::UNAUTHORIZED, page).into_response();
+        }
     };
     let (digest, roles) = (digest(form.token.trim()), holder.roles());
-    let id = live.sessions.open(holder.name, Some(digest), roles, now);
+    let id = live.sessions.open(holder.name, Some(digest), roles, live.node.clock.now());
     opened(&live, &id)
 }
 

@@ -117,6 +117,7 @@ impl Config {
             plans: self.plans.clone(),
             prefix: self.credentials.prefix.clone(),
             requests: self.requests.clone(),
+            folders: self.listen.operator_folders.clone(),
         }
     }
 

@@ -24,6 +24,9 @@ pub struct ListenSettings {
     /// address, such as the name of a container. Others are refused, because a web page can make a
     /// name of its own mean this machine.
     pub operator_names: Vec<String> = Vec::new(),
+    /// Folders of this machine from which operators may add models on the page or from another
+    /// machine. The node's own user adds from everywhere by `cresset models add`.
+    pub operator_folders: Vec<PathBuf> = Vec::new(),
 }
 }
 

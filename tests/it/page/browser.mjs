@@ -120,7 +120,7 @@ await accessible("request");
 await picture("request");
 await page.getByRole("link", { name: "Requests of the account" }).click();
 await page.getByRole("link", { name: "The account" }).click();
-await page.getByText("Stored answers:").click();
+await page.getByText("Erase stored answers").click();
 await page.getByRole("button", { name: /^Erase/ }).click();
 await page.getByText("1 answers were erased.").waitFor();
 
